@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -765,6 +765,7 @@ class RolloutBuffer(StatefulBuffer):
         batch_size: int | None = None,
         fixed: bool = False,
         normalize_advantages: bool = False,
+        columns: Iterable[str] | None = None,
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
@@ -786,6 +787,9 @@ class RolloutBuffer(StatefulBuffer):
                 their standard deviation (unbiased, + 1e-8), over its rows of weight 1. By
                 minibatch, as in baselines, CleanRL and stable-baselines3; `rollout.advantages`
                 remain as they are.
+            columns: Names of the columns to gather, extra and game columns among them, such as
+                ("obs", "actions"); None for all. `indices`, and `weights` with `fixed`, always
+                come. The rows are the same whatever columns are named.
 
         Yields:
             Batches in memory of their own: it is used again once nobody refers to a batch or to a
@@ -793,14 +797,15 @@ class RolloutBuffer(StatefulBuffer):
             another shuffles the rows anew, and going on with the first then is an error.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, or not exactly one number
-                is given; or, at the next batch, another pass or rollout has begun.
+            BufferMisuseError: `compute_advantages` has not been called, not exactly one number
+                is given, or there is no such column; or, at the next batch, another pass or
+                rollout has begun.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
         plan = self._sampler.plan(
             num_minibatches, batch_size, self._num_valid,
-            fixed=fixed, normalizes=normalize_advantages,
+            fixed=fixed, normalizes=normalize_advantages, columns=columns,
         )  # fmt: skip
         return self._sampler.draw(plan)
 
@@ -812,6 +817,7 @@ class RolloutBuffer(StatefulBuffer):
         length: int | None = None,
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
+        columns: Iterable[str] | None = None,
     ) -> Iterator[RolloutSequenceBatch]:
         """Go once through the rollout in sequences of steps of one environment, in random order.
 
@@ -830,6 +836,7 @@ class RolloutBuffer(StatefulBuffer):
                 step: of these a batch has the first rows only, (S, ...), in `initial_states`
                 instead of `extras`.
             normalize_advantages: As in `minibatches`, over the rows of weight 1.
+            columns: As in `minibatches`; `initial_states` come besides.
 
         Yields:
             Batches with `is_first` bool (L, S): where True the policy begins with a new state.
@@ -856,7 +863,9 @@ class RolloutBuffer(StatefulBuffer):
                 valid=self._flags["valid"],
                 generator=self._sampler.generator,
             )
-        plan = sampler.plan(num_minibatches, batch_size, length, normalizes=normalize_advantages)
+        plan = sampler.plan(
+            num_minibatches, batch_size, length, normalizes=normalize_advantages, columns=columns
+        )
         for t in range(self.num_steps + 1):
             self._mark_first(t)
         self._storage.columns["is_first"].upload()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
-from buffers.core.arguments import check_count
+from buffers.core.arguments import check_count, read_columns
 from buffers.core.batches import Batch
 from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
@@ -23,6 +23,7 @@ from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_ba
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = [
+    "BatchColumns",
     "MinibatchPlan",
     "MinibatchSampler",
     "RolloutBatch",
@@ -53,10 +54,15 @@ class RolloutBatch(Batch):
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
     _others = ("indices", "weights")
 
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.actions if self.indices is None else self.indices)
+
 
 class MinibatchPlan(NamedTuple):
     """How one pass goes through rows."""
 
+    columns: BatchColumns
     num_rows: int
     num_batches: int
     padded_size: int | None  # of all batches; None: they have the rows alone
@@ -96,18 +102,78 @@ class RolloutRows(NamedTuple):
         """Whether batches are gathered by the processor."""
         return self.indices.tensor.device.type == "cpu" and not self.indices.is_twofold
 
-    def pool(self, names: Sequence[str], extras: Sequence[str]) -> BatchPool:
-        """Memory for batches: observations, columns and extras of these names, columns of games."""
-        tensors = [column.tensor for column in (*self.obs, *(self.columns[n] for n in names))]
-        tensors += [*(self.extras[name] for name in extras), *self.games.values()]
-        num_envs = self.columns["actions"].tensor.shape[1]
-        sharing = next((num_envs // tensor.shape[1] for tensor in self.games.values()), 1)
-        return BatchPool(
-            [tensor.flatten(0, 1) for tensor in tensors],
-            is_host=self.is_host,
-            num_shared=len(self.games),
-            sharing=sharing,
-        )
+    def read_columns(
+        self, columns: Iterable[str] | None, others: tuple[str, ...]
+    ) -> frozenset[str] | None:
+        """Names of the columns that batches are to have besides those always there; None for all.
+
+        Args:
+            columns: As the user gave them.
+            others: Those that such batches can have besides observations and extras.
+
+        Raises:
+            BufferMisuseError: They are no names of columns, or there is none.
+        """
+        always = ("indices", "weights")
+        chosen = read_columns(columns, ("obs", *others, *self.extras, *self.games, *always))
+        return chosen and chosen.difference(always)
+
+
+class BatchColumns:
+    """The columns that batches of one kind have, and the memory of such batches.
+
+    Args:
+        rows: What they are gathered from.
+        others: Names of columns besides observations and extras.
+        chosen: The columns and extras that batches have; None for all.
+        without: Extra columns that they don't have.
+    """
+
+    def __init__(
+        self,
+        rows: RolloutRows,
+        others: Sequence[str],
+        chosen: frozenset[str] | None = None,
+        without: Collection[str] = (),
+    ):
+        def choose(names: Iterable[str]) -> list[str]:
+            return [name for name in names if chosen is None or name in chosen]
+
+        obs = rows.obs if choose(["obs"]) else ()
+        extras = [name for name in choose(rows.extras) if name not in without]
+        games = choose(rows.games)
+        self.is_whole, self._space, self._num_obs = chosen is None, rows.observation_space, len(obs)
+        self.others, self.extras = choose(others), [*extras, *games]
+        self.is_plain = not (isinstance(self._space, Dict | Tuple) or self.extras)
+        tensors = [column.tensor for column in (*obs, *(rows.columns[n] for n in self.others))]
+        tensors += [*(rows.extras[n] for n in extras), *(rows.games[n] for n in games)]
+        num_envs = rows.columns["actions"].tensor.shape[1]
+        sharing = next((num_envs // rows.games[name].shape[1] for name in games), 1)
+        flat = [tensor.flatten(0, 1) for tensor in tensors]
+        self.pool = BatchPool(flat, is_host=rows.is_host, num_shared=len(games), sharing=sharing)
+
+    @property
+    def advantages_at(self) -> int:
+        """Which of the columns are the advantages.
+
+        Raises:
+            BufferMisuseError: None of them.
+        """
+        if "advantages" not in self.others:
+            raise BufferMisuseError(
+                "normalize_advantages=True needs advantages, but columns does not name them; add "
+                '"advantages" to columns'
+            )
+        return self._num_obs + self.others.index("advantages")
+
+    def contents(self, columns: Sequence[Any]) -> dict[str, Any]:
+        """Attributes of a batch, given its columns in their order."""
+        begin = self._num_obs + len(self.others)
+        found = dict(zip(self.others, columns[self._num_obs : begin], strict=True))
+        if self._num_obs:
+            found["obs"] = build_tree(self._space, columns[: self._num_obs])
+        found["extras"] = dict(zip(self.extras, columns[begin:], strict=True))
+        return found
 
 
 class MinibatchSampler:
@@ -119,14 +185,12 @@ class MinibatchSampler:
     """
 
     def __init__(self, rows: RolloutRows, seed: int | None):
-        self._space = rows.observation_space
-        self._is_nested = isinstance(self._space, Dict | Tuple)
-        self._num_obs, self._extras = len(rows.obs), [*rows.extras, *rows.games]
-        self._batches = rows.pool(_OTHERS, list(rows.extras))
-        self._advantages_at = self._num_obs + _OTHERS.index("advantages")
+        self._source = rows
+        self._columns: dict[frozenset[str] | None, BatchColumns] = {
+            None: BatchColumns(rows, _OTHERS)
+        }
         self._rows, is_host = rows.indices, rows.is_host
         order, self._num_rows = self._rows.tensor, self._rows.spec.shape[0]
-        self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = BatchPool([order], is_host=is_host)
         weights = torch.ones((), device=order.device).expand(self._num_rows)
         self._padded_orders = BatchPool([order, weights], is_host=is_host)
@@ -139,7 +203,7 @@ class MinibatchSampler:
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
         orders = self._orders.nbytes + self._padded_orders.nbytes + self._sent.nbytes
-        return self._batches.nbytes + orders
+        return orders + sum(columns.pool.nbytes for columns in self._columns.values())
 
     def plan(
         self,
@@ -149,23 +213,33 @@ class MinibatchSampler:
         *,
         fixed: bool,
         normalizes: bool,
+        columns: Iterable[str] | None,
     ) -> MinibatchPlan:
         """Cut `count` rows into batches; sees to the memory for the largest possible ones.
 
         Raises:
             BufferMisuseError: Not exactly one of the two is given, or it is no integer from 1 to
-                T * N.
+                T * N; or these are no columns, or without those that are to be normalised.
             BufferMemoryError: Memory for the batches is missing.
         """
+        names = self._source.read_columns(columns, _OTHERS)
+        chosen = self._columns.get(names) or BatchColumns(self._source, _OTHERS, names)
+        if normalizes:
+            _ = chosen.advantages_at
         size, most = read_split(
             num_minibatches, batch_size, self._num_rows, "transitions; make it smaller"
         )
         (self._padded_orders if fixed else self._orders).reserve(
             size * most if fixed else self._num_rows
         )
-        self._batches.reserve(max(size, self._block_rows))
+        chosen.pool.reserve(max(size, self._block_rows(chosen)))
+        self._columns[names] = chosen
         num_batches = -(-count // size) if num_minibatches is None else min(most, count)
-        return MinibatchPlan(count, num_batches, size if fixed else None, normalizes)
+        return MinibatchPlan(chosen, count, num_batches, size if fixed else None, normalizes)
+
+    def _block_rows(self, columns: BatchColumns) -> int:
+        """How many rows are gathered by one call, unless a batch has more."""
+        return min(self._num_rows, _BLOCK_BYTES // max(1, columns.pool.row_bytes))
 
     def draw(self, plan: MinibatchPlan) -> Iterator[RolloutBatch]:
         """Yield the first rows of the list once each, shuffled, in even batches."""
@@ -173,14 +247,14 @@ class MinibatchSampler:
 
     def _draw(self, plan: MinibatchPlan, stops: int) -> Iterator[RolloutBatch]:
         require, begun = self.passes.require, self.passes.begin(stops)
-        num_rows, num_batches, padded, normalizes = plan
+        chosen, num_rows, num_batches, padded, normalizes = plan
         if padded is None:
             sizes = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
             order = [self._shuffled(num_rows)]
         else:
             sizes, order = [padded] * num_batches, self._padded(num_rows, num_batches, padded)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
-        at_once = max(1, self._block_rows // max(sizes, default=1))
+        at_once = max(1, self._block_rows(chosen) // max(sizes, default=1))
         blocks = [sizes[begin : begin + at_once] for begin in range(0, num_batches, at_once)]
         # Not `split_with_sizes`, here and below: autograd would take a batch that is changed in
         # place for a change of the whole block, and refuse gradients of the others.
@@ -190,13 +264,13 @@ class MinibatchSampler:
             require(begun)
             # Nothing that is handed out is named here: it would be held until the next batch.
             if len(sizes) == 1:
-                yield self._batch([*self._columns(own, sizes, normalizes), *own])
+                yield _batch(chosen, self._gather(own, sizes, chosen, normalizes), own)
                 continue
-            columns = *self._columns(own, sizes, normalizes), *own
+            columns = *self._gather(own, sizes, chosen, normalizes), *own
             block = [column.unsafe_split_with_sizes(sizes) for column in columns]
             for parts in zip(*block, strict=True):
                 require(begun)
-                yield self._batch(parts)
+                yield _batch(chosen, parts[: -len(own)], parts[-len(own) :])
 
     @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
@@ -230,24 +304,30 @@ class MinibatchSampler:
         return [part.clone() for part in self._sent.send("the order of rows", order, weights)]
 
     @exclusive
-    def _columns(
-        self, own: Sequence[torch.Tensor], sizes: list[int], normalizes: bool
+    def _gather(
+        self,
+        own: Sequence[torch.Tensor],
+        sizes: list[int],
+        chosen: BatchColumns,
+        normalizes: bool,
     ) -> list[torch.Tensor]:
-        """All columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
-        columns = self._batches.gather(own[0])
+        """Columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
+        columns = chosen.pool.gather(own[0])
         if normalizes:
-            normalize_advantages(columns[self._advantages_at], sizes, *own[1:])
+            normalize_advantages(columns[chosen.advantages_at], sizes, *own[1:])
         return columns
 
-    def _batch(self, columns: Sequence[Any]) -> RolloutBatch:
-        """A batch of all columns, the rows' indices, and weights if there are any."""
-        if not (self._is_nested or self._extras):
-            return RolloutBatch(*columns)
-        begin = self._num_obs + len(_OTHERS)
-        end = begin + len(self._extras)
-        obs = build_tree(self._space, columns[: self._num_obs])
-        extras = dict(zip(self._extras, columns[begin:end], strict=True))
-        return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
+
+def _batch(
+    chosen: BatchColumns, columns: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+) -> RolloutBatch:
+    """A batch of columns, the rows' indices, and weights if there are any."""
+    if chosen.is_whole and chosen.is_plain:
+        return RolloutBatch(*columns, *own)
+    weights = own[1] if len(own) > 1 else None
+    return RolloutBatch._made_of(
+        {**chosen.contents(columns), "indices": own[0], "weights": weights}
+    )
 
 
 def read_split(

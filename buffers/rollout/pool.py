@@ -98,7 +98,7 @@ class BatchPool:
     In the usual loop, where a batch is held until the next one is there, that makes two.
 
     Args:
-        columns: Tensors (K, ...), like which the copies are.
+        columns: Tensors (K, ...), like which the copies are; there may be none.
         is_host: Whether they are on the CPU; other devices have an allocator that does it.
         num_shared: So many columns, the last ones, have one row for several of the others'.
         sharing: For so many: (K // sharing, ...).
@@ -129,7 +129,7 @@ class BatchPool:
         Raises:
             BufferMemoryError: It is missing.
         """
-        if capacity <= self._capacity:
+        if capacity <= self._capacity or not self._columns:
             return
         self._check(capacity)
         self._kept, self._capacity = [], capacity
@@ -149,6 +149,8 @@ class BatchPool:
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
+        if not self._columns:
+            return []
         select, targets, places = torch.index_select, self.take(len(rows)), [rows]
         if self._sharing[-1] == 1:
             places *= len(self._columns)

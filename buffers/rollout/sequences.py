@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,10 +14,14 @@ from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
-from buffers.core.spaces import build_tree
 from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
-from buffers.rollout.minibatches import RolloutRows, normalize_advantages, read_split
+from buffers.rollout.minibatches import (
+    BatchColumns,
+    RolloutRows,
+    normalize_advantages,
+    read_split,
+)
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
@@ -46,12 +50,13 @@ class RolloutSequenceBatch(Batch):
 
     def __len__(self) -> int:
         """Number of sequences."""
-        return self.actions.shape[1]
+        return (self.actions if self.indices is None else self.indices).shape[1]
 
 
 class SequencePlan(NamedTuple):
     """How one pass goes through sequences."""
 
+    columns: BatchColumns
     length: int
     size: int  # sequences of a batch
     most: int  # batches, if all sequences have a valid row
@@ -77,12 +82,9 @@ class SequenceSampler:
         valid: np.ndarray,
         generator: HostGenerator,
     ):
-        self._space, self._num_obs = rows.observation_space, len(rows.obs)
-        self._initial = list(initial_states)
-        others = [name for name in rows.extras if name not in initial_states]
-        self._extras = [*others, *rows.games]
+        self._source, self._initial = rows, list(initial_states)
+        self._columns: dict[frozenset[str] | None, BatchColumns] = {}
         self._valid, self._generator = valid, generator
-        self._batches = rows.pool(_OTHERS, others)
         order, is_host = rows.indices.tensor, rows.is_host
         states = [rows.extras[name].flatten(0, 1) for name in self._initial]
         self._states = BatchPool(states, is_host=is_host) if states else None
@@ -95,8 +97,9 @@ class SequenceSampler:
     @property
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
-        pools = (self._batches, self._states, self._orders, self._sent)
-        return sum(pool.nbytes for pool in pools if pool is not None)
+        pools = (self._states, self._orders, self._sent)
+        batches = sum(columns.pool.nbytes for columns in self._columns.values())
+        return batches + sum(pool.nbytes for pool in pools if pool is not None)
 
     def plan(
         self,
@@ -105,14 +108,21 @@ class SequenceSampler:
         length: int | None,
         *,
         normalizes: bool,
+        columns: Iterable[str] | None,
     ) -> SequencePlan:
         """Say how sequences are cut and put into batches; sees to the memory.
 
         Raises:
             BufferMisuseError: Not exactly one of the first two is given, or a number is no integer,
-                or out of range.
+                or out of range; or these are no columns, or without those to be normalised.
             BufferMemoryError: Memory for the batches is missing.
         """
+        names = self._source.read_columns(columns, _OTHERS)
+        chosen = self._columns.get(names) or BatchColumns(
+            self._source, _OTHERS, names, self._initial
+        )
+        if normalizes:
+            _ = chosen.advantages_at
         num_steps, num_envs = self._valid.shape
         steps = num_steps if length is None else check_count("length", length)
         if steps > num_steps:
@@ -127,10 +137,11 @@ class SequenceSampler:
             f"sequences of {steps} steps; make it smaller, or the sequences shorter",
         )
         self._orders.reserve(most * steps * size)
-        self._batches.reserve(steps * size)
+        chosen.pool.reserve(steps * size)
+        self._columns[names] = chosen
         if self._states is not None:
             self._states.reserve(size)
-        return SequencePlan(steps, size, most, num_minibatches is None, normalizes)
+        return SequencePlan(chosen, steps, size, most, num_minibatches is None, normalizes)
 
     def draw(self, plan: SequencePlan) -> Iterator[RolloutSequenceBatch]:
         """Yield each sequence with a valid row once, in random order."""
@@ -144,7 +155,7 @@ class SequenceSampler:
         for rows, weights in zip(*parts, strict=True):
             self.passes.require(begun)
             # Nothing that is handed out is named here: it would be held until the next batch.
-            yield self._batch(*self._gather(rows, weights, plan), rows, weights, size)
+            yield self._batch(*self._gather(rows, weights, plan), rows, weights, plan)
 
     @exclusive
     def _order(self, plan: SequencePlan) -> list[torch.Tensor]:
@@ -175,10 +186,9 @@ class SequenceSampler:
         self, rows: torch.Tensor, weights: torch.Tensor, plan: SequencePlan
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The rows int64 (L * S,) of all columns, and the states before the first step."""
-        columns = self._batches.gather(rows)
+        columns = plan.columns.pool.gather(rows)
         if plan.normalizes:
-            advantages = columns[self._num_obs + _OTHERS.index("advantages")]
-            normalize_advantages(advantages, [len(rows)], weights)
+            normalize_advantages(columns[plan.columns.advantages_at], [len(rows)], weights)
         return columns, self._states.gather(rows[: plan.size]) if self._states is not None else []
 
     def _batch(
@@ -187,16 +197,16 @@ class SequenceSampler:
         states: list[torch.Tensor],
         rows: torch.Tensor,
         weights: torch.Tensor,
-        size: int,
+        plan: SequencePlan,
     ) -> RolloutSequenceBatch:
-        shaped = [column.view(-1, size, *column.shape[1:]) for column in (*columns, rows, weights)]
-        *shaped, indices, weights = shaped
-        end = self._num_obs + len(_OTHERS)
-        return RolloutSequenceBatch(
-            build_tree(self._space, shaped[: self._num_obs]),
-            *shaped[self._num_obs : end],
-            indices=indices,
-            weights=weights,
-            initial_states=dict(zip(self._initial, states, strict=True)),
-            extras=dict(zip(self._extras, shaped[end:], strict=True)),
+        def shaped(column: torch.Tensor) -> torch.Tensor:
+            return column.view(plan.length, plan.size, *column.shape[1:])
+
+        return RolloutSequenceBatch._made_of(
+            {
+                **plan.columns.contents([shaped(column) for column in columns]),
+                "indices": shaped(rows),
+                "weights": shaped(weights),
+                "initial_states": dict(zip(self._initial, states, strict=True)),
+            }
         )

@@ -229,6 +229,68 @@ def test_nested_observations_and_all_kinds_of_actions_stay_together(action_space
     assert batch.obs["pair"][1].dtype is torch.float64
 
 
+def with_extras(staged=False, seed=3):
+    """A rollout of nested observations with an extra column and one that two agents share."""
+    rollout = filled(
+        4, 4, NESTED, staged=staged, seed=seed, valid=np.arange(16).reshape(4, 4) != 6,
+        extra_columns={"costs": Box(0, 100, (2,))}, game_columns={"state": Box(0, 100, (3,))},
+        agents_per_game=2,
+    )  # fmt: skip
+    rollout.extras["costs"][:] = torch.arange(32).view(4, 4, 2)
+    rollout.extras["state"][:] = torch.arange(24).view(4, 2, 3)
+    return rollout
+
+
+COLUMNS = ["obs", "actions", "log_probs", "values", "advantages", "returns", "costs", "state"]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    [*([name] for name in COLUMNS), ["indices"], ["returns", "obs"], ["state", "costs"], COLUMNS],
+)
+def test_chosen_columns_are_those_of_whole_batches(chosen, staged):
+    whole, part = with_extras(staged), with_extras(staged)
+    for options in ({}, {"fixed": True}, {"fixed": True, "normalize_advantages": True}):
+        if "advantages" not in chosen:
+            options.pop("normalize_advantages", None)
+        batches = list(part.minibatches(3, columns=chosen, **options))
+        for batch, expected in zip(batches, whole.minibatches(3, **options), strict=True):
+            assert len(batch) == len(expected)
+            assert batch.indices.equal(expected.indices)
+            assert (batch.weights is None) == ("fixed" not in options)
+            assert batch.weights is None or batch.weights.equal(expected.weights)
+            own = {*batch._asdict(), *batch.extras} - {"indices", "weights"}
+            assert own == {*chosen} - {"indices"}
+            for name in own:
+                found = leaves(getattr(batch, name))
+                for leaf, other in zip(found, leaves(getattr(expected, name)), strict=True):
+                    assert leaf.equal(other)
+                    assert leaf.dtype is other.dtype
+
+
+def test_columns_that_were_not_chosen_are_named_when_asked_for():
+    batch = next(with_extras().minibatches(2, columns=("obs", "costs")))
+    with pytest.raises(AttributeError, match="no 'actions'; if it was drawn with columns="):
+        _ = batch.actions
+    with pytest.raises(AttributeError, match="has no 'state'; its columns are obs, indices"):
+        _ = batch.state
+    with pytest.raises(AttributeError, match="no 'actions'"):
+        list(batch)
+
+
+def test_memory_of_chosen_columns_is_used_again():
+    rollout = with_extras()
+    for _ in range(2):
+        for batch in rollout.minibatches(4, columns=("actions", "returns")):
+            assert batch.actions.tolist() == batch.indices.tolist()
+    held = rollout.memory()["minibatches"]
+    for _ in range(20):
+        for batch in rollout.minibatches(4, columns=["returns", "actions"]):
+            assert batch.actions.tolist() == batch.indices.tolist()
+    assert rollout.memory()["minibatches"] == held
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(dtype):
     space = Box(0, 100, (2,), np.dtype(dtype))
@@ -373,6 +435,14 @@ def test_no_valid_row_gives_no_batch():
         ((1.5,), {}, "num_minibatches must be a positive integer, got 1.5"),
         ((13,), {}, "num_minibatches is 13, but the rollout has 12 transitions"),
         ((), {"batch_size": 13}, "batch_size is 13, but the rollout has 12 transitions"),
+        ((2,), {"columns": "obs"}, r"columns is 'obs', expected a sequence of names out of"),
+        ((2,), {"columns": ()}, r"columns is \(\), expected .* one at least"),
+        ((2,), {"columns": ("obs", "reward")}, r"expected .* out of \['obs', 'actions', "),
+        (
+            (2,),
+            {"columns": ("obs",), "normalize_advantages": True},
+            'columns does not name them; add "advantages" to columns',
+        ),
     ],
 )
 def test_mistakes_are_named_at_the_call(args, options, message):

@@ -240,6 +240,34 @@ def test_sequences_that_are_kept_stay_as_they_are_and_memory_does_not_grow():
     assert rollout.memory()["minibatches"] <= held * 2
 
 
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    "chosen", [["obs"], ["is_first"], ["masks"], ["indices"], ["advantages", "actions", "hidden"]]
+)
+def test_chosen_columns_are_those_of_whole_sequences(chosen, staged):
+    whole, part = complete(staged=staged), complete(staged=staged)
+    for names in ([], ["hidden"]):
+        options = {"length": 4, "initial_states": names}
+        options["normalize_advantages"] = "advantages" in chosen
+        batches = list(part.sequences(3, columns=chosen, **options))
+        for batch, expected in zip(batches, whole.sequences(3, **options), strict=True):
+            assert len(batch) == len(expected)
+            own = {*batch._asdict(), *batch.extras} - {"indices", "weights", "initial_states"}
+            assert own == {*chosen} - {"indices", *names}
+            for name in (*own, "indices", "weights", "initial_states"):
+                found, other = getattr(batch, name), getattr(expected, name)
+                assert_same(found, other)
+
+
+def assert_same(found, other):
+    if isinstance(found, dict):
+        assert list(found) == list(other)
+        for name, part in found.items():
+            assert_same(part, other[name])
+    else:
+        assert found.equal(other)
+
+
 def test_no_valid_row_gives_no_sequence():
     rollout, envs = made("NextStep", 6, 4, 0), Ages("NextStep", 4, 1)
     rollout.start(envs.obs())
@@ -279,6 +307,8 @@ def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
         ((), {"batch_size": 9, "length": 3}, "batch_size is 9, but the rollout has 8 sequences"),
         ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
         ((1,), {"length": 0}, "length must be a positive integer, got 0"),
+        ((1,), {"columns": ["hiden"]}, r"columns is \['hiden'\], expected .* 'is_first', 'hidden'"),
+        ((1,), {"columns": ["obs"], "normalize_advantages": True}, 'add "advantages" to columns'),
         ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden', 'masks'\]"),
     ],
 )
