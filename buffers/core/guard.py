@@ -38,7 +38,7 @@ class Guard:
         flag: int64 (1,), not 0 during an exclusive call; for kernels to look at.
         word: The same memory, quicker for Python.
         is_torn: Whether this process was forked while another thread was in such a call.
-        ahead: Has a method `settle`, if a thread draws ahead: everything waits for it.
+        ahead: What draws ahead, if a thread does: see `prefetch`. Everything waits for it.
         streams: Of the GPU that the buffer is on, else None.
 
     Args:
@@ -60,6 +60,10 @@ class Guard:
     def settle(self) -> bool:
         """Wait for what is drawn ahead; return whether the thread that draws it is the caller."""
         return self.ahead is not None and self.ahead.settle()
+
+    def is_ending(self) -> bool:
+        """Whether the caller is a thread that draws ahead, and is to end."""
+        return self.ahead is not None and self.ahead.is_ending()
 
     def rewind(self) -> None:
         """Forget what was drawn ahead."""

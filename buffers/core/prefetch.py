@@ -47,6 +47,10 @@ class Prefetch(Iterator[_B], Generic[_B]):
         guard: Of the buffer.
         depth: See above.
         device: Where batches are copied to; None leaves them.
+        timeout: Seconds in which a batch has to be drawn.
+        is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
+            Without, a draw may wait for what other processes add, and ends with this all the same:
+            it asks `guard.is_ending()`.
 
     Raises:
         BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
@@ -59,10 +63,14 @@ class Prefetch(Iterator[_B], Generic[_B]):
         guard: Guard,
         depth: int,
         device: torch.device | str | None,
+        *,
+        timeout: float = _TIMEOUT,
+        is_ordered: bool = True,
     ):
         self._depth = check_count("depth", depth, _MAX_DEPTH)
         target = None if device is None else resolve_device(device)
-        self._guard, self._work = guard, _Work(draw, generator, target)
+        self._guard = guard
+        self._work = _Work(draw, generator, target, timeout, is_ordered=is_ordered)
         with guard.lock:
             if guard.ahead is not None:
                 raise BufferMisuseError(
@@ -82,7 +90,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
         Raises:
             BufferMisuseError: This was closed, or `sample` raised it: the buffer is empty, say. Any
                 error of the draw comes here, and the next call draws anew.
-            TimeoutError: The draw takes longer than 60 s.
+            TimeoutError: The draw takes longer than `timeout`.
         """
         return self._work.take(self._depth)
 
@@ -137,8 +145,12 @@ class _Work:
         draw: Callable[[], Any],
         generator: Callable[[], Any],
         device: torch.device | None,
+        timeout: float,
+        *,
+        is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
+        self._timeout, self._is_ordered = timeout, is_ordered
         self._changed = threading.Condition()
         self._num_asked, self._is_closed = 0, False
         self._drawn: collections.deque[tuple[Any, np.ndarray]] = collections.deque()
@@ -186,20 +198,24 @@ class _Work:
         """
         if threading.current_thread() is self._thread:
             return True
-        if self._num_asked:
+        if self._num_asked and self._is_ordered:
             with self._changed:
                 self._wait(lambda: not self._num_asked)
         return False
 
+    def is_ending(self) -> bool:
+        """Whether the thread that draws is the caller, and is to end."""
+        return self._is_closed and threading.current_thread() is self._thread
+
     def _wait(self, is_done: Callable[[], bool]) -> None:
         """Wait; raise if it takes too long, or the thread is not there."""
-        deadline = time.monotonic() + _TIMEOUT
+        deadline = time.monotonic() + self._timeout
         while not is_done():
             if self._is_closed:
                 raise BufferMisuseError("this prefetch was closed by another thread")
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"a draw ahead is not done after {_TIMEOUT:g} s; is a disk gone?"
+                    f"a draw ahead is not done after {self._timeout:g} s; is a disk gone?"
                 )
             self._changed.wait(0.5)
 

@@ -14,11 +14,18 @@ import torch
 from gymnasium import Space
 from numba.core.errors import NumbaError
 
-from buffers.core.arguments import check_count, read_distinct_ids, read_number, read_transitions
+from buffers.core.arguments import (
+    MAX_COUNT,
+    check_count,
+    read_distinct_ids,
+    read_number,
+    read_transitions,
+)
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.kernels import scatter_fields
 from buffers.core.memory import allocation
+from buffers.core.prefetch import Prefetch
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
@@ -53,6 +60,7 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 _CPU = torch.device("cpu")
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
+_DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _NO_IDS = np.zeros(0, np.int64)
 _ONLY_ARRAYS = {np.ndarray}
@@ -304,9 +312,51 @@ class MultiprocessReplayBuffer(BatchSource):
         while (answer := self._fill(batch)) != DONE:
             if time.monotonic() >= deadline:
                 raise TimeoutError(self._missing(seconds, answer))
+            if self._guard.is_ending():
+                raise BufferMisuseError("this prefetch was closed")
             if answer == WAIT:
                 time.sleep(_PAUSE)
         return batch
+
+    def prefetch(
+        self,
+        batch_size: int,
+        *,
+        depth: int = 2,
+        device: torch.device | str | None = None,
+        columns: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> Prefetch[ReplayBatch]:
+        """Draw batches on a thread, ahead of the learner; close it, or the buffer, when done.
+
+        A batch is of what was committed when it was asked for, or later: `depth` batches before it
+        is returned, at the earliest. Batches that are drawn and not taken count for
+        `samples_per_insert`.
+
+        Args:
+            batch_size: B.
+            depth: Batches drawn ahead, 1 to 64.
+            device: Where batches are copied to; None leaves them.
+            columns: As in `sample`, like the next.
+            timeout: Seconds that a draw waits for transitions; its TimeoutError comes from `next`.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+        """
+        self._check_usable()
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = self._read_columns(columns)
+        names = None if chosen is None else (*chosen, "indices")
+        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        return Prefetch(
+            lambda: self.sample(size, columns=names, timeout=seconds),
+            lambda: self._reader.generator,
+            self._guard,
+            depth,
+            device,
+            timeout=seconds + _DRAW_TIME,
+            is_ordered=False,
+        )
 
     @exclusive
     def _fill(self, batch: ReplayBatch) -> int:
@@ -365,12 +415,21 @@ class MultiprocessReplayBuffer(BatchSource):
 
     # ---- The end
 
-    @exclusive
     def close(self) -> None:
         """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
 
-        A buffer that is no longer referred to, or whose process ends, is closed, too.
+        A buffer that is no longer referred to, or whose process ends, is closed, too; and so is its
+        prefetch.
         """
+        if self._pid != os.getpid():  # a fork, which may have been made in the middle of a draw
+            self._memory.close()
+            return
+        if self._guard.ahead is not None:
+            self._guard.ahead.close()
+        self._close()
+
+    @exclusive
+    def _close(self) -> None:
         self._memory.close()
 
     def __enter__(self) -> MultiprocessReplayBuffer:

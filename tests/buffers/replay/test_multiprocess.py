@@ -1,7 +1,10 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
+import contextlib
+import os
 import pickle
 import threading
+import warnings
 from collections import Counter
 
 import gymnasium
@@ -274,6 +277,78 @@ def test_a_waiting_learner_goes_on_when_another_thread_adds():
         numbers_in(buffer.sample(2))
     thread.join(30)
     assert not thread.is_alive() and buffer.num_sampled == buffer.num_added == 200
+
+
+def test_batches_drawn_ahead_are_those_of_sample():
+    buffer, other = simple(64), simple(64)
+    for each in (buffer, other):
+        each.writer().add(**rows(*range(40)))
+    with buffer.prefetch(16, depth=3) as batches:
+        for _ in range(20):
+            batch, expected = next(batches), other.sample(16)
+            np.testing.assert_array_equal(numbers_in(batch), numbers_in(expected))
+    # What was drawn and not taken is drawn again.
+    np.testing.assert_array_equal(numbers_in(buffer.sample(16)), numbers_in(other.sample(16)))
+    with buffer.prefetch(8, columns=("rewards",)) as batches:
+        batch = next(batches)
+        assert batch._asdict().keys() == {"rewards", "indices"}
+    with buffer.prefetch(8, columns=["indices"], device="cpu") as batches:
+        assert len(next(batches).indices) == 8
+
+
+def test_batches_drawn_ahead_wait_for_writers_and_nothing_waits_for_them():
+    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
+    batches, writer = buffer.prefetch(2, depth=4), buffer.writer()
+
+    def add():
+        for number in range(100):
+            writer.add(**rows(number))
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    for _ in range(45):
+        numbers_in(next(batches))
+    batches.close()
+    while buffer.num_added < 100:
+        with contextlib.suppress(TimeoutError):
+            buffer.sample(1, timeout=0.01)
+    thread.join(30)
+    waiting = buffer.prefetch(64, depth=1)
+    with pytest.raises(BufferMisuseError, match="another prefetch of this buffer is open"):
+        buffer.prefetch(1)
+    ended = []
+
+    def take():
+        with pytest.raises(BufferMisuseError, match="closed"):
+            for _ in waiting:  # one draw goes beyond the limit
+                pass
+        ended.append(True)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
+        if (child := os.fork()) == 0:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    buffer.close()  # ends the draw that waits
+    taker.join(10)
+    assert ended
+    with pytest.raises(BufferMisuseError, match="closed"):
+        next(waiting)
+
+
+def test_a_draw_ahead_that_waits_too_long_says_why():
+    buffer = simple(64, min_size_to_sample=10)
+    with buffer.prefetch(4, timeout=0.05) as batches:
+        with pytest.raises(TimeoutError, match=r"0 of min_size_to_sample=10 .* writers: 0: none"):
+            next(batches)
+        buffer.writer().add(**rows(*range(10)))
+        assert len(next(batches)) == 4
+    with pytest.raises(BufferMisuseError, match="depth must be a positive integer"):
+        buffer.prefetch(4, depth=0)
+    with pytest.raises(BufferMisuseError, match="columns is 'obs'"):
+        buffer.prefetch(4, columns="obs")
 
 
 def test_bad_arguments_are_refused():
