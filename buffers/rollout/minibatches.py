@@ -319,7 +319,7 @@ class MinibatchSampler:
 
 
 def _batch(
-    chosen: BatchColumns, columns: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+    chosen: BatchColumns, columns: Sequence[Any], own: Sequence[torch.Tensor]
 ) -> RolloutBatch:
     """A batch of columns, the rows' indices, and weights if there are any."""
     if chosen.is_whole and chosen.is_plain:
