@@ -5,8 +5,8 @@
     make fuzz FUZZ_ARGS="envs --case 123456"                 # a case that was found, again
 
 Each fuzzer is a module here with `run_case(number)`, which draws everything from that number and
-raises on what must not be; it returns how much it tried, counted in `UNIT`. What a fuzzer
-finds becomes a test beside the code that was wrong.
+raises on what must not be; it returns how much it tried, counted in `UNIT`, and may
+count it by kind in `BY_KIND`. What a fuzzer finds becomes a test beside the code that was wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def run_for(name, seconds, seed):
             raise
         count += 1
     say(f"{name}: {total} {fuzzer.UNIT} in {count} cases, nothing found (seed {seed})")
+    for kind, number in sorted(getattr(fuzzer, "BY_KIND", {}).items()):
+        say(f"  {kind}: {number}")
     return total
 
 

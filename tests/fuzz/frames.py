@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import pickle
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from buffers import (
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 300
+BY_KIND = Counter()  # operations tried so far by class
 CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
 # Shape of a frame, axis of the stack, and whether it is the frame's own axis, only longer.
 SHAPES = (
@@ -54,6 +56,7 @@ def run_case(number, count=OPERATIONS_PER_CASE):
             except BaseException as error:
                 error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
                 raise
+    BY_KIND[case.kind.__name__] += count
     return count
 
 

@@ -12,6 +12,7 @@ import copy
 import itertools
 import pickle
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from buffers import (
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 120
+BY_KIND = Counter()  # operations tried so far by class and place of rows
 CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
 FRAMES = Box(0, 255, (2, 4), np.uint8)  # two frames, each the bytes of a number
 TAGS = Box(-np.inf, np.inf, (2,), np.float64)
@@ -57,16 +59,19 @@ def run_case(number, count=OPERATIONS_PER_CASE):
                     raise
         finally:
             case.close()
+    BY_KIND[case.kind] += count
     return count
 
 
 class Case:
     def __init__(self, number):
         rng = self.rng = np.random.default_rng(number)
-        self.folder = tempfile.TemporaryDirectory()
+        memory = Path("/dev/shm")  # files are synchronised, which takes long on a disk
+        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         self.where = str(rng.choice(["memory", "memory", "memory", "memmap", "writers"]))
         self.cls = CLASSES[rng.integers(3)]
         self.space = (OBS, NESTED, FRAMES)[rng.integers(3 if self.where == "memory" else 2)]
+        self.kind = "writers" if self.where == "writers" else f"{self.cls.__name__}, {self.where}"
         self.num_envs, self.capacity = int(rng.integers(1, 4)), int(rng.integers(2, 24))
         self.num_steps = int(rng.choice([1, 1, 2, 3]))
         self.gamma = 0.5 if self.num_steps > 1 or rng.random() < 0.3 else None
