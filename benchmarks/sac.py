@@ -5,10 +5,10 @@
     python benchmarks/sac.py --env-id HalfCheetah-v5 --num-envs 8          # needs gymnasium[mujoco]
     python benchmarks/sac.py --train-sb3 --total-steps 20000 --seed 1      # return and minutes
 
-All have 256-256 networks, batches of 256, one update per env step, float32 unless said otherwise,
-and have filled their buffers with the first steps, which are not counted. They take turns. The
-earlier code is that of --rev, whose gradients were written by hand; it is left out without git.
-Without stable-baselines3 (pip install stable-baselines3) it is left out as well.
+All have 256-256 networks, batches of 256, --update-ratio updates per env step, float32 unless said
+otherwise, and have filled their buffers with the first steps, which are not counted. They take
+turns. The earlier code is that of --rev, whose gradients were written by hand; it is left out
+without git. Without stable-baselines3 (pip install stable-baselines3) it is left out as well.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ def make_trainer(example: Any, arguments: Any, **options: Any) -> Any:
     return trainer
 
 
-def train(trainer: Any, count: int, num_threads: int, *, steps_envs: bool) -> None:
-    """Make updates, and an env step for each unless updates alone are measured."""
+def train(
+    trainer: Any, count: int, num_threads: int, *, steps_envs: bool, ratio: float = 1.0
+) -> None:
+    """Make updates, and `1 / ratio` env steps for each unless updates alone are measured."""
     torch.set_num_threads(num_threads)
     with torch.inference_mode(hasattr(trainer, "learner")):
         num_made = 0
@@ -108,7 +110,7 @@ def train(trainer: Any, count: int, num_threads: int, *, steps_envs: bool) -> No
             before = trainer.steps
             if steps_envs:
                 trainer.collect()
-            for _ in range(trainer.steps - before or 1):
+            for _ in range(round(ratio * (trainer.steps - before)) or 1):
                 trainer.learn()
                 num_made += 1
 
@@ -117,13 +119,18 @@ def make_sb3(arguments: Any, seed: int = 1, **settings: Any) -> Any:
     """stable-baselines3's SAC with the settings of the example."""
     make = import_module("stable_baselines3.common.env_util").make_vec_env
     envs = make(arguments.env_id, n_envs=arguments.num_envs, seed=seed)
+    updates = {
+        "train_freq": 1,
+        "gradient_steps": round(arguments.update_ratio * arguments.num_envs),
+    }
     return import_module("stable_baselines3").SAC(
-        "MlpPolicy", envs, train_freq=1, gradient_steps=-1, seed=seed, device="cpu", **settings
+        "MlpPolicy", envs, **updates, seed=seed, device="cpu", **settings
     )
 
 
 def train_sb3(arguments: Any) -> None:
     """Train stable-baselines3's SAC from scratch; print return and minutes."""
+    torch.set_num_threads(max(arguments.threads))
     settings = {"learning_rate": arguments.learning_rate}
     model = make_sb3(arguments, arguments.seed, learning_starts=arguments.starts, **settings)
     begin = perf_counter()
@@ -143,21 +150,21 @@ def train_sb3(arguments: Any) -> None:
 def list_cases(arguments: Any, trainers: dict[str, Any], model: Any) -> dict[str, Any]:
     """What takes turns: each makes the same number of updates."""
     cases: dict[str, Callable[[], None]] = {}
-    steps_envs = not arguments.updates
+    steps_envs, ratio = not arguments.updates, arguments.update_ratio
     for threads in arguments.threads:
         if model is not None:
 
             def learn(threads: int = threads) -> None:
                 torch.set_num_threads(threads)
                 if steps_envs:
-                    model.learn(arguments.steps, reset_num_timesteps=False)
+                    model.learn(int(arguments.steps / ratio), reset_num_timesteps=False)
                 else:
                     model.train(arguments.steps, batch_size=256)
 
             cases[SB3.format(threads)] = learn
         for name, trainer in trainers.items():
             cases[f"{name}, {threads} threads"] = lambda trainer=trainer, threads=threads: train(
-                trainer, arguments.steps, threads, steps_envs=steps_envs
+                trainer, arguments.steps, threads, steps_envs=steps_envs, ratio=ratio
             )
     return cases
 
@@ -168,6 +175,7 @@ def read_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--env-id", default="Pendulum-v1")
     add("--num-envs", type=int, default=1)
+    add("--update-ratio", type=float, default=1.0, help="updates per env step")
     add("--steps", type=int, default=400, help="updates in one repetition")
     add("--repetitions", type=int, default=5, help="counted repetitions")
     add("--updates", action="store_true", help="no env steps between updates")
@@ -183,7 +191,7 @@ def read_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of --train-sb3")
     arguments = parser.parse_args()
     if arguments.updates:
-        arguments.env_id = "Noise-v0"
+        arguments.env_id, arguments.update_ratio = "Noise-v0", 1.0
     return arguments
 
 
