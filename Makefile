@@ -30,7 +30,7 @@ RUN := $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
 # A process of tests that dies fails its test and ends the run: xdist 3.8 may wait for ever otherwise.
 ONCE := --max-worker-restart=0
-FAST := not slow and not learn and not gpu and not cuda and not ray
+FAST := not slow and not learn and not gpu and not cuda and not ray and not snippets
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # Tests start many processes, each of which would compile every module anew.
@@ -118,8 +118,9 @@ format-check: $(VENV)/.installed-dev  ## fail if `make format` would change a fi
 typecheck: $(VENV)/.installed-dev  ## basedpyright
 	$(RUN) -m basedpyright
 
-docs: $(VENV)/.installed-docs  ## build the documentation site into build/site
+docs: $(VENV)/.installed-docs $(VENV)/.installed-test  ## build the site, build/site; run its snippets
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	$(PYTEST) -m "snippets and not slow" tests
 	@echo "build/site/index.html"
 
 # In an environment of its own, so that nothing of the clone is found by accident.

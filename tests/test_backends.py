@@ -73,6 +73,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# Tested fast in the matrix below only.
+SELDOM = ("1 worker", "a worker per env", "restarting")
+
+
 class Case(NamedTuple):
     backend: Backend
     variant: str
@@ -222,8 +226,8 @@ def cases(
 ):
     """Parametrize a test by backends that take this, in all variants or in so many.
 
-    With modes, the first variant of a backend is tested in each of them, the others in one; what
-    is left out are slow tests.
+    With modes, the first variant of a backend is tested in each of them, the others in one; without
+    them some variants are not tested. What is left out are slow tests.
     """
     found = []
     # What steps on a GPU returns tensors there: see tests/jit/on_device.
@@ -241,7 +245,8 @@ def cases(
                     params = {"marks": [*marks, *slow], "id": f"{label}, {mode_id(mode)}"}
                     found.append(pytest.param(case, mode, **params))
             elif spaces is None:
-                found.append(pytest.param(case, marks=marks, id=label))
+                slow = [pytest.mark.slow] if variant in SELDOM and not marks else []
+                found.append(pytest.param(case, marks=[*marks, *slow], id=label))
             else:
                 names = SPACES_ON_RAY if marks else spaces
                 found += [

@@ -314,6 +314,7 @@ def test_help_needs_no_compiler():
     assert run.stdout.strip().endswith("set()")
 
 
+@pytest.mark.slow
 def test_runs_as_a_module():
     command = [sys.executable, "-m", "vecenv.command.cli", "evaluate", "--policy", "nobody"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -326,6 +327,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("vecenv 0.")
 
 
+@pytest.mark.slow  # `--help` of it is tested below
 def test_the_package_is_the_command_too():
     command = [sys.executable, "-m", "vecenv", "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

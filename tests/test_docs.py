@@ -59,6 +59,7 @@ DESCRIBED = [  # by the API pages: modules, and classes and functions of modules
 ]
 
 
+@pytest.mark.snippets
 @pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets_run(page, tmp_path, monkeypatch):

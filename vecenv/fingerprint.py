@@ -365,7 +365,9 @@ class _Walk:
         return not self.unknown
 
     def _visit(self, found: Any) -> None:
-        if not (self._visit_compiled(found) or self._visit_constant(found)):
+        if found is None or type(found) in _PLAIN:  # most are
+            self._add("constant", _stable_repr(found))
+        elif not (self._visit_compiled(found) or self._visit_constant(found)):
             self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
 
     def _visit_compiled(self, found: Any) -> bool:
@@ -430,9 +432,7 @@ class _Walk:
     def _visit_constant(self, found: Any) -> bool:
         """Visit a value; return whether it is one that is known."""
         value: Any = found
-        if value is None or type(value) in _PLAIN:
-            self._add("constant", _stable_repr(value))
-        elif isinstance(value, types.ModuleType):
+        if isinstance(value, types.ModuleType):
             self._add("module", value.__name__)
         elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             self._add("array", value.dtype, value.shape)
@@ -520,13 +520,11 @@ class _Walk:
     def _code(
         self, code: types.CodeType, scope: Mapping[str, Any], closed: Mapping[str, Any]
     ) -> None:
-        self._add("code", code.co_code, code.co_names, code.co_varnames)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._code(constant, scope, closed)
-            else:
-                self._add("literal", _stable_repr(constant))
-        values = [scope.get(name, _MISSING) for name in _globals_in(code)]
+        own, names, inner = _parts_of(code)
+        self.digest.update(own)
+        for one in inner:
+            self._code(one, scope, closed)
+        values = [scope.get(name, _MISSING) for name in names]
         values += [closed.get(name, _MISSING) for name in code.co_freevars]
         for value in values:
             if value is _MISSING:
@@ -569,10 +567,18 @@ def _name_in_library(value: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _globals_in(code: types.CodeType) -> tuple[str, ...]:
-    """Names that code reads as globals; `co_names` has those of attributes, too."""
-    found = (one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL)
-    return tuple(dict.fromkeys(found))
+def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types.CodeType, ...]]:
+    """Return a hash of code without that of functions inside it, the globals it reads, these codes.
+
+    (`co_names` has the names of attributes, too.)
+    """
+    inner = tuple(one for one in code.co_consts if isinstance(one, types.CodeType))
+    literals = [
+        "" if isinstance(one, types.CodeType) else _stable_repr(one) for one in code.co_consts
+    ]
+    parts = code.co_code, code.co_names, code.co_varnames, literals
+    read = (one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL)
+    return hashlib.sha256(repr(parts).encode()).digest(), tuple(dict.fromkeys(read)), inner
 
 
 def _registered(function: types.FunctionType) -> list[Any]:

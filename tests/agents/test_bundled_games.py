@@ -49,8 +49,9 @@ def assert_as_recorded(name, arrays, row, found):
 @pytest.mark.parametrize(
     ("name", "debug"),
     [
-        *((name, True) for name in CASES),
+        *((name, True) for name in CASES if name != "pursuit_crowd"),
         *((name, False) for name in ("pursuit_small", "spread")),
+        pytest.param("pursuit_crowd", True, marks=pytest.mark.slow),
         # Each of these is compiled for itself.
         *(
             pytest.param(name, False, marks=pytest.mark.slow)

@@ -37,6 +37,7 @@ def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
     assert "defender.npz" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_saved_policy(example, tmp_path):
     example.main(options_of(example, tmp_path / "a"))
     loaded = {"total_steps": 0, "load": tmp_path / "a" / "policy.npz"}

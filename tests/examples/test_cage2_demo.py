@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vecenv.cage import evaluate
+from vecenv.learn import draw_curve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,7 +34,8 @@ def small(demo, folder, **options):
 
 
 @pytest.mark.slow
-def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, capsys):
+def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vecenv.learn.run.draw_curve", draw_curve)
     demo.main(small(demo, tmp_path / "run"))
 
     out = capsys.readouterr().out

@@ -76,7 +76,7 @@ def test_pictures_have_their_channels_first_or_last(shape):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"n_step": 1, "dueling": False},
+        pytest.param({"n_step": 1, "dueling": False}, marks=pytest.mark.slow),
         pytest.param({**BOARD, "prioritized": True}, marks=pytest.mark.slow),
         pytest.param({**BOARD, "prioritized": True, "storage": "memmap"}, marks=pytest.mark.slow),
     ],

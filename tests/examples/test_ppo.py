@@ -315,7 +315,9 @@ def test_values_in_units_of_returns_change_no_advantage():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.slow)]
+)
 def test_same_seed_gives_same_weights_bit_for_bit(env_id):
     runs = []
     for seed in (1, 1, 2):
@@ -388,7 +390,10 @@ def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path
     assert all(np.isfinite(value) for row in rows for value in row.values())
 
 
-@pytest.mark.parametrize("env_id", ["Countdown-v0", "vecenv:JitCartPole-v1"])
+@pytest.mark.parametrize(
+    "env_id",
+    ["Countdown-v0", pytest.param("vecenv:JitCartPole-v1", marks=pytest.mark.slow)],
+)
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, env_id, monkeypatch, capsys):
     options = {"env_id": env_id, "total_steps": 700, "normalize": True}
     options["backend"] = "sync" if env_id.startswith("Count") else "jit"

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from vecenv import SyncVectorEnv
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.snippets, pytest.mark.usefixtures("one_torch_thread")]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ppo.md").read_text(encoding="utf-8")

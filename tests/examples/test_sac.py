@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import signal
-import threading
 from pathlib import Path
 
 import gymnasium as gym
@@ -204,9 +202,9 @@ def test_terminated_episodes_have_no_value_after_them():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"n_step": 3, "hold": 4},
+        pytest.param({"n_step": 3, "hold": 4}, marks=pytest.mark.slow),
         {"prioritized": True, "alpha": 0.1},
-        {"storage": "memmap", "n_step": 3},
+        pytest.param({"storage": "memmap", "n_step": 3}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -258,9 +256,15 @@ def test_envs_can_be_taken_first_ready(tmp_path):
         trainer.envs.close()
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    collect = sac.Trainer.collect
+
+    def interrupted(trainer):
+        if trainer.steps >= 90:
+            signal.raise_signal(signal.SIGINT)
+        return collect(trainer)
+
+    monkeypatch.setattr(sac.Trainer, "collect", interrupted)
     sac.main(options_for(tmp_path, total_steps=10**9))
     state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
     assert state["num_updates"] == state["steps"] - 30

@@ -2,20 +2,22 @@
 
 import numpy as np
 import pytest
-from numba import njit
 
+from vecenv.fingerprint import cached_njit
 from vecenv.jit.copying import copy_numbers
 
 COUNT = 21
 
 
-@njit
 def copy_constant(source, target):
     """Copy a number of numbers that is known when this is compiled."""
     copy_numbers(source, 3, target, 7, COUNT)
 
 
-@njit
+compiled_constant = cached_njit(copy_constant)
+
+
+@cached_njit
 def copy_some(source, target, count):
     """Copy a number of numbers that is not."""
     copy_numbers(source, 3, target, 7, count)
@@ -30,9 +32,9 @@ def test_copies_are_the_same_however_they_are_made(given, wanted):
     expected = np.zeros((3, 4, 3), wanted)
     expected.reshape(-1)[7 : 7 + COUNT] = source[3 : 3 + COUNT]
     for copy in (
-        copy_constant,
+        compiled_constant,
         lambda source, target: copy_some(source, target, COUNT),
-        copy_constant.py_func,
+        copy_constant,
     ):
         target = np.zeros((3, 4, 3), wanted)
         copy(source, target)

@@ -152,10 +152,7 @@ def kernels_with(moved):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        make if make in (ufunc, with_local_type) else pytest.param(make, marks=pytest.mark.slow)
-        for make in MAKERS
-    ],
+    [make if make is ufunc else pytest.param(make, marks=pytest.mark.slow) for make in MAKERS],
     ids=lambda make: make.__name__,
 )
 @pytest.mark.filterwarnings("ignore:Cannot cache compiled function")

@@ -153,10 +153,11 @@ def step_that_calls_a_plain_function(state, action, rng):
             "return state.total, 1.0, False, False, {}",
             "step returns five values, as a step of Gymnasium does; here `observe` writes",
         ),
-        (
+        pytest.param(
             {"step": python_step},
             "return 1.0, isinstance(object(), int), False",
             "'object': Cannot determine Numba type",
+            marks=pytest.mark.slow,
         ),
         ({"step": step_that_calls_what_fails}, 'return x + "one"', "No implementation.*add"),
         (
@@ -164,11 +165,17 @@ def step_that_calls_a_plain_function(state, action, rng):
             "return plain_helper(1.0), False, False",
             "plain_helper is a plain function; decorate it with @numba.njit",
         ),
-        ({"reset": text_reset}, 'state.total = "zero"', "Cannot cast.*zero.*kernel reset"),
-        (
+        pytest.param(
+            {"reset": text_reset},
+            'state.total = "zero"',
+            "Cannot cast.*zero.*kernel reset",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"state_dtype": [("sum", float)]},
             "state.total = 0.0",
             r"no field 'total'.*kernel reset\(state: \{sum: ",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -192,7 +199,9 @@ def closed_over_by_step(found):
 
 
 @needs_jit
-@pytest.mark.parametrize(("found", "kind"), [([3.0], "list"), ({3.0}, "set")])
+@pytest.mark.parametrize(
+    ("found", "kind"), [([3.0], "list"), pytest.param({3.0}, "set", marks=pytest.mark.slow)]
+)
 def test_closed_over_values_that_are_no_constants_are_named(found, kind):
     message = rf"constant of type {kind} \(found\); use a tuple or an array\n"
     with pytest.raises(KernelCompileError, match=message) as caught:

@@ -1,16 +1,15 @@
 import numpy as np
 import pytest
 from jit.toy_env import slow_word
-from numba import njit
 
-from vecenv.fingerprint import is_jit_off
+from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit import random
 
 SMALL = is_jit_off()  # in plain Python a word takes 10 us
 LIMIT_SIGMA = 5.0  # a right generator fails one of these tests in about a million
 
 
-@njit
+@cached_njit
 def fill_words(streams, words):
     """words[stream, step, draw] of all streams."""
     for i in range(words.shape[0]):
@@ -20,7 +19,7 @@ def fill_words(streams, words):
                 words[i, step, draw] = random.next_word(streams[i])
 
 
-@njit
+@cached_njit
 def fill_draws(streams, unit, small, bell):
     for i in range(unit.shape[0]):
         unit[i] = random.uniform(streams[0])
@@ -28,7 +27,7 @@ def fill_draws(streams, unit, small, bell):
         bell[i] = random.normal(streams[0])
 
 
-@njit
+@cached_njit
 def words_at(stream, slots, words):
     for k in range(slots.shape[0]):
         words[k] = random.word_at(stream, slots[k])

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch._inductor import decomposition
 
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient
@@ -332,6 +331,8 @@ def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
         return found + agent.policy(torch.from_numpy(batch["x"])).logits.square().mean()
 
     assert "batch['x'] is a ndarray" in reason_of(make_agent(), of_arrays, arrays)
+    import torch._inductor.config
+
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         assert "no C++ compiler" in reason_of(make_agent(), ppo_loss, batch)
 
@@ -374,6 +375,8 @@ def test_the_compiled_tanh_is_that_of_torch_to_float32():
 
 
 def test_layers_are_compiled_as_products_and_sums():
+    from torch._inductor import decomposition  # takes a second, in each process of a test run
+
     x, weight, bias = torch.randn(2, 5, 3), torch.randn(2, 3, 4), torch.randn(2, 1, 4)
     torch.testing.assert_close(
         product_and_sum(bias, x, weight), torch.baddbmm(bias, x, weight), rtol=1e-5, atol=1e-6

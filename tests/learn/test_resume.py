@@ -32,7 +32,9 @@ def kill_at(point):
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.parametrize(("env_id", "backend"), BACKENDS[:2])
+@pytest.mark.parametrize(
+    ("env_id", "backend"), [pytest.param(*BACKENDS[0], marks=pytest.mark.slow), BACKENDS[1]]
+)
 def test_a_training_cut_off_twice_ends_as_one_that_ran_through(env_id, backend, tmp_path):
     expected = train(Options(tmp_path / "through", env_id, backend))
     folder = tmp_path / "cut"

@@ -184,7 +184,8 @@ def test_without_tensorboard_the_log_says_so(options, monkeypatch, caplog):
     assert len(lines(options)) == 2
 
 
-def test_the_curve_is_drawn_from_all_episodes(options):
+def test_the_curve_is_drawn_from_all_episodes(options, monkeypatch):
+    monkeypatch.setattr("vecenv.learn.run.draw_curve", draw_curve)
     pytest.importorskip("matplotlib")
     with begin(options) as run:
         run.draw_curve()

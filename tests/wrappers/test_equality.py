@@ -35,7 +35,9 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])]
+)
 def test_stacks_around_workers(mode):
     for names in STACKS.values():
         ours, theirs = make_both("async", names, mode, has_infos=True)

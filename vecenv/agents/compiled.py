@@ -11,12 +11,11 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
-from numba.np.numpy_support import carray
 
 from vecenv.agents import grouping as at
 from vecenv.agents.grouping import Members, columns_space
 from vecenv.agents.infos import GIVEN, shelve
-from vecenv.core.atomics import pointer
+from vecenv.core.atomics import array_at
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.masks import MASK_KEY
@@ -485,8 +484,8 @@ def _collect(places, first, columns):
     rewards, terminations, truncations, valid, alive = columns
     for game in range(rewards.shape[0]):
         record = address + game * record_bytes
-        earned = carray(pointer(record + rewards_at), (num_agents,), np.float64)
-        flags = carray(pointer(record + flags_at), (4, num_agents), np.int8)
+        earned = array_at(record + rewards_at, (num_agents,), np.float64)
+        flags = array_at(record + flags_at, (4, num_agents), np.int8)
         for k in range(rewards.shape[1]):
             rewards[game, k] = earned[first + k]
             terminations[game, k] = flags[0, first + k]

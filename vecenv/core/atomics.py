@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
+from numba.np.arrayobj import get_itemsize, populate_array
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 _WORD_BYTES = 8
@@ -100,3 +101,35 @@ def pointer(typingctx, address):
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def array_at(typingctx, address, shape, dtype):
+    """Return an array over memory at an address, C-contiguous, as `numba.carray` does.
+
+    That is a function of its own for each shape and dtype, and takes longer to compile than to run.
+    """
+    if not isinstance(shape, types.BaseTuple) or not isinstance(dtype, types.DTypeSpec):
+        return None
+    array_type = types.Array(dtype.dtype, len(shape), "C")
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(array_type)(context, builder)
+        itemsize = get_itemsize(context, array_type)
+        strides, stride = [], cgutils.intp_t(itemsize)
+        lengths = cgutils.unpack_tuple(builder, args[1])
+        for length in reversed(lengths):
+            strides.insert(0, stride)
+            stride = builder.mul(stride, length)
+        populate_array(
+            array,
+            data=builder.inttoptr(args[0], array.data.type),
+            shape=lengths,
+            strides=strides,
+            itemsize=cgutils.intp_t(itemsize),
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    shape_type = types.UniTuple(types.intp, len(shape))
+    return array_type(types.int64, shape_type, dtype), codegen

@@ -8,9 +8,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numba import njit
-from numba.np.numpy_support import carray
 
-from vecenv.core.atomics import pointer
+from vecenv.core.atomics import array_at
 from vecenv.core.errors import ActionError
 from vecenv.core.slots import Outputs
 
@@ -134,7 +133,7 @@ def checked_copy(actions, bounds, address):
         The copy, and what `first_invalid_row` returns for it.
     """
     flat = actions.reshape(actions.size)
-    own = carray(pointer(address), (actions.size,), actions.dtype)
+    own = array_at(address, (actions.size,), actions.dtype)
     if bounds.shape[1] == 1:  # in one pass
         low, high = bounds[0, 0], bounds[1, 0]
         num_bad = 0

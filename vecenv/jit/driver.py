@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numba.np.numpy_support import carray
 
-from vecenv.core.atomics import exchange, fetch_add, load, pause, pointer, store
+from vecenv.core.atomics import array_at, exchange, fetch_add, load, pause, store
 from vecenv.jit.arrays import checked_copy
 from vecenv.jit.episodes import STEP, Batch
 
@@ -191,18 +190,18 @@ def unpack(job):
         job.op,
         job.autoreset_mode,
         job.max_episode_steps,
-        carray(pointer(job.states), (job.num_envs,), STATE_DTYPE),
-        carray(pointer(job.runs), (job.num_envs,), RUN_DTYPE),
-        carray(pointer(job.params), (1,), PARAMS_DTYPE),
-        carray(pointer(job.env_ids), (job.num_ids,), INT64),
-        carray(pointer(job.actions), (rows, *ACTION_SHAPE), ACTION_DTYPE),
-        carray(pointer(job.obs), (rows, *OBS_SHAPE), OBS_DTYPE),
-        carray(pointer(job.rewards32), (rows32,), FLOAT32),
-        carray(pointer(job.rewards64), (rows64,), FLOAT64),
-        carray(pointer(job.terminations), (rows,), BOOL),
-        carray(pointer(job.truncations), (rows,), BOOL),
-        carray(pointer(job.final_obs), (job.num_envs, *OBS_SHAPE), OBS_DTYPE),
-        carray(pointer(job.masks), (rows, NUM_MASKED_ACTIONS), BOOL),
+        array_at(job.states, (job.num_envs,), STATE_DTYPE),
+        array_at(job.runs, (job.num_envs,), RUN_DTYPE),
+        array_at(job.params, (1,), PARAMS_DTYPE),
+        array_at(job.env_ids, (job.num_ids,), INT64),
+        array_at(job.actions, (rows, *ACTION_SHAPE), ACTION_DTYPE),
+        array_at(job.obs, (rows, *OBS_SHAPE), OBS_DTYPE),
+        array_at(job.rewards32, (rows32,), FLOAT32),
+        array_at(job.rewards64, (rows64,), FLOAT64),
+        array_at(job.terminations, (rows,), BOOL),
+        array_at(job.truncations, (rows,), BOOL),
+        array_at(job.final_obs, (job.num_envs, *OBS_SHAPE), OBS_DTYPE),
+        array_at(job.masks, (rows, NUM_MASKED_ACTIONS), BOOL),
     )
 
 

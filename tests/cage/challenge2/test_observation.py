@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from cage.challenge2.free_run import FreeRun
 from cage.challenge2.harbour import HARBOUR
-from numba import njit
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels, observation_space
 from vecenv.cage.challenge2.network.scenario import blue_actions, cage2_scenario
@@ -13,6 +12,7 @@ from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.play.policies import make_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, DECOY, MEANDER, NO_RED
 from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.fingerprint import cached_njit
 
 # Each network and each dtype is compiled for itself.
 DTYPES = {"CAGE Challenge 2": {}, "Harbour": {"obs_dtype": np.uint8}}
@@ -78,7 +78,7 @@ def test_green_may_be_what_was_seen():
     assert (run.extended[:, -3:] == 1).all()
 
 
-@njit
+@cached_njit
 def observe_row(states, row, out, tables):
     observe(states[row], out, tables)
 

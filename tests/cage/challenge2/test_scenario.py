@@ -283,10 +283,12 @@ def test_unknown_agents_are_refused():
         compile_tables(CAGE2, red_agents=(7,))
 
 
-def test_compiled_tables_are_read_only():
+def test_compiled_tables_are_read_only_and_made_once_for_each_scenario():
     tables = compile_tables(CAGE2)
     with pytest.raises(ValueError, match="read-only"):
         tables.gate[0] = 1
+    assert compile_tables(replace(CAGE2)) is tables is not compile_tables(CAGE2, green=True)
+    assert compile_tables(replace(CAGE2, hosts=list(CAGE2.hosts))) == tables  # can't be hashed
 
 
 def test_hosts_and_rules_can_be_added():

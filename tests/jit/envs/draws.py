@@ -1,12 +1,12 @@
 """The draws of compiled envs, to feed them to reference envs."""
 
 import numpy as np
-from numba import njit
 
+from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import next_word, open_block, to_integer, to_uniform
 
 
-@njit
+@cached_njit
 def words_of_next_step(streams, words):
     """Write the first words that each stream hands out in its next step or reset."""
     for i in range(words.shape[0]):

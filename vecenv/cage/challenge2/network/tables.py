@@ -6,6 +6,7 @@ exploits are in order of preference: the lowest bit of a set of candidates is th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -149,16 +150,29 @@ def compile_tables(
         tracks_scans: Whether to keep what the extended observation needs.
 
     Returns:
-        Read-only record of dtype TABLES_DTYPE, to be given to kernels as their last argument.
+        Read-only record of dtype TABLES_DTYPE, to be given to kernels as their last argument; for
+        equal arguments the same one.
 
     Raises:
         ScenarioError: The tables contradict themselves; the message names the field.
         ValueError: Unknown red agent.
     """
-    validate(scenario)
     for agent in red_agents:
         if agent not in range(len(RED_AGENT_NAMES)):
             raise ValueError(f"red_agents has {agent!r}, expected numbers of {RED_AGENT_NAMES}")
+    compiled = _compiled
+    try:
+        hash(scenario)
+    except TypeError:  # it has lists in the place of tuples
+        compiled = _compiled.__wrapped__
+    return compiled(scenario, tuple(red_agents), bool(green), bool(tracks_scans))
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    scenario: Scenario, red_agents: tuple[int, ...], green: bool, tracks_scans: bool
+) -> np.record:
+    validate(scenario)
     array = np.zeros(1, TABLES_DTYPE).view(np.recarray)
     tables = array[0]
     _fill_actions(tables, scenario)
