@@ -693,7 +693,7 @@ class RolloutBuffer(StatefulBuffer):
                 self._storage.upload_obs(t)
         for name in ("rewards", "terminations", "truncations"):
             self._storage.upload_result(name, self.num_steps)
-        self._storage.columns["valid"].upload()
+        self._storage.upload("valid")
         results = self.advantages, self.returns
         fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
 
@@ -868,7 +868,7 @@ class RolloutBuffer(StatefulBuffer):
         )
         for t in range(self.num_steps + 1):
             self._mark_first(t)
-        self._storage.columns["is_first"].upload()
+        self._storage.upload("is_first")
         return sampler.draw(plan)
 
     def _require_started(self, method: str) -> None:

@@ -283,7 +283,8 @@ class MinibatchSampler:
         taken = self._orders.take(count)
         if taken is not None:
             return taken[0].copy_(self._rows.tensor[:count])
-        return self._sent.send("the order of rows", rows)[0].clone()
+        with self._sent.sent("the order of rows", rows) as (order,):
+            return order.clone()
 
     @exclusive
     def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
@@ -301,7 +302,8 @@ class MinibatchSampler:
             return taken
         order, weights = np.empty(total, np.int64), np.empty(total, np.float32)
         pad_batches(rows, num_batches, size, order, weights)
-        return [part.clone() for part in self._sent.send("the order of rows", order, weights)]
+        with self._sent.sent("the order of rows", order, weights) as sent:
+            return [part.clone() for part in sent]
 
     @exclusive
     def _gather(

@@ -179,7 +179,8 @@ class SequenceSampler:
             return []
         if taken is not None:
             return taken
-        return [part.clone() for part in self._sent.send("the order of sequences", *order)]
+        with self._sent.sent("the order of sequences", *order) as sent:
+            return [part.clone() for part in sent]
 
     @exclusive
     def _gather(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from jit.on_device.bundled import MAKERS, check_states
+from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 import vecenv
 from vecenv import StepSlot
@@ -62,6 +63,12 @@ def test_steps_are_those_of_the_processor(name):
     check_states(device.state_dict(), cpu.state_dict())
     device.close()
     cpu.close()
+
+
+@pytest.mark.parametrize("name", RULES_OF_TRACE)
+def test_all_recorded_episodes_replay(name):
+    differences, compared = count_differences(name)
+    assert differences == 0 < compared
 
 
 def new_slot(envs):
