@@ -189,7 +189,8 @@ class SequenceSampler:
         """The rows int64 (L * S,) of all columns, and the states before the first step."""
         columns = plan.columns.pool.gather(rows)
         if plan.normalizes:
-            normalize_advantages(columns[plan.columns.advantages_at], [len(rows)], weights)
+            advantages, is_host = columns[plan.columns.advantages_at], self._source.is_host
+            normalize_advantages(advantages, [len(rows)], weights, is_host=is_host)
         return columns, self._states.gather(rows[: plan.size]) if self._states is not None else []
 
     def _batch(

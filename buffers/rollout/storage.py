@@ -128,6 +128,11 @@ class WrittenValid:
         """Bytes held."""
         return 0 if self._column is None else self._column.nbytes
 
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """Bool (T, N) on the device that envs write to; None before anyone asked."""
+        return None if self._column is None else self._column.tensor
+
     def row(self, t: int) -> Any:
         """Where step t is written, bool (N,): an array, or a tensor if envs are on the device.
 
@@ -317,7 +322,7 @@ class RolloutStorage:
             return [rows[-1] for rows in self._leaf_rows]
         return [pages[-1] for pages in self.obs_pages]
 
-    def mark_rewards(self) -> None:
+    def mark_results(self) -> None:
         """Mark all rewards as not written yet; they read as NaN. So too which rows acted."""
         if self.is_env_on_device:
             self.columns["rewards"].tensor.view(torch.int32).fill_(UNWRITTEN)
