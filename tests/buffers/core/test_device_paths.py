@@ -460,6 +460,59 @@ def test_nothing_is_allocated_on_a_device_once_rows_are_counted(store_next, monk
     assert set(seen.found) <= {"split_with_sizes", "from_numpy", "detach", "lift_fresh"}
 
 
+class Reads(TorchDispatchMode):
+    """Counts the elements of what operations read or write."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        views = {"view", "slice", "select", "split", "as_strided", "detach"}
+        if func.overloadpacket.__name__ not in views:
+            self.number += result.numel() if isinstance(result, torch.Tensor) else 0
+        return result
+
+
+def test_draws_look_at_little_of_a_large_buffer():
+    sums = BlockSums(1 << 18, CPU)
+    sums.alpha.fill_(1.0)
+    sums.beta.fill_(1.0)
+    sums.bound.fill_(1e9)
+    sums.insert(0, 1 << 18, 1 << 18)
+    leaves, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    with Reads() as reads:
+        sums.draw(torch.Generator(), leaves, weights, None)
+    assert reads.number < 64 * 400  # 32 groups and 32 rows each, a few times
+    buffer = SharedReplayBuffer(1 << 16, OBS, ACTIONS, seed=0, staged=True)
+    for _ in range(16):
+        buffer.add(**columns(1 << 12))
+    out = buffer.new_batch(64)
+    with Reads() as reads:
+        buffer.sample(64, out, replace=False)
+    assert len(set(out.indices.tolist())) == 64
+    assert reads.number < 1 << 14
+
+
+def test_sums_of_groups_and_blocks_are_those_of_their_rows():
+    sums, rng = BlockSums(5000, CPU), np.random.default_rng(0)
+    sums.alpha.fill_(1.0)
+    sums.bound.fill_(1e9)
+    end = 0
+    for count in (1, 31, 32, 1000, 3000, 1500, 5000, 7):
+        end = (end + count) % 5000
+        sums.insert(end, count, 5000)
+        rows = torch.from_numpy(rng.integers(0, 5000, 40)).unique()
+        sums.update(rows, torch.from_numpy(rng.random(len(rows))) * 9)
+        values = torch.nn.functional.pad(sums.leaves, (0, 5 * 1024 - 5000))
+        torch.testing.assert_close(sums._groups.flatten(), values.view(-1, 32).sum(1))
+        torch.testing.assert_close(sums._sums, values.view(-1, 1024).sum(1))
+    kept = sums.leaves.clone()
+    sums.restore(kept, 5000)
+    torch.testing.assert_close(sums._sums.sum(), kept.sum())
+
+
 def test_updates_read_exponents_and_numbers_of_rows_on_the_device():
     """As a captured graph does: nothing of the host is in the calls."""
     plain, staged = (
