@@ -56,6 +56,7 @@ class Graph(Generic[_Result]):
         self._num_calls = 0
         self._has_failed = self._device.type != "cuda"
         self._graph: Any = None
+        self._stream: Any = None  # of the first calls
         self._result: Any = None
 
     @property
@@ -83,11 +84,12 @@ class Graph(Generic[_Result]):
     def _warm_up(self) -> _Result:
         """Call the function on a stream of its own, as a capture will."""
         current: Any = torch.cuda.current_stream(self._device)
-        stream: Any = torch.cuda.Stream(self._device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             result = self._function()
-        current.wait_stream(stream)
+        current.wait_stream(self._stream)
         return result
 
     def _capture(self) -> None:
