@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class TransitionWriter:
     `sent(actions, env_ids)` and `received(envs.recv())`. Extra columns of the buffer are given by
     name: `step(actions, *envs.step(actions), log_probs=log_probs)`, `sent(actions, env_ids,
     log_probs=log_probs)`; those known only with the results to `received`.
+
+    Results may be tensors on the device of the envs. They come to the host, where they are checked,
+    unless the buffer is there too, takes them as they are (`buffer.takes_tensors`), and the mode is
+    SAME_STEP: then `step` waits for nothing.
 
     Args:
         envs: The vector env, of Gymnasium's interface. Its `metadata["autoreset_mode"]`, `num_envs`
@@ -94,7 +98,7 @@ class TransitionWriter:
         self._action = action_leaf(envs.single_action_space)
         if not hasattr(buffer, "add"):
             buffer = _EpisodeLists(buffer, self.num_envs, self._space)
-        self._add = buffer.add
+        self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
         self._device = getattr(envs, "device", None)  # where their results lie
         self._passes_ids = _takes_env_ids(buffer.add) if pass_env_ids is None else pass_env_ids
@@ -103,6 +107,7 @@ class TransitionWriter:
             np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, self._leaves, strict=True)
         ]
         self._next = [array.copy() for array in self._obs]
+        self._there: torch.Tensor | None = None  # the same on the device, instead
         self._obs_tree = build_tree(self._space, self._obs)
         self._next_tree = build_tree(self._space, self._next)
         self._actions = np.zeros((self.num_envs, *self._action.shape), self._action.dtype)
@@ -130,12 +135,27 @@ class TransitionWriter:
         """
         ids = self._read_ids(env_ids)
         leaves = self._read_obs(obs, self.num_envs)
+        self._take_back_obs()
         if len(ids) and self._cut is not None:
             self._cut(ids)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[ids] = leaf[ids]
         self._is_known[ids] = True
         self._is_over[ids] = self._is_sent[ids] = False
+        if (
+            isinstance(obs, torch.Tensor)
+            and self.autoreset_mode is SAME_STEP
+            and getattr(self._buffer, "takes_tensors", False)
+            and obs.device == self._device == self._buffer.device
+            and not self._is_over.any()
+        ):
+            self._there = torch.from_numpy(self._obs[0]).to(obs.device, copy=True)
+
+    def _take_back_obs(self) -> None:
+        """Let the observations lie on the host again; waits for the device if they did not."""
+        if self._there is not None:
+            self._obs[0][...] = self._there.cpu().numpy()
+            self._there = None
 
     def step(
         self,
@@ -171,10 +191,42 @@ class TransitionWriter:
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
                 "what recv returns to received first"
             )
+        given = {"actions": actions, "rewards": rewards, **extras}
+        given |= {"terminations": terminations, "truncations": truncations}
+        if self._there is not None and valid is None and self._step_there(given, obs, infos):
+            return
         actions = self._read_actions(actions, self.num_envs)
         columns = _read_extras(extras, self.num_envs, self._device)
         result = obs, rewards, terminations, truncations, infos
         self._write(None, actions, columns, result, valid)
+
+    def _step_there(self, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]) -> bool:
+        """Add a step whose results are on the device, for which nothing waits.
+
+        Under SAME_STEP each row is a transition, so that the host need not know its flags.
+
+        Returns:
+            Whether that was done; else something does not fit, and nothing was changed.
+        """
+        before: Any = self._there
+        final_obs, is_final = (cast("Any", infos.get(key)) for key in ("final_obs", "_final_obs"))
+        tensors = *columns.values(), obs, final_obs, is_final
+        fits = all(
+            isinstance(tensor, torch.Tensor)
+            and tensor.device == before.device
+            and tensor.shape[:1] == (self.num_envs,)
+            for tensor in tensors
+        )
+        if not (fits and self._is_known.all()):
+            return False
+        of_obs = [(tensor.shape, tensor.dtype) for tensor in (before, obs, final_obs)]
+        if len({*of_obs}) > 1 or is_final.ndim != 1 or is_final.dtype != torch.bool:
+            return False
+        mask = is_final.view(-1, *[1] * (obs.ndim - 1))
+        self._add(obs=before, next_obs=torch.where(mask, final_obs, obs), **columns)
+        before.copy_(obs)
+        self.num_transitions += self.num_envs
+        return True
 
     def sent(self, actions: Any, env_ids: Any = None, **extras: Any) -> None:
         """Take note of actions that were sent.
@@ -251,6 +303,7 @@ class TransitionWriter:
         valid: Any,
     ) -> None:
         """Add the rows that are transitions, then remember the observations."""
+        self._take_back_obs()
         ids = self._all if env_ids is None else env_ids
         count = len(ids)
         obs, rewards, terminations, truncations, infos = result

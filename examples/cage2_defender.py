@@ -14,6 +14,7 @@ and then once: with these weights on the rewards PPO maximises the score itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,12 +61,17 @@ class Options(ppo.Options):
 class Trainer(ppo.Trainer):
     """PPO for the score of the challenge, whose episodes end for good after their last step."""
 
+    @cached_property
+    def shares(self) -> torch.Tensor:
+        """Of the cells of the table, which share has a step at each place of an episode."""
+        counts = [sum(step < end for end in CELLS) for step in range(CELLS[-1] + 1)]
+        return torch.tensor(counts).to(self.rollout.device) / len(CELLS)
+
     @torch.inference_mode()
     def compute_advantages(self) -> None:
         rollout = self.rollout
         steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
-        counts = torch.tensor([sum(step < end for end in CELLS) for step in range(CELLS[-1] + 1)])
-        rollout.rewards.mul_(counts[steps] / len(CELLS))
+        rollout.rewards.mul_(self.shares[steps])
         rollout.terminations.logical_or_(rollout.truncations)
         rollout.truncations.zero_()
         super().compute_advantages()

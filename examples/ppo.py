@@ -36,6 +36,7 @@ from vecenv.learn import (
     Adam,
     EvaluationResult,
     Gradient,
+    Graph,
     Moments,
     RankError,
     Ranks,
@@ -86,6 +87,8 @@ class Options:
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of products in the gradient
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    graphs: Literal["auto", "on", "off"] = "auto"  # rollout and update as CUDA graphs; "auto": if
+    # envs are on the device, too
     torch_threads: int = 1  # of torch, for acting
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for policy, checkpoints, learning curve and scalars
@@ -421,6 +424,7 @@ class Trainer:
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
         self.plan = plan or {}  # how gradients are computed, of the run that is resumed
+        self.is_captured = takes_graphs(options, envs, agent, self.ranks)
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed + self.first)
         spaces = envs.single_observation_space, envs.single_action_space
@@ -442,6 +446,7 @@ class Trainer:
             seed=options.seed + self.ranks.rank,
             allocate=envs.allocate,
             extra_columns=columns,
+            deferred=self.is_captured,
             staged=is_on_device(envs),  # where the simulator's memory is the host's, too
         )
         self.rollout.start(obs)
@@ -457,6 +462,7 @@ class Trainer:
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
             ranks=self.ranks,
+            deferred=self.is_captured,
             log=print if self.ranks.rank == 0 else None,
         )
         self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
@@ -465,21 +471,28 @@ class Trainer:
             lr=options.learning_rate,
             eps=1e-5,
             max_grad_norm=options.max_grad_norm,
+            deferred=self.is_captured,
         )
+        if self.is_captured:  # from here on these are replayed, and wait for nothing
+            for name in ("collect", "compute_advantages", "learn_once"):
+                generators, call = [self.rollout.generator], getattr(self, name)
+                setattr(self, name, Graph(call, options.device, generators=generators, log=print))
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
         options, agent, rollout = self.options, self.agent, self.rollout
         left = max(0.0, 1 - self.steps / options.total_steps)
-        self.optimizer.param_groups[0]["lr"] = options.learning_rate * left
+        self.optimizer.set_lr(options.learning_rate * left)
         if options.entropy_falls:
             agent.entropy_weight.fill_(options.entropy_weight * left)
         self.collect()
         with self.envs.timing.phase("learner"):
-            returns = self.ranks.gather(rollout.episodes().returns.tolist())
-            self.episodes = list(chain.from_iterable(returns))
             self.compute_advantages()
             means = self.learn()
+            if self.is_captured:
+                self.check()
+            returns = self.ranks.gather(rollout.episodes().returns.tolist())
+            self.episodes = list(chain.from_iterable(returns))
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
             variance = self.ranks.variance
             means["explained_variance"] = 1 - variance(returns - values) / variance(returns)
@@ -491,6 +504,13 @@ class Trainer:
         self.num_updates += 1
         return {f"losses/{name}": float(value) for name, value in means.items()}
 
+    def check(self) -> None:
+        """Raise what was found on the device since the last update, for which nobody has waited."""
+        envs: Any = self.envs
+        envs.check()
+        self.rollout.check()
+        self.gradient.check()
+
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute the columns that no step needed."""
@@ -498,7 +518,9 @@ class Trainer:
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
         masks, states = (rollout.extras.get(name) for name in ("action_mask", "state"))
         # In (0, 1); drawn at once for all, so that actions depend on no number of actors or ranks.
-        quantiles = torch.rand(num_steps, num_envs * self.ranks.size, len(agent.sizes))
+        device = rollout.device if self.is_captured else "cpu"
+        shape = num_steps, num_envs * self.ranks.size, len(agent.sizes)
+        quantiles = torch.rand(shape, device=device)
         quantiles = quantiles[:, self.first :][:, :num_envs].clamp_(2**-24, 1 - 2**-24)
         if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
@@ -524,8 +546,9 @@ class Trainer:
         before = torch.get_float32_matmul_precision()
         if (precision := (self.gradient.plan or self.plan).get("precision")) is not None:
             torch.set_float32_matmul_precision(precision)  # found to be as exact, and quicker
-        list(self.threads.map(self.fill, parts))
+        list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
         torch.set_float32_matmul_precision(before)
+        rollout.count_episodes()  # of rewards as they came
 
     @torch.inference_mode()
     def fill(self, steps: slice) -> None:
@@ -574,12 +597,18 @@ class Trainer:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
         options, found = self.options, list[dict[str, Tensor]]()
         for _ in range(options.num_epochs):
-            for batch in self.minibatches():
-                found.append(self.gradient(batch))
-                self.optimizer.step()
-            last = found[-options.num_minibatches :]
-            if options.target_kl is not None and mean_of(last, "approx_kl") > options.target_kl:
+            means = self.learn_once()
+            found.append({name: mean.clone() for name, mean in means.items()})
+            if options.target_kl is not None and means["approx_kl"] > options.target_kl:
                 break
+        return {name: mean_of(found, name) for name in found[0]}
+
+    def learn_once(self) -> dict[str, Tensor]:
+        """Make the gradient steps of a pass over the rollout; return means of the scalars."""
+        found = list[dict[str, Tensor]]()
+        for batch in self.minibatches():
+            found.append(self.gradient(batch))
+            self.optimizer.step()
         return {name: mean_of(found, name) for name in found[0]}
 
     def train(self, run: Run) -> None:
@@ -827,6 +856,20 @@ def identity_of(envs: VecEnv) -> dict[str, Any]:
 def is_on_device(envs: VecEnv) -> bool:
     """Whether results of these envs are tensors where they are computed."""
     return hasattr(envs, "device")
+
+
+def takes_graphs(options: Options, envs: VecEnv, agent: Agent, ranks: Ranks) -> bool:
+    """Return whether rollout and update are done by the device alone, in CUDA graphs."""
+    reason = ""
+    if not is_on_device(envs):
+        reason = "the envs are not on the device"
+    elif agent.memory is not None:
+        reason = "a recurrent policy learns from sequences, which the host cuts"
+    elif ranks.size > 1:
+        reason = "several processes wait for one another"
+    if options.graphs == "on" and reason:
+        raise SystemExit(f"--graphs on: {reason}; leave it out")
+    return options.graphs != "off" and not reason
 
 
 def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:

@@ -34,6 +34,7 @@ from vecenv.learn import (
     Adam,
     EvaluationResult,
     Gradient,
+    Graph,
     Run,
     RunError,
     evaluate_games,
@@ -64,7 +65,9 @@ class Options:
     seed: int = 1  # the same seed gives the same curve
     backend: str = "auto"  # of the games, see vecenv.make_vec
     num_workers: int | None = None  # processes for the games (async)
+    device: str = "cpu"  # where the networks are: cpu, cuda; there compiled games are, too
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    graphs: Literal["auto", "off"] = "auto"  # rollout and update as CUDA graphs, if games are there
     torch_threads: int = 1  # of torch
     eval_games: int = 100  # games of the deterministic policies at the end
     save: Path = Path("runs_agents")  # folder for checkpoints, learning curve and scalars
@@ -79,6 +82,9 @@ class Options:
 
 class Agent(nn.Module):
     """Actor and critic that the agents of a group share: a tanh network each."""
+
+    low: Tensor
+    high: Tensor
 
     def __init__(self, group: AgentGroup, state_size: int, options: Options) -> None:
         super().__init__()
@@ -97,12 +103,15 @@ class Agent(nn.Module):
         self.critic = mlp(num_inputs + state_size, *options.hidden, 1, gain=1.0)
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(num_outputs))
+            for name in ("low", "high"):  # on the device, so that games there wait for nothing
+                bound = torch.from_numpy(np.array(getattr(self.action_space, name)))
+                self.register_buffer(name, bound, persistent=False)
 
     def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
         """Return a vector (B, F) for each observation; `rows` if they are not those of a step."""
         found = features(self.space, obs)
         if self.indicator:  # rows are steps, games and agents, in this order
-            rows = torch.arange(len(found)) if rows is None else rows
+            rows = torch.arange(len(found), device=found.device) if rows is None else rows
             found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
         return found
 
@@ -123,9 +132,14 @@ class Agent(nn.Module):
             features = torch.cat([features, state], 1)
         return self.critic(features).squeeze(1)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Turn actions, which begin at 0 or are unbounded, into those that the game takes."""
-        space = self.action_space
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions, which begin at 0 or are unbounded, into those that the game takes.
+
+        They are an array, or a tensor on a device.
+        """
+        space: Any = self.action_space
+        if isinstance(actions, Tensor) and not self.is_discrete:
+            return actions.reshape(-1, *space.shape).clamp(self.low, self.high)
         return (
             actions + space.start
             if self.is_discrete
@@ -193,9 +207,14 @@ def features(space: Any, obs: Any) -> Tensor:
     return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
 
 
-def masks_of(group: AgentGroup) -> Tensor | None:
+def masks_of(group: AgentGroup, device: str) -> Tensor | None:
     """Return which actions the agents of all rows may take next, int8 (B, n), if games say so."""
-    return torch.from_numpy(group.action_masks()) if group.has_action_masks else None
+    return torch.as_tensor(group.action_masks()).to(device) if group.has_action_masks else None
+
+
+def is_on_device(group: AgentGroup) -> bool:
+    """Return whether rows of agents are tensors where they are computed."""
+    return isinstance(group.alive, Tensor)
 
 
 # ------------------------------------------------------------------------------ training
@@ -213,8 +232,10 @@ class Learner:
         plan: dict[str, Any] | None = None,
     ) -> None:
         self.options, self.group, self.num_agents = options, group, group.num_agents
+        self.is_captured = is_on_device(group) and options.graphs == "auto"
         self.agent = Agent(group, 0 if state is None else state.shape[1], options)
-        masks = masks_of(group)
+        self.agent.to(options.device)
+        masks = masks_of(group, options.device)
         columns = {} if masks is None else {"action_mask": MultiBinary(masks.shape[1])}
         states = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
         self.rollout = RolloutBuffer(
@@ -225,11 +246,14 @@ class Learner:
             autoreset_mode=group.autoreset_mode,
             gamma=options.gamma,
             gae_lambda=options.gae_lambda,
+            device=options.device,
             seed=options.seed,
             allocate=group.allocate,
             extra_columns=columns,
             game_columns=states,  # stored once for all agents of a game
             agents_per_game=group.num_agents,
+            deferred=self.is_captured,
+            staged=is_on_device(group),  # where the simulator's memory is the host's, too
         )
         self.gradient = Gradient(
             self.agent,
@@ -237,6 +261,7 @@ class Learner:
             compile=options.compile,
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
+            deferred=self.is_captured,
             log=lambda text: print(f"{group.name}: {text}"),
         )
         self.optimizer = Adam(
@@ -244,14 +269,19 @@ class Learner:
             lr=options.learning_rate,
             eps=1e-5,
             max_grad_norm=options.max_grad_norm,
+            deferred=self.is_captured,
         )
+        if self.is_captured:  # from here on it is replayed, and waits for nothing
+            self.learn_once = Graph(
+                self.learn_once, options.device, generators=[self.rollout.generator], log=print
+            )
 
-    def act(self, t: int, state: Tensor | None) -> np.ndarray:
+    def act(self, t: int, state: Tensor | None) -> Any:
         """Draw the actions of step t, one per row; those of dead agents are ignored."""
         agent, obs = self.agent, self.rollout.obs_at(t)
-        features, masks = agent.features(obs), masks_of(self.group)
+        features, masks = agent.features(obs), masks_of(self.group, self.options.device)
         policy = agent.policy(features, masks)
-        actions = policy.sample()
+        actions = policy.sample() if agent.is_discrete else policy.rsample()  # which never waits
         put = {"log_probs": policy.log_prob(actions), "values": self.values(features, state)}
         if masks is not None:
             put["action_mask"] = masks
@@ -266,18 +296,28 @@ class Learner:
 
     def learn(self, state: Tensor | None) -> dict[str, float]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
-        rollout, options, found = self.rollout, self.options, list[dict[str, Tensor]]()
+        rollout, found = self.rollout, list[dict[str, Tensor]]()
         with torch.inference_mode():
             last = self.agent.features(rollout.obs_at(rollout.num_steps))
             rollout.compute_advantages(self.values(last, state))
-        for _ in range(options.num_epochs):
-            batches = rollout.minibatches(
-                options.num_minibatches, fixed=True, normalize_advantages=True
-            )
-            for batch in batches:
-                found.append(self.gradient(batch))
-                self.optimizer.step()
-        return {k: float(torch.stack([x[k] for x in found]).mean()) for k in found[0]}
+        for _ in range(self.options.num_epochs):
+            found.append({name: mean.clone() for name, mean in self.learn_once().items()})
+        if self.is_captured:  # for which nobody has waited
+            rollout.check()
+            self.gradient.check()
+        return {name: float(mean_of(found, name)) for name in found[0]}
+
+    def learn_once(self) -> dict[str, Tensor]:
+        """Make the gradient steps of a pass over the rollout; return means of the scalars."""
+        count, found = self.options.num_minibatches, list[dict[str, Tensor]]()
+        for batch in self.rollout.minibatches(count, fixed=True, normalize_advantages=True):
+            found.append(self.gradient(batch))
+            self.optimizer.step()
+        return {name: mean_of(found, name) for name in found[0]}
+
+
+def mean_of(found: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([scalars[name] for scalars in found]).mean()
 
 
 class Trainer:
@@ -304,6 +344,9 @@ class Trainer:
         }
         for name, learner in self.learners.items():
             learner.rollout.start(obs[name])
+        self.is_captured = all(learner.is_captured for learner in self.learners.values())
+        if self.is_captured:
+            self.collect = Graph(self.collect, options.device, log=print)
 
     def reset(self, seed: int) -> dict[str, Any]:
         """Reset all games; return observations by group."""
@@ -315,7 +358,7 @@ class Trainer:
         """Return the games' states (G, S) for a central critic."""
         if self.options.critic == "own":
             return None
-        return torch.from_numpy(self.envs.state()).flatten(1).float()
+        return torch.from_numpy(self.envs.state()).flatten(1).float().to(self.options.device)
 
     @torch.inference_mode()
     def collect(self) -> None:
@@ -325,14 +368,19 @@ class Trainer:
             slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
             self.envs.step(actions, out=slots)
             self.state = self.look()
+        for learner in self.learners.values():
+            learner.rollout.count_episodes()
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars by group."""
         left, scalars = max(0.0, 1 - self.steps / self.options.total_steps), dict[str, float]()
         self.collect()
         self.episodes = list[float]()
+        if self.is_captured:
+            envs: Any = self.envs
+            envs.check()
         for name, learner in self.learners.items():
-            learner.optimizer.param_groups[0]["lr"] = self.options.learning_rate * left
+            learner.optimizer.set_lr(self.options.learning_rate * left)
             returns = learner.rollout.episodes().returns.tolist()
             means = learner.learn(self.state)
             self.steps += learner.rollout.num_valid
@@ -350,6 +398,8 @@ class Trainer:
         if (saved := run.restore(self.parts())) is not None:
             self.steps, self.num_updates = saved["steps"], saved["num_updates"]
             self.state = saved["state"]
+            if self.state is not None:
+                self.state = self.state.to(options.device)
             if run.not_restored:
                 obs = self.reset(options.seed + self.steps)
                 for name, learner in self.learners.items():
@@ -391,14 +441,20 @@ class Trainer:
         run.save({**self.parts(), **counts}, score=score)
 
 
+def obs_device(obs: Any) -> torch.device:
+    """Return where an observation, or the parts of one, is."""
+    return obs_device(next(iter(obs.values()))) if isinstance(obs, Mapping) else obs.device
+
+
 def player(envs: AgentsVecEnv, agents: Mapping[str, Agent]) -> Callable[[Any], dict[str, Any]]:
     """Return the likeliest actions, by group, as a function of observations by group."""
 
     def act(obs: Any) -> dict[str, Any]:
         found = {}
         for name, agent in agents.items():
-            policy = agent.policy(agent.features(obs[name]), masks_of(envs.groups[name]))
-            found[name] = agent.to_env(policy.mode.numpy())
+            device = str(obs_device(obs[name]))
+            policy = agent.policy(agent.features(obs[name]), masks_of(envs.groups[name], device))
+            found[name] = agent.to_env(policy.mode.cpu().numpy())
         return found
 
     return act
@@ -418,25 +474,40 @@ def load_policy(options: Options, num_games: int) -> tuple[AgentsVecEnv, Callabl
     return envs, player(envs, agents)
 
 
-def make_envs(options: Options, num_games: int) -> AgentsVecEnv:
-    """Make the games that the options describe."""
+def make_envs(options: Options, num_games: int, *, on_device: bool = False) -> AgentsVecEnv:
+    """Make the games that the options describe; compiled ones where the networks are, if asked."""
     env_kwargs: Any = options.env_kwargs
     if options.policies == "agent":
         env_kwargs = {**env_kwargs, "groups": str}  # each agent a group of its own name
     if options.critic == "central":
         env_kwargs = {**env_kwargs, "central_state": True}
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+    names_device, backend = torch.device(options.device).type == "cuda", options.backend
+    if backend == "cuda" or (backend == "auto" and names_device and is_compiled(options)):
+        backend = "cuda" if on_device else "auto"
+        env_kwargs |= {"device": options.device} if on_device and names_device else {}
     envs = make_vec_agents(
-        options.env, num_games, backend=options.backend, vector_kwargs=workers, **env_kwargs
+        options.env, num_games, backend=backend, vector_kwargs=workers, **env_kwargs
     )
     # One group is an ordinary vector env of its rows; here all goes by group.
     return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+
+
+def is_compiled(options: Options) -> bool:
+    """Whether the games are compiled ones, which may be on a device."""
+    env_kwargs: Any = options.env_kwargs
+    envs: Any = make_vec_agents(options.env, 1, **env_kwargs)
+    envs.close()
+    agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+    return hasattr(getattr(agents.games, "envs", None), "kernels")
 
 
 def main(options: Options) -> dict[str, EvaluationResult]:
     """Train, save, evaluate and report; return what a game earns, by group."""
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     changeable = {"total_steps", "save", "save_every", "eval_games", "overwrite", "num_workers"}
     try:
         run = Run(
@@ -454,7 +525,7 @@ def main(options: Options) -> dict[str, EvaluationResult]:
             f"{error}{'' if is_told else '; choose another folder with --save'}"
         ) from None
     with run:
-        envs = make_envs(options, options.num_games)
+        envs = make_envs(options, options.num_games, on_device=True)
         plans = run.read_json("gradients") if options.resume else None
         trainer = Trainer(options, envs, plans)
         trainer.train(run)
@@ -462,7 +533,8 @@ def main(options: Options) -> dict[str, EvaluationResult]:
         run.draw_curve(f"{options.env}, seed {options.seed}")
         games = make_envs(options, options.eval_games)
         act = player(games, {name: lea.agent for name, lea in trainer.learners.items()})
-        found = evaluate_games(act, games, options.eval_games, seed=1_000_000 + options.seed)
+        given: Any = {"seed": 1_000_000 + options.seed, "device": options.device}
+        found = evaluate_games(act, games, options.eval_games, **given)
         games.close()
         run.write_json(
             "evaluation", {k: {"mean": x.mean, "ci95": x.ci95} for k, x in found.items()}

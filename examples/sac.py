@@ -23,7 +23,16 @@ from torch.distributions import Normal
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate, load_checkpoint
+from vecenv.learn import (
+    Adam,
+    EvaluationResult,
+    Gradient,
+    Graph,
+    Run,
+    RunError,
+    evaluate,
+    load_checkpoint,
+)
 
 
 @dataclass
@@ -48,7 +57,8 @@ class Options:
     seed: int = 1  # the same seed gives the same curve, unless envs are taken first-ready
     backend: str = "auto"  # of vecenv.make_vec
     first_ready: bool = False  # envs step while the learner learns; for the backend async
-    device: str = "cpu"  # of networks and replay
+    device: str = "cpu"  # of networks and replay; there compiled envs are, too
+    graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the networks' matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
@@ -187,6 +197,9 @@ class Trainer:
             found = f"{options.env_id} has the spaces {(obs_space, space)}"
             raise SystemExit(f"{found}, expected {wanted}")
         self.agent = Agent(obs_space, self.space, options).to(options.device)
+        if options.first_ready and hasattr(envs, "device"):
+            raise SystemExit("--first-ready is for envs in processes; leave it out, or --device")
+        is_captured = options.graphs == "on" or (options.graphs == "auto" and self.is_on_gpu)
         num_updates = int(options.update_ratio * (options.total_steps - options.learning_starts))
         self.gradient = Gradient(
             self.agent,
@@ -196,9 +209,11 @@ class Trainer:
             threads=options.threads,
             num_calls=num_updates,
             plan=plan,
+            deferred=is_captured,
             log=log,
         )
-        self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate)
+        parameters, rate = self.gradient.parameters(), options.learning_rate
+        self.optimizer = Adam(parameters, lr=rate, deferred=is_captured)
         buffer: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
         unit: Any = Box(-1, 1, space.shape, space.dtype)
         settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
@@ -214,27 +229,44 @@ class Trainer:
         self.rng = np.random.default_rng(options.seed)  # of the actions at the start
         self.held = np.zeros_like(envs.action_space.sample())
         self.returns = np.zeros(len(self.ids))  # of the open episodes
+        self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
+        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds_of(space))
         self.steps = self.num_updates = 0
+        if is_captured:  # from here on it is replayed, and waits for nothing
+            generators = [self.buffer.generator, self.generator]
+            generators = [one for one in generators if self.is_on_gpu]
+            self.learn = Graph(self.learn, options.device, generators=generators, log=print)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return torch.device(self.options.device).type == "cuda"
 
     def start(self) -> None:
         """Reset the envs."""
         self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.writer.reset(self.obs)
         self.returns[:] = 0
+        self.num_episodes[:] = 0
         if self.options.first_ready:
             self.send(self.obs, self.ids)
 
-    def choose(self, obs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return actions from -1 to 1, at the start random ones, each held for a while."""
+    def choose(self, obs: Any, ids: np.ndarray) -> Any:
+        """Return actions from -1 to 1, at the start random ones, each held for a while.
+
+        Of observations on a device they are a tensor there.
+        """
         with self.timing.phase("policy"):
             if self.steps < self.options.learning_starts:
                 if self.steps // len(self.ids) % self.options.hold == 0:
                     self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
-                return self.held[ids]
-            x = torch.from_numpy(obs).float().to(self.options.device)
+                held = self.held[ids]
+                return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
+            x = torch.as_tensor(obs).float().to(self.options.device)
             shape: Any = len(x), *self.space.shape
             noise = torch.randn(shape, generator=self.generator, device=x.device)
             actions = self.agent.act(x, noise)
+            if torch.is_tensor(obs):
+                return actions.to(self.low.dtype)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
@@ -253,13 +285,35 @@ class Trainer:
             self.send(batch.obs, ids)
         else:
             actions = self.choose(self.obs, ids)
-            result = self.obs, rewards, *flags, _ = envs.step(to_env(actions, self.space))
+            given = (
+                self.to_env(actions) if torch.is_tensor(actions) else to_env(actions, self.space)
+            )
+            result = self.obs, rewards, *flags, _ = envs.step(given)
             self.writer.step(actions, *result)
         self.steps += len(ids)
+        if torch.is_tensor(rewards):  # which nobody waits for
+            return []
         self.returns[ids] += rewards
         ended = ids[np.logical_or(*flags)]
         found = self.returns[ended].tolist()
         self.returns[ended] = 0
+        return found
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """Turn actions from -1 to 1 into those that the env takes, on the device."""
+        scaled = self.low + (actions + 1) * (0.5 * (self.high - self.low))
+        return scaled.clamp(self.low, self.high)
+
+    def ended(self) -> list[float]:
+        """Wait for envs on a device, and return the newest of the returns of those that ended."""
+        envs: Any = self.envs
+        if not torch.is_tensor(self.obs):
+            return []
+        envs.check()
+        self.gradient.check()
+        counts = envs.num_episodes.cpu().numpy()
+        found = envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
+        self.num_episodes = counts
         return found
 
     def draw(self) -> Batch:
@@ -286,7 +340,6 @@ class Trainer:
         if options.prioritized:
             errors = agent.errors(batch).abs().mean(0)
             self.buffer.update_priorities(self.drawn.indices, errors + 1e-6)
-        self.num_updates += 1
         return scalars
 
     def run(self, run: Run) -> None:
@@ -305,7 +358,9 @@ class Trainer:
                 due = options.update_ratio * (self.steps - options.learning_starts)
                 while self.num_updates < due:
                     scalars = self.learn()
+                    self.num_updates += 1
                 if before // 200 < self.steps // 200:
+                    run.add_episodes(self.steps, self.ended())
                     speed = (self.steps - first) / (perf_counter() - begin)
                     recent = run.recent_return()
                     run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
@@ -325,6 +380,9 @@ class Trainer:
         if (state := run.restore(others)) is None:
             return self.start()
         vars(self).update({name: state[name] for name in NUMBERS})
+        if torch.is_tensor(self.obs):
+            self.obs = self.obs.to(self.options.device)
+            self.num_episodes = cast("Any", self.envs).num_episodes.cpu().numpy()
         begins_anew = bool(run.not_restored) or self.options.first_ready
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
@@ -337,16 +395,45 @@ class Trainer:
         return {name: getattr(self, name) for name in names}
 
 
+def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and largest actions, as arrays of their own."""
+    return space.low.copy(), space.high.copy()
+
+
 def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
     """Turn actions from -1 to 1 into those that the env takes."""
     low, high = space.low, space.high
     return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
 
 
+def make_envs(options: Options) -> VecEnv:
+    """Make the envs to train in; compiled ones where the networks are."""
+    given: Any = {"backend": options.backend, **options.env_kwargs}
+    is_gpu = torch.device(options.device).type == "cuda"
+    if options.backend == "auto" and is_gpu and is_compiled(options):
+        given["backend"] = "cuda"
+    if given["backend"] == "cuda" and is_gpu:
+        given["device"] = options.device
+    return make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+
+
+def on_cpu(options: Options) -> Any:
+    """Return how to make envs to play in, which are on the CPU."""
+    backend = "jit" if options.backend == "cuda" else options.backend
+    return {"backend": backend, **options.env_kwargs}
+
+
+def is_compiled(options: Options) -> bool:
+    """Whether the env is a compiled one, which may be on a device."""
+    env_kwargs: Any = options.env_kwargs
+    envs = make_vec(options.env_id, 1, **env_kwargs)
+    envs.close()
+    return hasattr(envs, "kernels")
+
+
 def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], np.ndarray]]:
     """Return envs and the policy of a run, for `vecenv play`."""
-    given: Any = {"backend": options.backend, **options.env_kwargs}
-    envs = make_vec(options.env_id, num_envs, **given)
+    envs = make_vec(options.env_id, num_envs, **on_cpu(options))
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), space, options)
     agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
@@ -373,8 +460,7 @@ def main(options: Options) -> EvaluationResult:
     try:
         with Run(options.save, options, options.resume, **settings) as run:
             plan = run.read_json("gradient") if options.resume else None
-            given: Any = {"backend": options.backend, **options.env_kwargs}
-            envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            envs = make_envs(options)
             if not options.resume:  # of a run that is overwritten
                 shutil.rmtree(options.save / REPLAY, ignore_errors=True)
             trainer = Trainer(options, envs, plan, log=print)
@@ -396,7 +482,7 @@ def main(options: Options) -> EvaluationResult:
 
     count, device = options.eval_episodes, options.device
     print(f"evaluating {count} episodes; Ctrl-C leaves that out", flush=True)
-    result = evaluate(act, options.env_id, count, device=device, **given)
+    result = evaluate(act, options.env_id, count, device=device, **on_cpu(options))
     run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     print(result)
     return result

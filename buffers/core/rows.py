@@ -254,11 +254,16 @@ def row_views(
 
 
 def as_words(*rows: torch.Tensor) -> list[torch.Tensor]:
-    """Views of packed rows uint8 (K, size) as int64 (K, size / 8); if one can't be, all as given.
+    """Views of packed rows uint8 (K, size) in the largest words that all of them consist of.
 
-    torch moves rows element by element on a device: an eighth as many then.
+    torch moves rows element by element on a device: an eighth as many with words of 64 bits.
     """
-    can_be = all(
-        not (part.shape[-1] % 8 or part.storage_offset() % 8 or part.stride(0) % 8) for part in rows
-    )
-    return [part.view(torch.int64) for part in rows] if can_be else list(rows)
+    for word in (torch.int64, torch.int32, torch.int16):
+        if all(_consists_of(part, word.itemsize) for part in rows):
+            return [part.view(word) for part in rows]
+    return list(rows)
+
+
+def _consists_of(rows: torch.Tensor, size: int) -> bool:
+    """Whether rows uint8 (K, S) are whole words of a size, and lie where these may begin."""
+    return not (rows.shape[-1] % size or rows.storage_offset() % size or rows.stride(0) % size)

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from buffers.core.errors import BufferMemoryError
 from buffers.core.memory import allocation, check_fits
 
-__all__ = ["StagingBlock", "StagingBlocks"]
+__all__ = ["CopyLane", "Departures", "StagingBlock", "StagingBlocks"]
+
+
+class Departures:
+    """Tells when copies have left host pages, whichever streams of a GPU they were enqueued on.
+
+    Args:
+        device: Where they are copied to; nothing is waited for if it is no GPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._events = device, dict[int, Any]()
+
+    def note(self) -> None:
+        """Say that copies have been enqueued on the current stream."""
+        if self._device.type != "cuda":
+            return
+        stream: Any = torch.cuda.current_stream(self._device)
+        event = self._events.get(stream.cuda_stream)
+        if event is None:
+            event = self._events[stream.cuda_stream] = torch.cuda.Event()
+        event.record(stream)
+
+    def wait(self) -> None:
+        """Wait for these copies, and for nothing that was enqueued later."""
+        for event in self._events.values():
+            event.synchronize()
+
+
+class CopyLane:
+    """A stream of a GPU for the copies of one block, beside that on which it is read.
+
+    So the host, which waits for a copy before it writes the pages again, does not wait for what was
+    queued before that copy, such as the updates of a learner. Three things are ordered by events: a
+    copy comes after the reading of what the block had before, reading after the copy, and writing
+    of the host pages after the copy.
+
+    Args:
+        device: Of the block.
+        tensor: The block there, made on the current stream.
+    """
+
+    def __init__(self, device: torch.device, tensor: torch.Tensor):
+        self._device, self._tensor = device, tensor
+        self._stream: Any = torch.cuda.Stream(device)
+        self._made_on: Any = torch.cuda.current_stream(device)
+        self._copied: Any = torch.cuda.Event()
+        self._read: Any = torch.cuda.Event()
+        # torch must not give the memory to others while these streams use it.
+        tensor.record_stream(self._stream)
+        self._read.record(self._made_on)  # zeros are written there first
+
+    def copy(self, begin: int, end: int, host: torch.Tensor) -> None:
+        """Enqueue the copy of bytes begin .. end - 1; the current stream goes on after it."""
+        current: Any = torch.cuda.current_stream(self._device)
+        if current != self._made_on:
+            self._tensor.record_stream(current)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._read)
+            self._tensor[begin:end].copy_(host[begin:end], non_blocking=True)
+            self._copied.record(self._stream)
+        current.wait_event(self._copied)
+
+    def wait(self) -> None:
+        """Let the host wait until the last copy has left its pages."""
+        self._copied.synchronize()
+
+    def release(self) -> None:
+        """Let the next copy wait for what the current stream has been given so far."""
+        self._read.record(torch.cuda.current_stream(self._device))
 
 
 class StagingBlock:
@@ -26,13 +98,13 @@ class StagingBlock:
     """
 
     def __init__(self, num_bytes: int, device: torch.device, *, is_staged: bool = True):
-        pinned = device.type == "cuda"
+        is_gpu = device.type == "cuda"
         # A device that is the default in a `with` does not count here.
-        self.host = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        self.host = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_gpu)
         self.device = self.host
         if is_staged:
             self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if pinned else None
+        self._lane = CopyLane(device, self.device) if is_gpu else None
 
     @property
     def nbytes(self) -> int:
@@ -41,15 +113,20 @@ class StagingBlock:
 
     def wait(self) -> None:
         """Wait until the host pages may be written again."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._lane is not None:
+            self._lane.wait()
 
     def upload(self, begin: int, end: int) -> None:
         """Enqueue the copy of bytes begin .. end - 1, if there are two memories."""
-        if self.device is not self.host:
-            self.device[begin:end].copy_(self.host[begin:end], non_blocking=True)
-        if self._copied is not None:  # of the stream that copies, which is that of its device
-            self._copied.record(torch.cuda.current_stream(self.device.device))
+        if self._lane is not None:
+            self._lane.copy(begin, end, self.host)
+        elif self.device is not self.host:
+            self.device[begin:end].copy_(self.host[begin:end])
+
+    def release(self) -> None:
+        """Say that all that reads the twin has been enqueued, so that it may be copied to again."""
+        if self._lane is not None:
+            self._lane.release()
 
 
 class StagingBlocks:
@@ -58,11 +135,12 @@ class StagingBlocks:
     Args:
         device: Where their twins lie.
         advice: What to do if memory is missing.
-        is_staged: As of `StagingBlock`.
+        is_staged: As of `StagingBlock`; one block will do if not.
     """
 
     def __init__(self, device: torch.device, advice: str, *, is_staged: bool = True):
         self._device, self._advice, self._is_staged = device, advice, is_staged
+        self._number = 2 if is_staged else 1
         self._blocks: list[StagingBlock] = []
         self._next = 0
 
@@ -71,48 +149,85 @@ class StagingBlocks:
         """Bytes held, on host and device together."""
         return sum(block.nbytes for block in self._blocks)
 
-    def reserve(self, what: str, num_bytes: int) -> None:
-        """See to blocks of so many bytes; `what` names what they are for.
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a block has room for."""
+        return self._blocks[0].host.nbytes if self._blocks else 0
+
+    def reserve(self, what: str, num_bytes: int) -> bool:
+        """See to blocks of so many bytes, twice as large as before at least, if there is room.
+
+        Args:
+            what: Names what they are for.
+            num_bytes: See above.
+
+        Returns:
+            Whether there are other blocks now.
 
         Raises:
             BufferMemoryError: Memory is missing; nothing was changed.
         """
-        if self._blocks and num_bytes <= self._blocks[0].host.nbytes:
-            return
-        if self._device.type != "cpu":
-            check_fits(what, 2 * num_bytes, self._device, self._advice)
+        if self._blocks and num_bytes <= self.num_bytes:
+            return False
+        if 2 * self.num_bytes > num_bytes:  # so that many small steps up are few new blocks
+            try:
+                self._blocks = self._made(what, 2 * self.num_bytes)
+                return True
+            except BufferMemoryError:
+                pass
+        self._blocks = self._made(what, num_bytes)
+        return True
+
+    def _made(self, what: str, num_bytes: int) -> list[StagingBlock]:
+        number, is_staged = self._number, self._is_staged
+        if self._device.type != "cpu" and is_staged:
+            check_fits(what, number * num_bytes, self._device, self._advice)
         with (
-            allocation(what, 2 * num_bytes, torch.device("cpu"), self._advice),
+            allocation(what, number * num_bytes, torch.device("cpu"), self._advice),
             torch.inference_mode(False),
         ):
-            blocks = [StagingBlock(num_bytes, self._device, is_staged=self._is_staged)]
-            blocks.append(StagingBlock(num_bytes, self._device, is_staged=self._is_staged))
-        self._blocks = blocks
+            return [
+                StagingBlock(num_bytes, self._device, is_staged=is_staged) for _ in range(number)
+            ]
 
-    def take(self) -> StagingBlock:
-        """The next block, whose host pages may be written; `reserve` comes before."""
+    def turn(self) -> StagingBlock:
+        """The next block, whose host pages may be written; `reserve` comes before.
+
+        When all that reads its twin has been enqueued, it is to be told by `StagingBlock.release`.
+        """
+        self._next = (self._next + 1) % self._number
         block = self._blocks[self._next]
-        self._next = 1 - self._next
         block.wait()
         return block
 
-    def send(self, what: str, *arrays: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+    @contextmanager
+    def taken(self) -> Iterator[StagingBlock]:
+        """The next block, which is read in a `with`; `reserve` comes before."""
+        block = self.turn()
+        try:
+            yield block
+        finally:
+            block.release()
+
+    @contextmanager
+    def sent(self, what: str, *arrays: np.ndarray[Any, Any]) -> Iterator[list[torch.Tensor]]:
         """Enqueue the copy of arrays to the device, in one piece.
 
-        Returns:
-            Tensors like the arrays: valid until the next call but one.
+        Yields:
+            Tensors like the arrays: valid in a `with`.
 
         Raises:
             BufferMemoryError: Memory is missing.
         """
         sizes = [array.nbytes for array in arrays]
         self.reserve(what, sum(size + -size % 8 for size in sizes))
-        block, begin, sent = self.take(), 0, []
-        host = block.host.numpy()
-        for array, size in zip(arrays, sizes, strict=True):
-            host[begin : begin + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            kind = torch.from_numpy(array[:0]).dtype
-            sent.append(block.device[begin : begin + size].view(kind).view(array.shape))
-            begin += size + -size % 8  # where any dtype may begin
-        block.upload(0, begin)
-        return sent
+        with self.taken() as block:
+            begin, found = 0, []
+            host = block.host.numpy()
+            for array, size in zip(arrays, sizes, strict=True):
+                host[begin : begin + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                kind = torch.from_numpy(array[:0]).dtype
+                found.append(block.device[begin : begin + size].view(kind).view(array.shape))
+                begin += size + -size % 8  # where any dtype may begin
+            block.upload(0, begin)
+            yield found

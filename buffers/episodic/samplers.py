@@ -16,10 +16,9 @@ from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.kernels import copy_bytes, copy_field, prefetch, random_word, unit_float
-from buffers.core.memory import allocation
 from buffers.core.rows import Field, RowLayout, plan_view
 from buffers.core.sequences import SequenceOptions
-from buffers.core.staging import StagingBlock
+from buffers.core.staging import StagingBlocks
 from buffers.episodic.batches import PairBatch
 from buffers.episodic.layout import (
     FIRST_DRAWABLE,
@@ -275,13 +274,14 @@ class WindowTable:
         self.period = 1
         self._memory = np.zeros((2, storage.layout.max_episodes), np.int64)
         self.slots, self.ends = self._memory[:, :0]
-        self._block: StagingBlock | None = None
+        self._blocks = StagingBlocks(storage.device, "use fewer episodes")
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._memory.nbytes if self._block is None else self._block.nbytes
+        tables = () if self.on_device is None else self.on_device
+        return self._memory.nbytes + self._blocks.nbytes + sum(table.nbytes for table in tables)
 
     @property
     def total(self) -> int:
@@ -292,34 +292,24 @@ class WindowTable:
         """List the windows there are; return how many."""
         storage = self._storage
         if self._key != (storage.version, options):
-            if storage.is_staged:
-                self._wait_for_block()
             episodes, self.period = storage.tables["episodes"], options.period
             sizes = options.needed, options.needed_at_start, options.period
             count = int(count_windows(storage.counters, episodes, *sizes, *self._memory))
             self.slots, self.ends = self._memory[:, :count]
-            if self._block is not None:
+            if storage.is_staged:
                 self._memory[1, count:] = self.total
-                words = self._block.host.view(torch.int64)
-                words[-2], words[-1] = count, self.total
-                self._block.upload(0, self._block.host.nbytes)
+                self._send(np.array([count, self.total]))
             self._key = storage.version, options
         return self.total
 
-    def _wait_for_block(self) -> None:
-        """See to it that the table lies in host pages, which may be written."""
-        if self._block is None:
-            num_words, device = self._memory.size + 2, self._storage.device
-            with (
-                allocation("a table of windows", 16 * num_words, device, "use fewer episodes"),
-                torch.inference_mode(False),
-            ):
-                self._block = StagingBlock(8 * num_words, device)
-            words = self._block.host.numpy().view(np.int64)
-            self._memory = words[:-2].reshape(self._memory.shape)
-            table = self._block.device.view(torch.int64)
-            self.on_device = table[:-2].view(self._memory.shape), table[-2:]
-        self._block.wait()
+    def _send(self, counts: np.ndarray) -> None:
+        """Enqueue the copy of the table, and of what it has, to its place on the device."""
+        with self._blocks.sent("a table of windows", self._memory, counts) as (table, numbers):
+            if self.on_device is None:
+                with torch.inference_mode(False):
+                    self.on_device = torch.empty_like(table), torch.empty_like(numbers)
+            for target, given in zip(self.on_device, (table, numbers), strict=True):
+                target.copy_(given)
 
 
 class CompiledSampler:

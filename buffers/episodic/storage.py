@@ -7,9 +7,9 @@ import torch
 
 from buffers.core.columns import allocate_columns
 from buffers.core.compiling import njit
-from buffers.core.memory import allocation, free_bytes
+from buffers.core.memory import free_bytes
 from buffers.core.rows import row_views
-from buffers.core.staging import StagingBlock
+from buffers.core.staging import StagingBlocks
 from buffers.episodic.layout import (
     COUNTERS,
     FIRST_DRAWABLE,
@@ -74,6 +74,7 @@ class EpisodicStorage:
             self.tables["drawable"],
         )
         self.version = self.num_evicted = self.num_restored = 0
+        self._blocks = StagingBlocks(device, "use shorter ones", is_staged=staged)
         self._allocate_staging(0)
 
     def count(self, name: str) -> int:
@@ -100,27 +101,36 @@ class EpisodicStorage:
     @property
     def staging_bytes(self) -> int:
         """Bytes held for staging."""
-        return self._block.nbytes
+        return self._blocks.nbytes
 
     def reserve(self, num_rows: int) -> None:
-        """See to it that `staging` has so many rows; it at least doubles if it grows.
+        """See to it that `staging` has so many rows that may be written.
+
+        After an insertion it is other memory, whose rows have left for the device earlier.
 
         Raises:
             BufferMemoryError: Memory is missing; nothing was changed.
         """
         if num_rows > len(self.staging):
-            self._allocate_staging(max(num_rows, 2 * len(self.staging)))
-        else:
-            self._block.wait()
+            self._allocate_staging(num_rows)
+        elif self._is_sent:
+            self._take_staging()
 
     def _allocate_staging(self, num_rows: int) -> None:
-        width = self.layout.row.num_words
-        num_words = num_rows * (width + _SPARE_WORDS) + len(self.counters) + 4
-        what, cpu = "staging an episode", torch.device("cpu")
-        with allocation(what, 8 * num_words, cpu, "use shorter ones"), torch.inference_mode(False):
-            self._block = StagingBlock(8 * num_words, self.device, is_staged=self.is_staged)
-        blocks = self._block.host, self._block.device
+        num_words = num_rows * self._words_per_row + len(self.counters) + 4
+        self._blocks.reserve("staging an episode", 8 * num_words)
+        self._take_staging()
+
+    @property
+    def _words_per_row(self) -> int:
+        return self.layout.row.num_words + _SPARE_WORDS
+
+    def _take_staging(self) -> None:
+        """Let the next block be that where episodes are put together."""
+        self._block, self._is_sent = self._blocks.turn(), False
+        blocks, width = (self._block.host, self._block.device), self.layout.row.num_words
         self._words, self._device_words = (block.view(torch.int64) for block in blocks)
+        num_rows = (len(self._words) - len(self.counters) - 4) // self._words_per_row
         self.staging = self._words[: num_rows * width].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 
@@ -176,6 +186,8 @@ class EpisodicStorage:
         for target, place in uploads:
             values = block[place].view(target.dtype)[: target.numel()]
             target.copy_(values.view(target.shape))
+        self._block.release()
+        self._is_sent = self.is_staged
 
     def _changed_tables(self, before: np.ndarray) -> list[tuple[str, slice]]:
         """The parts of the tables that differ since the counters were `before`."""

@@ -377,6 +377,11 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
                 return
         self._add_checked({**given, **extras}, env_ids, valid)
 
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether `add` takes tensors on the buffer's device as they are, without the host."""
+        return self._takes_tensors
+
     def _tensors_of(self, columns: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
         """Columns by path, if all are tensors on the device and as they are stored; else None."""
         layout, count = self._storage.layout, len(columns["rewards"])

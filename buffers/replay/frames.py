@@ -20,8 +20,9 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.interrupts import interrupts_later
 from buffers.core.kernels import copy_bytes
 from buffers.core.memory import allocation, zeroed_bytes
-from buffers.core.rows import FrameLayout, row_stride
+from buffers.core.rows import FrameLayout, as_words, row_stride
 from buffers.core.spaces import space_leaves
+from buffers.core.staging import StagingBlocks
 from buffers.replay import addresses
 from buffers.replay.addresses import Addresses
 
@@ -33,6 +34,7 @@ _WRAPPERS = ("FrameStackObservation", "FrameStack")
 _ARGUMENTS = ("stack_size", "num_stack")  # their F
 _NO_BYTES = np.zeros((0, 1), np.uint8)
 _ADVICE = "use a smaller capacity, or add fewer rows at once"
+_MOST_SENT_BYTES = 1 << 26  # to a device in one piece
 
 
 class FrameStack(NamedTuple):
@@ -226,6 +228,7 @@ class Frames:
         self._mirror = np.zeros((mirrored, layout.nbytes), np.uint8) if staged else _NO_BYTES
         self._windows = np.zeros((num_rows if staged else 0, number + 1), np.int32)
         self.is_captured = False
+        self._blocks = StagingBlocks(device, _ADVICE)
         self._take_extra(torch.zeros((0, self._stride), dtype=torch.uint8, device=device))
         self.forget()
 
@@ -233,7 +236,8 @@ class Frames:
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
         tensors, arrays = (self.main, self.extra), (self.heads, self._counts, self._free)
-        return sum(a.nbytes for a in (*tensors, *arrays, self._mirror, self._windows))
+        held = *tensors, *arrays, self._mirror, self._windows, self._blocks
+        return sum(memory.nbytes for memory in held)
 
     def _take_extra(self, extra: torch.Tensor) -> None:
         self.extra = extra
@@ -301,6 +305,10 @@ class Frames:
         if missing > 0:
             spare = max(missing, len(self.extra), self.num_main // 256)
             self.resize(len(self.extra) + spare)
+        if self._staged:
+            most = rows + min(starts, rows) * number + held
+            num_bytes = min(most * (8 + self._stride), max(_MOST_SENT_BYTES, 16 + self._stride))
+            self._blocks.reserve(f"staging {most} frames", num_bytes + 8)
 
     def resize(self, num_extra: int) -> None:
         """Grow to a number of slots besides the main ones. Raises as `reserve`."""
@@ -375,18 +383,24 @@ class Frames:
         return found
 
     def _upload(self, frames: np.ndarray, slots: np.ndarray) -> None:
-        """Move frames to the device; of equal slots the last counts."""
-        _, first = np.unique(slots[::-1], return_index=True)
-        chosen = len(slots) - 1 - first
-        frames, slots = frames[chosen], slots[chosen]
-        is_extra = slots >= self.num_main
-        for target, mask, begin in (
-            (self.main, ~is_extra, 0),
-            (self.extra, is_extra, self.num_main),
+        """Enqueue copies of frames to the device; of equal slots the last counts.
+
+        `reserve` saw to the memory, so that nothing can fail when rows already have these slots.
+        """
+        slots, first = np.unique(slots[::-1], return_index=True)
+        chosen = len(frames) - 1 - first
+        at_once = (self._blocks.num_bytes - 8) // (8 + self._stride)
+        middle = int(np.searchsorted(slots, self.num_main))
+        for target, start, stop, begin in (
+            (self.main, 0, middle, 0),
+            (self.extra, middle, len(slots), self.num_main),
         ):
-            if mask.any():
-                places = torch.from_numpy(slots[mask] - begin).to(self._device)
-                target.index_copy_(0, places, torch.from_numpy(frames[mask]).to(self._device))
+            for first in range(start, stop, at_once):
+                part = slice(first, min(first + at_once, stop))
+                places, pages = slots[part] - begin, frames[chosen[part]]
+                with self._blocks.sent("frames", places, pages) as (where, values):
+                    rows, values = as_words(target, values)
+                    rows.index_copy_(0, where, values)
 
     def blocks(self) -> list[torch.Tensor]:
         """The slots that were ever used, as views of memory."""

@@ -9,8 +9,9 @@ overlap.
 The kernels that are called from Python keep the interpreter's lock, so that no other thread changes
 the tree meanwhile.
 
-On devices sums are kept for blocks of rows only: a draw searches the sums of the blocks, then its
-block. None of it waits for the device; what the host would have to look at stays there.
+On devices sums are kept for groups of 32 rows, and for blocks of 32 groups: a draw searches the
+sums of the blocks, then those of the groups of its block, then its group, 512 bytes in all. None of
+it waits for the device; what the host would have to look at stays there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ __all__ = [
 ]
 
 FAN_OUT = 16
-BLOCK = 1024
+GROUP = 32  # rows
+BLOCK = GROUP * GROUP
 ROUNDING = 1e-6  # of powers
 _WORDS_PER_LINE = 8
 _NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
@@ -155,7 +157,7 @@ def _aligned_zeros(size: int) -> np.ndarray:
 
 
 class BlockSums:
-    """Values of the leaves 0 .. capacity - 1 and the sums of their blocks.
+    """Values of the leaves 0 .. capacity - 1, and the sums of their groups and blocks.
 
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
@@ -176,8 +178,10 @@ class BlockSums:
     def _allocate(self, num_blocks: int, capacity: int, device: torch.device) -> None:
         # The last block takes what is refused: the others are written without looking at it.
         self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
+        self._written_groups = torch.zeros_like(self._written[:, :GROUP])
         self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
         self._values, self._sums = self._written[:-1], self._written_sums[:-1]
+        self._groups = self._written_groups[:-1]
         self.leaves = self._values.view(-1)[:capacity]
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
@@ -188,7 +192,7 @@ class BlockSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._written.nbytes + self._written_sums.nbytes
+        return self._written.nbytes + self._written_groups.nbytes + self._written_sums.nbytes
 
     def insert(self, end: int, count: int, num_rows: int) -> None:
         """Give the largest priority to the newest `count` leaves, the last of them before `end`.
@@ -206,8 +210,15 @@ class BlockSums:
         for begin, stop in spans:
             if stop > begin:
                 self.leaves[begin:stop] = value
-                first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
-                torch.sum(self._values[first:last], 1, out=self._sums[first:last])
+                self._sum_up(begin, stop)
+
+    def _sum_up(self, begin: int, stop: int) -> None:
+        """Add up what leaves begin .. stop - 1 are a part of."""
+        values, groups = self._values.view(-1, GROUP), self._groups.view(-1)
+        first, last = begin // GROUP, (stop - 1) // GROUP + 1
+        torch.sum(values[first:last], 1, out=groups[first:last])
+        first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
+        torch.sum(self._groups[first:last], 1, out=self._sums[first:last])
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor) -> None:
         """Give priorities to leaves; those not in 0 .. bound are left out and counted.
@@ -224,8 +235,11 @@ class BlockSums:
         is_good = (given >= 0) & (given <= self.bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())
         self._written.view(-1).index_copy_(0, leaves, given.pow(self.alpha))
-        blocks = torch.div(leaves, BLOCK, rounding_mode="floor")
-        self._written_sums.index_copy_(0, blocks, self._written.index_select(0, blocks).sum(1))
+        values, groups = self._written.view(-1, GROUP), self._written_groups
+        parts = torch.div(leaves, GROUP, rounding_mode="floor")
+        groups.view(-1).index_copy_(0, parts, values.index_select(0, parts).sum(1))
+        parts = torch.div(leaves, BLOCK, rounding_mode="floor")
+        self._written_sums.index_copy_(0, parts, groups.index_select(0, parts).sum(1))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
@@ -255,20 +269,37 @@ class BlockSums:
         block = torch.where(block < len(ends), block, self._sums.argmax())
         block = torch.where(self._sums.index_select(0, block) > 0, block, self._sums.argmax())
         rest = masses - (ends.index_select(0, block) - self._sums.index_select(0, block))
-        values = self._values.index_select(0, block)
-        place = torch.searchsorted(values.cumsum(1), rest[:, None], right=True)[:, 0]
-        place.clamp_(max=BLOCK - 1)
-        found = values.gather(1, place[:, None])[:, 0]
-        place = torch.where(found > 0, place, values.argmax(1))
-        torch.add(place, block, alpha=BLOCK, out=leaves)
-        drawn = values.gather(1, place[:, None])[:, 0]
+        place, rest, _ = _find(self._groups.index_select(0, block), rest)
+        group = torch.add(place, block, alpha=GROUP)
+        place, _, drawn = _find(self._values.view(-1, GROUP).index_select(0, group), rest)
+        torch.add(place, group, alpha=GROUP, out=leaves)
         weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
 
     def restore(self, values: torch.Tensor, num_rows: int) -> None:
         """Take over all values, float64 (capacity,), of which the first `num_rows` are in use."""
         self.leaves.copy_(values)
         self.num_rows.fill_(num_rows)
-        torch.sum(self._values, 1, out=self._sums)
+        self._sum_up(0, self._capacity)
+
+
+def _find(
+    values: torch.Tensor, points: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find which values cover points, if they lie end to end; never one that is 0.
+
+    Args:
+        values: float64 (B, K), of which one in each row is positive.
+        points: float64 (B,).
+
+    Returns:
+        Columns int64 (B,), how far the points are in there, and the values there, float64 (B,).
+    """
+    ends = values.cumsum(1)
+    place = torch.searchsorted(ends, points[:, None], right=True).clamp_(max=values.shape[1] - 1)
+    # Rounding may lead past the last that is not 0.
+    place = torch.where(values.gather(1, place) > 0, place, values.argmax(1, keepdim=True))
+    found = values.gather(1, place)
+    return place[:, 0], (points[:, None] - (ends.gather(1, place) - found))[:, 0], found[:, 0]
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -437,7 +437,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @exclusive
     def _send_update(self, rows: np.ndarray, priorities: np.ndarray) -> None:
         assert self._sums is not None
-        self._sums.update(*self._updates.send("an update of priorities", rows, priorities))
+        with self._updates.sent("an update of priorities", rows, priorities) as sent:
+            self._sums.update(*sent)
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""

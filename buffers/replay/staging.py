@@ -72,10 +72,10 @@ class Staging:
             columns: (K, ...) by path.
             rows: int64 (K,), distinct, where they go.
         """
-        counts, where = self._places.send("places", self.host_counts(), rows)
-        self.counts.copy_(counts)
-        for path, column in columns.items():
-            self._columns[path].index_copy_(0, where, column)
+        with self._places.sent("places", self.host_counts(), rows) as (counts, where):
+            self.counts.copy_(counts)
+            for path, column in columns.items():
+                self._columns[path].index_copy_(0, where, column)
 
     def write(
         self,
@@ -96,14 +96,26 @@ class Staging:
             kept = np.arange(len(rows))
         else:
             kept = _last_of_each(rows)
-        block = self._blocks.take()
         where, links = rows[kept], _final_links(rows, befores, codes)
         if self._links is None:
             links = np.zeros((2, 0), np.int64)
         counts = self.host_counts()
         words = np.concatenate([counts, where, *links])
-        begin = 8 * len(words)
-        host = block.host.numpy()
+        with self._blocks.taken() as block:
+            begin, end = self._fill(block, words, kept, arrays, len(rows))
+            block.upload(0, end)
+            self._spread(block, len(where), links.shape[1], (begin, end))
+
+    def _fill(
+        self,
+        block: StagingBlock,
+        words: np.ndarray,
+        kept: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
+        num_rows: int,
+    ) -> tuple[int, int]:
+        """Write words and the kept rows into a block; return where the latter begin and end."""
+        begin, host = 8 * len(words), block.host.numpy()
         host[:begin] = words.view(np.uint8)
         end = begin + len(kept) * self._layout.stride
         packed = host[begin:end].reshape(len(kept), -1)
@@ -111,11 +123,10 @@ class Staging:
             # What was there before would be a link until `_spread` has written the new ones.
             packed[:, link.offset : link.offset + link.nbytes] = 0
         places = np.arange(len(kept))
-        if len(kept) < len(rows):
+        if len(kept) < num_rows:
             arrays = {path: array[kept] for path, array in arrays.items()}
         scatter_fields(packed, places, self._layout.places(), arrays)
-        block.upload(0, end)
-        self._spread(block, len(where), links.shape[1], (begin, end))
+        return begin, end
 
     def _spread(
         self, block: StagingBlock, num_rows: int, num_links: int, span: tuple[int, int]

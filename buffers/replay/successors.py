@@ -13,7 +13,7 @@ from buffers.core.interrupts import interrupts_later
 from buffers.core.kernels import address_of, copy_at, is_same_at
 from buffers.core.memory import allocation
 from buffers.core.rows import RowLayout, as_words
-from buffers.core.staging import StagingBlocks
+from buffers.core.staging import StagingBlock, StagingBlocks
 from buffers.replay import addresses
 from buffers.replay import layout as at
 from buffers.replay.addresses import Addresses
@@ -165,7 +165,10 @@ class Successors:
 
         Nothing is allocated, so that nothing can fail when the state already counts the rows.
         """
-        block = self._blocks.take()
+        with self._blocks.taken() as block:
+            self._upload_by(block, slots, envs)
+
+    def _upload_by(self, block: StagingBlock, slots: np.ndarray, envs: np.ndarray) -> None:
         begin, size = 8 * (len(slots) + len(envs)), self._layout.obs_bytes
         end = begin + (len(slots) + len(envs)) * size
         host = block.host.numpy()

@@ -23,6 +23,8 @@ from buffers.replay.storage import ReplayStorage
 __all__ = ["TorchReader"]
 
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_FEW_OF = 4  # times as many rows, from which on distinct ones are found without all rows
+_MORE = 64  # rows drawn for these
 
 
 class TorchMemory(NamedTuple):
@@ -156,6 +158,11 @@ class TorchReader:
         indices.add_(rings * self._capacity)
 
     def _draw_distinct(self, indices: torch.Tensor) -> None:
+        count, size = int(self._storage.state[at.COUNT]), len(indices)
+        # A captured graph may draw from another number of rows later.
+        if count >= _FEW_OF * size and not self._is_capturing():
+            self._draw_few(indices)
+            return
         num_rows = len(self._storage.rows)
         device = indices.device
         keys = torch.rand(
@@ -165,6 +172,21 @@ class TorchReader:
         is_live = places % self._capacity < self._counts.index_select(0, places // self._capacity)
         keys.masked_fill_(~is_live, -1.0)
         indices.copy_(keys.topk(len(indices)).indices)  # sorted, else the order is not random
+
+    def _draw_few(self, indices: torch.Tensor) -> None:
+        """Draw distinct rows that are few of all: the first different ones of more that are drawn.
+
+        Of twice as many, and some more, drawn from four times as many, enough are different but
+        with a probability below 2 ** -128.
+        """
+        size = len(indices)
+        drawn = torch.empty(2 * size + _MORE, dtype=torch.int64, device=indices.device)
+        self._draw_uniform(drawn)
+        rows, places = drawn.sort(stable=True)
+        is_again = torch.zeros_like(rows, dtype=torch.bool)
+        torch.eq(rows[1:], rows[:-1], out=is_again[1:])
+        places.masked_fill_(is_again, len(drawn) - 1)  # behind all others
+        torch.index_select(drawn, 0, places.sort().values[:size], out=indices)
 
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""

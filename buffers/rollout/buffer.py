@@ -15,6 +15,7 @@ from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, re
 from buffers.core.checkpoint import Block
 from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
     FieldWatcher,
@@ -39,6 +40,15 @@ from buffers.rollout.kernels import (
 )
 from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch, RolloutRows
+from buffers.rollout.on_device import (
+    NO_FINAL,
+    NO_LOG_PROBS,
+    NO_RESULTS,
+    NO_VALID,
+    NO_VALUES,
+    WRONG_REWARD,
+    DeviceRows,
+)
 from buffers.rollout.sequences import RolloutSequenceBatch, SequenceSampler
 from buffers.rollout.storage import RolloutSlot, RolloutStorage
 
@@ -120,6 +130,12 @@ class RolloutBuffer(StatefulBuffer):
     flags, 6 bytes per env and step, are copied to the host once per rollout, for checks, statistics
     of episodes and the list of valid rows.
 
+    With `deferred=True` nothing is: the device marks rows, adds up episodes and shuffles. No call
+    waits then but `check`, `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids,
+    and all that is made from `obs_at` to `advance` can be captured in CUDA graphs (register
+    `generator` with that of the minibatches). What would be an error is found on the device, and
+    raised by `check`. Rows are left out by `valid`; `episodes` are those that were counted last.
+
     Attributes:
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, and
             on the CPU over the same memory as the slots. Write into it; putting another in its
@@ -161,6 +177,7 @@ class RolloutBuffer(StatefulBuffer):
             critic: stored once per game, (T, N / agents_per_game, ...), and given so to `put`;
             batches have in `extras` for every row those of its game.
         agents_per_game: So many neighbouring rows of a step are one game.
+        deferred: Leave to the device what the host does otherwise, see above; with envs there.
         staged: Keep host pages apart from the tensors on the CPU too, to test what other devices
             do.
 
@@ -203,6 +220,7 @@ class RolloutBuffer(StatefulBuffer):
         extra_columns: Mapping[str, Space] | None = None,
         game_columns: Mapping[str, Space] | None = None,
         agents_per_game: int | None = None,
+        deferred: bool = False,
         staged: bool = False,
     ):
         gamma, gae_lambda = check_discounts(gamma, gae_lambda)
@@ -225,13 +243,14 @@ class RolloutBuffer(StatefulBuffer):
                 layout, self.device, staged=self._staged, allocate=allocate
             )
             self._name_tensors()
+            self._deferred = self._make_deferred(seed) if deferred else None
         self._name_rows()
         self._gae_inputs = self._storage.gae_inputs()
         storage = self._storage
         self._rows = RolloutRows(
             observation_space, storage.obs, storage.columns, storage.extras, storage.games
         )
-        self._sampler = MinibatchSampler(self._rows, seed)
+        self._sampler = MinibatchSampler(self._rows, seed, self._deferred)
         self._sequence_samplers: dict[tuple[str, ...], SequenceSampler] = {}
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
@@ -239,8 +258,16 @@ class RolloutBuffer(StatefulBuffer):
             RolloutBuffer, num_steps, num_envs, observation_space, action_space,
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
             extra_columns=extra_columns, game_columns=game_columns,
-            agents_per_game=agents_per_game, staged=staged,
+            agents_per_game=agents_per_game, deferred=deferred, staged=staged,
         )  # fmt: skip
+
+    def _make_deferred(self, seed: int | None) -> DeviceRows:
+        if not self._storage.is_env_on_device:
+            raise BufferMisuseError(
+                "deferred=True is for envs on the buffer's device; pass allocate=envs.allocate of "
+                "such and device=envs.device, or leave deferred out"
+            )
+        return DeviceRows(self._layout, self._storage, seed)
 
     def _name_tensors(self) -> None:
         storage = self._storage
@@ -307,11 +334,15 @@ class RolloutBuffer(StatefulBuffer):
         sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
         sizes["valid"] += self._storage.written_valid.nbytes
         samplers = self._sampler, *self._sequence_samplers.values()
+        if self._deferred is not None:
+            sizes["deferred"] = self._deferred.nbytes
         return {**sizes, "minibatches": sum(sampler.nbytes for sampler in samplers)}
 
     @property
     def num_valid(self) -> int:
         """Number of valid rows, which `minibatches` draws from; after `compute_advantages`."""
+        if self._deferred is not None:
+            return int(self._deferred.num_valid)
         self._require_computed("num_valid")
         return self._num_valid
 
@@ -327,6 +358,10 @@ class RolloutBuffer(StatefulBuffer):
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
         self._storage.write_obs(0, leaves)
+        if self._deferred is not None:
+            self._deferred.start()
+            self._begin()
+            return
         for name in ("over_before", "running_returns", "running_lengths"):
             self._pages[name].fill(0)
         self._pages["is_first"][0] = True
@@ -336,11 +371,14 @@ class RolloutBuffer(StatefulBuffer):
         """Open all steps for writing; the device has been waited for."""
         for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
             marks[:] = bytes(len(marks))
-        self._storage.mark_policy_outputs()
         self._has_marks = False  # rewards can be read until the first slot is taken
-        self.valid_pages.fill(True)
-        if self.final_values is not None:
-            self._pages["has_final"].fill(False)
+        if self._deferred is not None:
+            self._deferred.begin()
+        else:
+            self._storage.mark_policy_outputs()
+            self.valid_pages.fill(True)
+            if self.final_values is not None:
+                self._pages["has_final"].fill(False)
         self._open_steps, self._num_taken = self.num_steps, 0
         self._storage.begin_results()
         self._is_started = True
@@ -364,7 +402,7 @@ class RolloutBuffer(StatefulBuffer):
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("obs_at", t, self.num_steps)
-        if self._staged and self._open_steps:
+        if self._staged and self._open_steps and not self._storage.is_env_on_device:
             self._storage.upload_obs(t)
             self._is_uploaded[t] = 1
         return self._obs_rows[t]
@@ -393,6 +431,8 @@ class RolloutBuffer(StatefulBuffer):
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("is_first_at", t, self.num_steps)
         t = operator.index(t)
+        if self._deferred is not None:
+            return self._deferred.mark_first(t)
         self._mark_first(t)
         return self._storage.upload_first(t)
 
@@ -578,9 +618,9 @@ class RolloutBuffer(StatefulBuffer):
         """
         if 0 <= t < self._open_steps:
             if not self._has_marks:
-                self._storage.mark_rewards()
+                (self._deferred or self._storage).mark_results()
                 self._has_marks = True
-            if self._staged:
+            if self._staged and not self._storage.is_env_on_device:
                 self._take_slot(operator.index(t))
             return self._slots[t]
         raise self._refusal("slot", t, self.num_steps - 1)
@@ -597,8 +637,9 @@ class RolloutBuffer(StatefulBuffer):
         Args:
             t: 0 to T - 1.
             env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`. A
-                tensor on a device is waited for.
-            values: float (K,), estimated values of their final observations.
+                tensor on a device is waited for, unless the buffer is deferred.
+            values: float (K,), estimated values of their final observations. Of a deferred buffer,
+                for which the mask is a tensor on the device: (N,), of which those are taken.
 
         Raises:
             BufferMisuseError: t out of range, env_ids or values do not fit, or the mode is
@@ -618,11 +659,24 @@ class RolloutBuffer(StatefulBuffer):
                 "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
                 'mask such as infos["_final_obs"]'
             )
+        if self._deferred is not None and self._is_mask_there(env_ids):
+            found = read_tensor("values", values, self._row_shape, torch.float32)
+            given = found.detach().to(self.device, torch.float32)
+            self._deferred.set_final_values(t, env_ids, given)
+            return
         ids = read_distinct_ids(env_ids, self.num_envs, self.device)
         found = read_tensor("values", values, (len(ids),), torch.float32)
         where = torch.from_numpy(ids).to(self.device)
         self.final_values[t].index_copy_(0, where, found.to(self.device, torch.float32))
-        self._pages["has_final"][t, ids] = True
+        if self._deferred is not None and self._deferred.has_final is not None:
+            self._deferred.has_final[t].index_fill_(0, where, True)
+        else:
+            self._pages["has_final"][t, ids] = True
+
+    def _is_mask_there(self, mask: Any) -> bool:
+        """Whether it is a mask bool (N,) on the device."""
+        is_tensor = isinstance(mask, torch.Tensor) and mask.device == self.device
+        return is_tensor and mask.dtype == torch.bool and mask.shape == self._row_shape
 
     @exclusive
     def advance(self) -> None:
@@ -634,6 +688,12 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
+        if self._deferred is not None:
+            self._require_started("advance")
+            self._deferred.advance()
+            self._storage.write_obs(0, self._storage.last_obs())
+            self._begin()
+            return
         self._episodes()  # carries the sums of unfinished episodes on
         self._storage.wait_for_device()
         pages = self._pages
@@ -665,6 +725,9 @@ class RolloutBuffer(StatefulBuffer):
 
     @exclusive
     def _compute(self, last: torch.Tensor, policy_outputs: bool) -> None:
+        if self._deferred is not None:
+            self._compute_deferred(self._deferred, last, policy_outputs)
+            return
         self._require_results("compute_advantages")
         if policy_outputs:
             self._require_policy_outputs("compute_advantages")
@@ -682,6 +745,17 @@ class RolloutBuffer(StatefulBuffer):
         self._is_computed = True
         self._open_steps = 0  # until the next rollout begins
 
+    def _compute_deferred(self, rows: DeviceRows, last: torch.Tensor, policy_outputs: bool) -> None:
+        if not policy_outputs:
+            self._clear_marks()
+        self.values[-1].copy_(last)
+        rows.complete()
+        results = self.advantages, self.returns
+        fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
+        self._stop_passes()
+        self._is_computed = True
+        self._open_steps = 0
+
     def _fill_on_host(self) -> None:
         outputs = self._pages["advantages"], self._pages["returns"]
         decay = np.float32(self.gamma * self.gae_lambda)
@@ -693,9 +767,41 @@ class RolloutBuffer(StatefulBuffer):
                 self._storage.upload_obs(t)
         for name in ("rewards", "terminations", "truncations"):
             self._storage.upload_result(name, self.num_steps)
-        self._storage.columns["valid"].upload()
+        self._storage.upload("valid")
         results = self.advantages, self.returns
         fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
+
+    def check(self) -> None:
+        """Wait, and raise what `compute_advantages` of a deferred buffer has found since last time.
+
+        Other buffers raise at once; for them this does nothing.
+
+        Raises:
+            BufferMisuseError: As `compute_advantages` says, of the first row that lacks something.
+        """
+        if self._deferred is None:
+            return
+        rows = self._deferred.faults.tolist()
+        found = [(kind, row) for kind, row in enumerate(rows) if row < len(self._pages["rows"])]
+        if not found:
+            return
+        self._deferred.forget_faults()
+        kind, row = found[0]
+        t, env_id = divmod(row, self.num_envs)
+        if kind == NO_FINAL:
+            raise _missing_final(t, env_id)
+        what = {
+            NO_RESULTS: "no results; step the environment into slot(t) for each step",
+            WRONG_REWARD: "a reward that is not finite; find what makes it, or clear "
+            f"valid[{t}, {env_id}]",
+            NO_LOG_PROBS: "no log_probs; call put(t, ...) for every step",
+            NO_VALUES: "no values; call put(t, ...) for every step",
+            NO_VALID: "no valid; an env that writes into slot(t).valid must write all its rows",
+        }
+        raise BufferMisuseError(
+            f"env {env_id} in step {t} had {what[kind]}. This is said later, as the buffer is "
+            "deferred: the advantages of that rollout were wrong"
+        )
 
     def _require_final_values(self) -> None:
         if self.final_values is None:
@@ -728,11 +834,29 @@ class RolloutBuffer(StatefulBuffer):
         torch.where(is_given, self.final_values, self.values[1:], out=self.final_values)
 
     @exclusive
+    def count_episodes(self) -> None:
+        """Add up the episodes for `episodes`, which, or `compute_advantages`, does it otherwise.
+
+        Call it before rewards are changed that are to count as they came. A deferred buffer does
+        not wait for it.
+
+        Raises:
+            BufferMisuseError: As `episodes`.
+        """
+        self._require_started("count_episodes")
+        if self._deferred is not None:
+            self._deferred.count_episodes()
+        else:
+            self._episodes()
+
+    @exclusive
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
 
-        Rewards are added up across rollouts from `start` on. Dead steps and rows left out of
-        `valid` do not count, and an episode ending in a row left out by the user is dropped.
+        Rewards are added up across rollouts from `start` on, as they are when this is called, or
+        `count_episodes`. Of a deferred buffer they are those that were counted last. Dead steps
+        and rows left out of `valid` do not count, and an episode ending in a row left out by the
+        user is dropped.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
@@ -741,6 +865,10 @@ class RolloutBuffer(StatefulBuffer):
 
     def _episodes(self) -> EpisodeStats:
         self._require_started("episodes")
+        if self._deferred is not None:
+            ended = self._deferred.ended
+            found = self._deferred.returns[ended], self._deferred.lengths[ended]
+            return EpisodeStats(*(tensor.cpu().numpy() for tensor in found))
         pages, flags = self._pages, self._flags
         returns, lengths = pages["episode_returns"], pages["episode_lengths"]
         if not self._is_counted:
@@ -803,6 +931,10 @@ class RolloutBuffer(StatefulBuffer):
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
+        if self._deferred is not None and not fixed:
+            raise BufferMisuseError(
+                "a deferred buffer does not know how many rows are valid: pass fixed=True"
+            )
         plan = self._sampler.plan(
             num_minibatches, batch_size, self._num_valid,
             fixed=fixed, normalizes=normalize_advantages, columns=columns,
@@ -847,6 +979,8 @@ class RolloutBuffer(StatefulBuffer):
                 there is no such column; or, at the next batch, another pass or rollout has begun.
             BufferMemoryError: Memory for the batches is missing.
         """
+        if self._deferred is not None:
+            raise BufferMisuseError("a deferred buffer has no sequences; leave deferred out")
         self._require_computed("sequences")
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
         for name in names:
@@ -868,12 +1002,17 @@ class RolloutBuffer(StatefulBuffer):
         )
         for t in range(self.num_steps + 1):
             self._mark_first(t)
-        self._storage.columns["is_first"].upload()
+        self._storage.upload("is_first")
         return sampler.draw(plan)
 
     def _require_started(self, method: str) -> None:
         if not self._is_started:
             raise self._refusal(method, 0, 0)
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Of a deferred buffer the generator of minibatches, to register with a CUDA graph."""
+        return None if self._deferred is None else self._deferred.generator.torch
 
     def _has_any_results(self) -> bool:
         """Whether anything was written into a slot since the rollout began."""
@@ -969,8 +1108,11 @@ class RolloutBuffer(StatefulBuffer):
     def _clear_policy_marks(self) -> None:
         """Let log_probs and values that were not written, and need not be, be zero."""
         if 0 in self._has_policy:
-            for bits in self._storage.policy_bits:
-                bits.masked_fill_(bits == UNWRITTEN, 0)
+            self._clear_marks()
+
+    def _clear_marks(self) -> None:
+        for bits in self._storage.policy_bits:
+            bits.masked_fill_(bits == UNWRITTEN, 0)
 
     def _refusal(self, method: str, t: Any, last: int) -> BufferMisuseError:
         """The error for a call with a step out of range or at the wrong time."""
@@ -987,7 +1129,8 @@ class RolloutBuffer(StatefulBuffer):
         return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
     def _require_computed(self, method: str) -> None:
-        if not self._is_computed:
+        # Of a deferred buffer it may be a graph that has computed them.
+        if not self._is_computed and self._deferred is None:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
@@ -1086,6 +1229,8 @@ class RolloutBuffer(StatefulBuffer):
         leaves = zip(self._layout.obs_leaves, obs, strict=True)
         rows = {name: self._pages[name] for name in _CARRIED}
         rows["is_first"] = self._pages["is_first"][0]
+        if self._deferred is not None:
+            rows = {**self._deferred.carry(), "order": self._deferred.generator.get_state()}
         return {**rows, **{leaf.path: row for leaf, row in leaves}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
@@ -1104,12 +1249,19 @@ class RolloutBuffer(StatefulBuffer):
             watcher.check_bools(name)
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
+        if self._deferred is not None and not self._deferred.generator.accepts_state(
+            state.small["order"]
+        ):
+            raise other_generator()
 
     def _place(self, state: LoadedState) -> Placed:
         shuffle = state.meta["shuffle"]
         self._storage.wait_for_device()
         for name, row in self._carried().items():
             row[...] = state.small[name]
+        if self._deferred is not None:
+            self._deferred.take_carry(state.small)
+            self._deferred.generator.set_state(state.small["order"])
         if self._storage.is_env_on_device:
             paths = [leaf.path for leaf in self._layout.obs_leaves]
             self._storage.write_obs(0, [np.array(state.small[path]) for path in paths])

@@ -20,6 +20,7 @@ from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
 from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
+from buffers.rollout.on_device import DeviceRows
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = [
@@ -182,10 +183,11 @@ class MinibatchSampler:
     Args:
         rows: What they are gathered from; the row indices are shuffled here.
         seed: For the shuffling; None takes entropy of the system.
+        deferred: What shuffles on the device instead, in batches of one size, or None.
     """
 
-    def __init__(self, rows: RolloutRows, seed: int | None):
-        self._source = rows
+    def __init__(self, rows: RolloutRows, seed: int | None, deferred: DeviceRows | None = None):
+        self._source, self._deferred = rows, deferred
         self._columns: dict[frozenset[str] | None, BatchColumns] = {
             None: BatchColumns(rows, _OTHERS)
         }
@@ -234,6 +236,8 @@ class MinibatchSampler:
         )
         chosen.pool.reserve(max(size, self._block_rows(chosen)))
         self._columns[names] = chosen
+        if self._deferred is not None:
+            count = self._num_rows  # at most
         num_batches = -(-count // size) if num_minibatches is None else min(most, count)
         return MinibatchPlan(chosen, count, num_batches, size if fixed else None, normalizes)
 
@@ -283,7 +287,8 @@ class MinibatchSampler:
         taken = self._orders.take(count)
         if taken is not None:
             return taken[0].copy_(self._rows.tensor[:count])
-        return self._sent.send("the order of rows", rows)[0].clone()
+        with self._sent.sent("the order of rows", rows) as (order,):
+            return order.clone()
 
     @exclusive
     def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
@@ -292,6 +297,8 @@ class MinibatchSampler:
         Returns:
             int64 and float32 (num_batches * size,); batches have parts of both.
         """
+        if self._deferred is not None:
+            return self._deferred.padded(num_batches, size)
         rows = self._rows.host[:count]
         shuffle(rows, self.generator.words)
         total = num_batches * size
@@ -301,7 +308,8 @@ class MinibatchSampler:
             return taken
         order, weights = np.empty(total, np.int64), np.empty(total, np.float32)
         pad_batches(rows, num_batches, size, order, weights)
-        return [part.clone() for part in self._sent.send("the order of rows", order, weights)]
+        with self._sent.sent("the order of rows", order, weights) as sent:
+            return [part.clone() for part in sent]
 
     @exclusive
     def _gather(
@@ -314,7 +322,8 @@ class MinibatchSampler:
         """Columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
         columns = chosen.pool.gather(own[0])
         if normalizes:
-            normalize_advantages(columns[chosen.advantages_at], sizes, *own[1:])
+            advantages, is_host = columns[chosen.advantages_at], self._source.is_host
+            normalize_advantages(advantages, sizes, *own[1:], is_host=is_host)
         return columns
 
 
@@ -358,7 +367,11 @@ def read_split(
 
 
 def normalize_advantages(
-    advantages: torch.Tensor, sizes: list[int], weights: torch.Tensor | None = None
+    advantages: torch.Tensor,
+    sizes: list[int],
+    weights: torch.Tensor | None = None,
+    *,
+    is_host: bool,
 ) -> None:
     """Normalise advantages in place, batch by batch.
 
@@ -366,8 +379,9 @@ def normalize_advantages(
         advantages: float32 (K,), of some batches, one after another.
         sizes: Of the batches.
         weights: float32 (K,), 1 of the rows that make means and standard deviations, else 0.
+        is_host: Whether compiled code may do it.
     """
-    if advantages.device.type == "cpu":
+    if is_host:
         own = None if weights is None else weights.numpy()
         normalize_batches(advantages.numpy(), np.array(sizes), own)
         return

@@ -179,7 +179,8 @@ class SequenceSampler:
             return []
         if taken is not None:
             return taken
-        return [part.clone() for part in self._sent.send("the order of sequences", *order)]
+        with self._sent.sent("the order of sequences", *order) as sent:
+            return [part.clone() for part in sent]
 
     @exclusive
     def _gather(
@@ -188,7 +189,8 @@ class SequenceSampler:
         """The rows int64 (L * S,) of all columns, and the states before the first step."""
         columns = plan.columns.pool.gather(rows)
         if plan.normalizes:
-            normalize_advantages(columns[plan.columns.advantages_at], [len(rows)], weights)
+            advantages, is_host = columns[plan.columns.advantages_at], self._source.is_host
+            normalize_advantages(advantages, [len(rows)], weights, is_host=is_host)
         return columns, self._states.gather(rows[: plan.size]) if self._states is not None else []
 
     def _batch(

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from buffers.core.columns import Allocate, Column, ColumnSpec, allocate_columns, foreach_copy
 from buffers.core.spaces import build_tree
+from buffers.core.staging import Departures
 from buffers.rollout.gae import GaeInputs
 from buffers.rollout.kernels import UNWRITTEN, UNWRITTEN_FLAG
 from buffers.rollout.layout import RolloutLayout
@@ -127,6 +128,11 @@ class WrittenValid:
         """Bytes held."""
         return 0 if self._column is None else self._column.nbytes
 
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """Bool (T, N) on the device that envs write to; None before anyone asked."""
+        return None if self._column is None else self._column.tensor
+
     def row(self, t: int) -> Any:
         """Where step t is written, bool (N,): an array, or a tensor if envs are on the device.
 
@@ -207,6 +213,7 @@ class RolloutStorage:
     ):
         self.is_staged = staged
         self.device = device
+        self._departures = Departures(device)
         self.is_env_on_device = staged and _device_of(allocate) == device
         specs = layout.columns
         if self.is_env_on_device:
@@ -315,7 +322,7 @@ class RolloutStorage:
             return [rows[-1] for rows in self._leaf_rows]
         return [pages[-1] for pages in self.obs_pages]
 
-    def mark_rewards(self) -> None:
+    def mark_results(self) -> None:
         """Mark all rewards as not written yet; they read as NaN. So too which rows acted."""
         if self.is_env_on_device:
             self.columns["rewards"].tensor.view(torch.int32).fill_(UNWRITTEN)
@@ -333,12 +340,19 @@ class RolloutStorage:
             return
         targets, sources = self._upload_pairs[t]
         foreach_copy(targets, sources, non_blocking=True)
+        self._departures.note()
 
     def upload_first(self, t: int) -> torch.Tensor:
         """Row t of `is_first` on the device, where it is copied to."""
         if self.is_staged:
             self._first_rows[t].copy_(self._host_first_rows[t], non_blocking=True)
+            self._departures.note()
         return self._first_rows[t]
+
+    def upload(self, name: str, where: slice = slice(None)) -> None:
+        """Enqueue the copy of a column, or some steps of it, from the host pages to the device."""
+        self.columns[name].upload(where)
+        self._departures.note()
 
     def begin_results(self) -> None:
         """Forget what became of the results on the device in an earlier rollout."""
@@ -361,7 +375,7 @@ class RolloutStorage:
         if column.tensor._version != version:  # each change in place counts it up
             begin = count
         if begin < num_steps:
-            column.upload(slice(begin, num_steps))
+            self.upload(name, slice(begin, num_steps))
         self._sent[name] = column.tensor._version, begin, num_steps
         return column.tensor
 
@@ -386,8 +400,7 @@ class RolloutStorage:
 
     def wait_for_device(self) -> None:
         """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        self._departures.wait()
 
     def gae_inputs(self) -> GaeInputs:
         """Tensors on the device if that is not the CPU, else arrays over the same memory."""

@@ -8,7 +8,10 @@ from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 from jit.toy_env import PARAMS, TOY
 
-from vecenv import make_vec
+from buffers.core.generator import HostGenerator
+from buffers.rollout.kernels import pad_batches, shuffle
+from buffers.rollout.on_device import DeviceRows
+from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 
@@ -32,12 +35,36 @@ def make_trainer(kind, mode, **changes):
     return ppo.Trainer(options, envs, agent)
 
 
-@pytest.mark.parametrize("recurrent", ["no", "gru"])
-def test_updates_are_those_of_envs_on_the_cpu(recurrent):
+class OrderOfTheHost:
+    """Shuffles the rows of a deferred rollout as those of the CPU are."""
+
+    def __init__(self, monkeypatch, seed):
+        self.generator, self.rows = HostGenerator(seed), np.zeros(0, np.int64)
+        complete = DeviceRows.complete
+
+        def begin(rows):
+            complete(rows)
+            self.rows = np.flatnonzero(rows._columns["valid"].numpy())
+
+        monkeypatch.setattr(DeviceRows, "complete", begin)
+        monkeypatch.setattr(DeviceRows, "padded", self.padded)
+
+    def padded(self, num_batches, size):
+        shuffle(self.rows, self.generator.words)
+        order = np.zeros(num_batches * size, np.int64), np.zeros(num_batches * size, np.float32)
+        pad_batches(self.rows, num_batches, size, *order)
+        return list(map(torch.from_numpy, order))
+
+
+@pytest.mark.parametrize(("recurrent", "graphs"), [("no", "off"), ("no", "on"), ("gru", "auto")])
+def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     cpu, device = (
-        make_trainer(kind, "NextStep", recurrent=recurrent)
-        for kind in (JitVectorEnv, CudaVectorEnv)
+        make_trainer(kind, "NextStep", recurrent=recurrent, graphs=wish)
+        for kind, wish in ((JitVectorEnv, "auto"), (CudaVectorEnv, graphs))
     )
+    assert not cpu.is_captured
+    assert device.is_captured == (graphs == "on")
+    OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         torch.manual_seed(2)
         expected = cpu.update()
@@ -57,11 +84,10 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent):
     assert mask.any() and not mask.all()  # and they came from the device, step by step
 
 
-def test_no_step_goes_through_the_host(monkeypatch):
-    trainer = make_trainer(CudaVectorEnv, "NextStep")
-    trainer.collect()
-    trainer.compute_advantages()
-    trainer.rollout.advance()
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_no_step_goes_through_the_host(graphs, monkeypatch):
+    trainer = make_trainer(CudaVectorEnv, "NextStep", graphs=graphs)
+    trainer.update()
 
     def refuse(*args, **kwargs):
         raise AssertionError("memory of the host was asked for during steps")
@@ -73,7 +99,37 @@ def test_no_step_goes_through_the_host(monkeypatch):
         steps.setattr(type(trainer.rollout._storage), "download_results", refuse)
         steps.setattr(CudaVectorEnv, "_wait", refuse)
         steps.setattr(ppo.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
+        if graphs == "on":  # and nothing else of an update
+            trainer.collect()
+            trainer.compute_advantages()
+            trainer.learn()
+            trainer.rollout.advance()
+            return
+        # Per rollout the host counts episodes.
+        steps.setattr(trainer.rollout, "count_episodes", lambda: None)
         trainer.collect()
+
+
+def test_graphs_are_refused_in_a_sentence_where_there_can_be_none():
+    for kind, changes, told in (
+        (JitVectorEnv, {}, "the envs are not on the device"),
+        (CudaVectorEnv, {"recurrent": "gru"}, "a recurrent policy"),
+    ):
+        with pytest.raises(SystemExit, match=f"--graphs on: {told}.*; leave it out"):
+            make_trainer(kind, "NextStep", graphs="on", **changes)
+
+
+def test_what_is_wrong_on_the_device_ends_the_update():
+    trainer = make_trainer(CudaVectorEnv, "NextStep", graphs="on")
+    trainer.update()
+    with torch.no_grad():
+        trainer.agent.critic[0].weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="were not finite"):
+        trainer.update()
+    trainer = make_trainer(CudaVectorEnv, "NextStep", graphs="on")
+    trainer.agent.to_env = lambda actions: actions + 7
+    with pytest.raises(ActionError, match="out of bounds"):
+        trainer.update()
 
 
 @pytest.mark.parametrize(

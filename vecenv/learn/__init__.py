@@ -15,6 +15,7 @@ from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games
 from vecenv.learn.gradient import Gradient
+from vecenv.learn.graphs import Graph
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
@@ -26,6 +27,7 @@ __all__ = [
     "CheckpointError",
     "EvaluationResult",
     "Gradient",
+    "Graph",
     "Moments",
     "RankError",
     "Ranks",

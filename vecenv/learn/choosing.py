@@ -118,6 +118,7 @@ class Eager(NamedTuple):
     weights: FlatParameters
     dtype: torch.dtype
     run: Callable[[Any, Any], tuple[dict[str, Tensor], list[Tensor | None]]]
+    is_graph: bool = True  # whether a compiled one is a CUDA graph of its own on a GPU
 
     def gradient(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
         """Scalars by name, and the gradients in one vector (W,) of its own."""
@@ -400,6 +401,7 @@ class _Choice:
             dtype=eager.dtype,
             rows=None if num_parts == 1 or self.rows is None else self.rows // num_parts,
             weights_index=weights_at(self.layout) if is_weighted else None,
+            is_graph=eager.is_graph,
         )
         numbers = {1} if num_parts == 1 else {1, num_parts}
         if self.given is not None:

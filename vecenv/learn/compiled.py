@@ -78,6 +78,7 @@ def build_part(
     dtype: torch.dtype,
     rows: int | None,
     weights_index: int | None,
+    is_graph: bool = True,
 ) -> Part:
     """Compile the gradient over some rows of a batch.
 
@@ -91,6 +92,7 @@ def build_part(
         rows: Length of the batch's objects, if the layout is of a longer batch.
         weights_index: Which tensor has the weights of rows, if results are to be weighted by their
             sum.
+        is_graph: On a GPU make a CUDA graph of it, which can't be captured in another one.
 
     Returns:
         A function of the vector of weights and of the batch's tensors. Its results are the vector
@@ -131,7 +133,7 @@ def build_part(
             values = torch.where(weight > 0, values * weight, 0.0)
         return gradient, torch.cat([values, weight])
 
-    return _compile(gradient_of_part, weights.device)
+    return _compile(gradient_of_part, weights.device, is_graph=is_graph)
 
 
 def tanh_by_polynomials(x: Tensor) -> Tensor:
@@ -198,13 +200,15 @@ def quick_parts(device: torch.device) -> Iterator[None]:
         forget()
 
 
-def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
+def _compile(
+    function: types.FunctionType | Any, device: torch.device, *, is_graph: bool = True
+) -> Any:
     # Guards and the limit of recompilations belong to a code object: each function gets its own.
     own = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, None,
         function.__closure__,
     )  # fmt: skip
-    options: dict[str, Any] = {"triton.cudagraphs": True}
+    options: dict[str, Any] = {"triton.cudagraphs": is_graph}
     if device.type == "cpu":
         # One call into C++, which lets go of the interpreter's lock.
         options = {"cpp_wrapper": True}

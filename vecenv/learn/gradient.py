@@ -69,6 +69,9 @@ class Gradient:
         ranks: Processes that compute gradients of the same weights at the same time: gradient, loss
             and scalars are means over the rows of all their batches. Rows are counted by
             ``batch.weights`` or ``batch["weights"]``, or else all of a batch's first tensor are.
+        deferred: Do not wait in each call to see whether loss and gradient are finite: where they
+            are not the gradient is zero, and a later `check` raises. On a GPU calls can be
+            captured in a CUDA graph then, see `Graph`, once the first one has chosen the path.
         log: Takes a sentence that says what was chosen, and another if that changes. None sends
             them to the logger "vecenv.learn".
 
@@ -91,6 +94,7 @@ class Gradient:
         plan: Mapping[str, Any] | None = None,
         allow_unused: Iterable[str] = (),
         ranks: Ranks | None = None,
+        deferred: bool = False,
         log: Callable[[str], Any] | None = None,
     ):
         if compile not in {"auto", "on", "off"}:
@@ -116,6 +120,9 @@ class Gradient:
         self._ranks = Ranks() if ranks is None else ranks
         self._log = log or logging.getLogger("vecenv.learn").info
         self._num_calls_made = 0
+        self._is_deferred = deferred
+        with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
+            self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._modules = list(module.modules())
         self._settings = Settings()
         self._compiled: CompiledGradient | None = None
@@ -143,7 +150,7 @@ class Gradient:
 
         Raises:
             FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
-                optimizer to apply.
+                optimizer to apply. Of a deferred one `check` raises it.
             ValueError: The loss is not a scalar, or parameters get no gradient.
             RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.
@@ -159,11 +166,40 @@ class Gradient:
             if self._ranks.size > 1:
                 scalars = self._mean_over_ranks(scalars, batch)
             # One number, as on a device each costs a wait.
-            check = float(scalars["loss"] + self._weights.gradient.sum())
+            total = scalars["loss"] + self._weights.gradient.sum()
+            if self._is_deferred:
+                return self._deferred(scalars, total)
+            check = float(total)
         if not math.isfinite(check):
             self._refuse(scalars["loss"], batch)
         self._weights.attach()
         return scalars
+
+    @torch.no_grad()
+    def _deferred(self, scalars: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
+        """Note whether what a number depends on is finite; if not, the gradient is zero."""
+        is_wrong = ~torch.isfinite(total)
+        self._num_refused.add_(is_wrong)
+        self._weights.gradient.masked_fill_(is_wrong, 0.0)
+        self._weights.attach()
+        return scalars
+
+    def check(self) -> None:
+        """Wait, and raise if a loss or gradient was not finite since the last time.
+
+        Raises:
+            FloatingPointError: In one of the calls, of a deferred `Gradient`; its gradient was
+                replaced by zero.
+        """
+        count = int(self._num_refused)
+        self._num_refused.zero_()
+        if count:
+            raise FloatingPointError(
+                f"the loss, or gradients, of {count} calls were not finite, and zero was put in "
+                "the gradients' place: look for a division by zero, a root or a logarithm of zero, "
+                "or try a smaller learning rate; without deferred=True the call that it was says "
+                "more"
+            )
 
     def _by_compiled(self, batch: Any) -> dict[str, Tensor] | None:
         """The scalars, or None if the compiled function does not take such a batch."""
@@ -239,7 +275,7 @@ class Gradient:
     def _choose(self, batch: Any) -> None:
         if self._times_dtypes:
             self._choose_dtype(batch)
-        eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager)
+        eager = self._as_eager()
         plan, found = choose(eager, batch, self._given, self._log, **self._wishes)
         if plan is None:
             return
@@ -250,13 +286,17 @@ class Gradient:
         self.plan = plan._asdict()
         self._log(plan.sentence())
 
+    def _as_eager(self) -> Eager:
+        is_graph = not self._is_deferred  # a graph can't be captured in another one
+        return Eager(self.module, self.loss, self._weights, self._dtype, self._eager, is_graph)
+
     def _choose_dtype(self, batch: Any) -> None:
         """Compute in bfloat16 if gradients of such batches are clearly quicker then."""
         seconds = {}
         try:
             for name, dtype in DTYPES.items():
                 self._dtype = dtype
-                eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager)
+                eager = self._as_eager()
                 seconds[name] = time_autograd(eager, batch)
             ratio = seconds["bfloat16"] / seconds["float32"]
         finally:

@@ -26,6 +26,9 @@ class Adam(torch.optim.Adam):
         betas: Decay of the running means of the gradient and of its square.
         eps: Added to the denominator.
         max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
+        deferred: Do not wait for the norm, which is taken for finite, as those of a deferred
+            `Gradient` are; the learning rate is a tensor on the device, written by `set_lr`. So
+            steps can be captured in a CUDA graph, see `Graph`.
         **kwargs: As `torch.optim.Adam` takes them.
 
     Attributes:
@@ -44,6 +47,7 @@ class Adam(torch.optim.Adam):
         eps: float = 1e-8,
         *,
         max_grad_norm: float | None = None,
+        deferred: bool = False,
         **kwargs: Any,
     ):
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -54,6 +58,36 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr, betas, eps, **{"fused": True, **kwargs})
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
+        self._is_deferred = deferred
+        self._move_lr()
+
+    def _move_lr(self) -> None:
+        """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
+        if self._is_deferred:
+            for group in self.param_groups:
+                device = group["params"][0].device
+                group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch does, learning rates as numbers."""
+        state = super().state_dict()
+        if self._is_deferred:
+            groups = state["param_groups"]
+            state["param_groups"] = [{**group, "lr": float(group["lr"])} for group in groups]
+        return state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on from a state; what was captured before has to be captured anew."""
+        super().load_state_dict(state_dict)
+        self._move_lr()
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all groups, also for steps in a captured CUDA graph."""
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -93,7 +127,7 @@ class Adam(torch.optim.Adam):
             norm = torch.linalg.vector_norm(torch.stack(norms))
         else:
             norm = torch.linalg.vector_norm(grads[0])
-        if not math.isfinite(norm):
+        if not self._is_deferred and not math.isfinite(norm):
             raise FloatingPointError(
                 f"the norm of the gradients is {float(norm)}, expected a finite number; no weight "
                 "has changed: look for a division by zero, or a root or logarithm of zero, in the "

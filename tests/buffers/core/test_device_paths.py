@@ -23,7 +23,7 @@ from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.staging import StagingBlock
+from buffers.core.staging import CopyLane, Departures, StagingBlock, StagingBlocks
 from buffers.episodic.storage import EpisodicStorage
 from buffers.replay.priorities import BlockSums
 from buffers.replay.staging import Staging
@@ -85,18 +85,167 @@ def test_the_default_device_of_a_context_is_not_that_of_host_memory(staged):
         make_and_use_episodes(staged=staged)
 
 
-def test_the_end_of_a_copy_is_noted_on_the_stream_of_its_own_device(monkeypatch):
-    recorded = []
+class Streams:
+    """The streams and events of a GPU, which is not here: what each is given, in order.
 
-    class Event:
-        def record(self, stream):
-            recorded.append(stream)
+    Attributes:
+        given: By name of a stream what it was given; "host" for what the host waits for.
+        now: Name of the current stream.
+    """
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
-    block = StagingBlock(64, CPU)
-    block._copied = Event()
-    block.upload(0, 64)
-    assert recorded == [("stream of", block.device.device)]
+    def __init__(self, monkeypatch):
+        self.now, self.given, self.number = "a", {"host": []}, 0
+        monkeypatch.setattr(torch.cuda, "current_stream", self.current)
+        monkeypatch.setattr(torch.cuda, "Stream", self.made)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    def current(self, device):
+        assert device == CUDA
+        return FakeStream(self.now, self)
+
+    def made(self, device):
+        assert device == CUDA
+        return FakeStream("copies", self)
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self.now = self.now, stream.name
+        yield
+        self.now = before
+
+    def give(self, name, what):
+        self.given.setdefault(name, []).append(what)
+
+
+class FakeStream:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, name, streams):
+        self.name, self.streams = name, streams
+
+    @property
+    def cuda_stream(self):
+        return ord(self.name[0])
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+    def wait_event(self, event):
+        if event.marks is not None:
+            self.streams.give(self.name, ("wait", event.marks))
+
+
+class FakeEvent:
+    def __init__(self, streams):
+        self.streams, self.marks = streams, None
+
+    def record(self, stream):
+        self.streams.number += 1
+        self.marks = stream.name, self.streams.number
+        self.streams.give(stream.name, ("mark", self.streams.number))
+
+    def synchronize(self):
+        if self.marks is not None:
+            self.streams.give("host", self.marks)
+
+
+class Page(torch.Tensor):
+    """Memory on the device: notes who uses it, and the copies to it."""
+
+    streams: Any = None
+
+    def record_stream(self, stream):
+        self.streams.give("memory", stream.name)
+
+    def copy_(self, source, non_blocking=False):
+        assert non_blocking
+        self.streams.give(self.streams.now, "copy")
+        return super().copy_(source)
+
+
+def test_copies_have_a_stream_of_their_own_for_which_alone_the_host_waits(monkeypatch):
+    streams = Streams(monkeypatch)
+    blocks = StagingBlocks(CPU, "use less")
+    blocks.reserve("it", 64)
+    for block in blocks._blocks:
+        block.device = block.device.as_subclass(Page)
+        monkeypatch.setattr(Page, "streams", streams)
+        block._lane = CopyLane(CUDA, block.device)
+    assert streams.given.pop("memory") == ["copies"] * 2
+    assert streams.given.pop("a") == [("mark", 1), ("mark", 2)]  # behind the zeros
+    for value in range(3):
+        streams.give("a", "updates of a learner")
+        with blocks.sent("it", np.array([value])) as (sent,):
+            assert sent.tolist() == [value]
+            streams.give("a", "read")
+    # Block 1, 0 and 1 again: its copy waits for the reading, not for the updates behind that.
+    assert streams.given["copies"] == [
+        ("wait", ("a", 2)), "copy", ("mark", 3),
+        ("wait", ("a", 1)), "copy", ("mark", 5),
+        ("wait", ("a", 4)), "copy", ("mark", 7),
+    ]  # fmt: skip
+    updates = "updates of a learner"
+    assert streams.given["a"] == [
+        updates, ("wait", ("copies", 3)), "read", ("mark", 4),
+        updates, ("wait", ("copies", 5)), "read", ("mark", 6),
+        updates, ("wait", ("copies", 7)), "read", ("mark", 8),
+    ]  # fmt: skip
+    assert streams.given["host"] == [("copies", 3)]  # which has not waited for the learner
+    streams.now = "b"
+    with blocks.sent("it", np.array([5])):
+        pass
+    assert streams.given["memory"] == ["b"]  # which had it from another one
+
+
+def test_blocks_grow_in_few_steps(monkeypatch):
+    made = []
+
+    class Block(StagingBlock):
+        def __init__(self, num_bytes, device, *, is_staged):
+            made.append(num_bytes)
+            super().__init__(num_bytes, device, is_staged=is_staged)
+
+    monkeypatch.setattr("buffers.core.staging.StagingBlock", Block)
+    buffer = SharedReplayBuffer(1000, OBS, ACTIONS, seed=0, staged=True)
+    for count in range(1, 50):
+        buffer.add(**columns(count))
+    assert len(made) == 14  # 49 adds; each time two, which are twice as large
+    episodes = EpisodicReplayBuffer(500, OBS, ACTIONS, max_episodes=50, seed=0, staged=True)
+    made.clear()
+    for length in range(1, 30):
+        episodes.add_episode({
+            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
+            "rewards": np.zeros(length, np.float32),
+        })  # fmt: skip
+    assert len(made) <= 10
+
+    def lacking(self, num_bytes, device, *, is_staged):
+        if num_bytes > limit:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        StagingBlock.__init__(self, num_bytes, device, is_staged=is_staged)
+
+    monkeypatch.setattr(Block, "__init__", lacking)
+    blocks, limit = StagingBlocks(CPU, "use less"), 100
+    assert blocks.reserve("it", 80)
+    assert blocks.reserve("it", 90)  # 160 is too much
+    assert blocks.num_bytes == 90
+    with pytest.raises(BufferMemoryError, match="use less"):
+        blocks.reserve("it", 101)
+    assert not blocks.reserve("it", 90)
+
+
+def test_two_episodes_may_be_on_their_way_at_once():
+    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+    storage, seen = buffer._storage, []
+    for length in (3, 3, 3):
+        buffer.add_episode({
+            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
+            "rewards": np.full(length, len(seen), np.float32),
+        })  # fmt: skip
+        seen.append(storage.staging.ctypes.data)
+    assert seen[0] == seen[2] != seen[1]
+    assert [buffer.episode(k)["rewards"][0].item() for k in range(3)] == [0, 1, 2]
 
 
 def test_memory_that_torch_keeps_is_free(monkeypatch):
@@ -226,6 +375,19 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
         assert order == ["wait", "write"]
 
 
+def test_the_host_waits_for_copies_and_not_for_what_was_queued_behind(monkeypatch):
+    streams, departures = Streams(monkeypatch), Departures(CUDA)
+    for name in "aba":
+        streams.now = name
+        departures.note()
+        streams.give(name, "updates of a learner")
+    departures.wait()
+    assert streams.given["host"] == [("a", 3), ("b", 2)]
+    Departures(CPU).note()
+    Departures(CPU).wait()
+    assert len(streams.given["host"]) == 2
+
+
 class Allocations(TorchDispatchMode):
     """Notes operations that take memory."""
 
@@ -261,7 +423,7 @@ class Moves(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [(4, {torch.int64}), (3, {torch.int64, torch.uint8})]
+    ("size", "expected"), [(4, {torch.int64}), (3, {torch.int64, torch.int32})]
 )
 def test_rows_move_in_words_where_they_are_whole_ones(size, expected):
     buffer = SharedReplayBuffer(
@@ -276,7 +438,7 @@ def test_rows_move_in_words_where_they_are_whole_ones(size, expected):
             )
             buffer.add(**rows)
         batch = buffer.sample(64)
-    assert set(moves.found) == expected  # observations of 12 bytes are no whole words
+    assert set(moves.found) == expected  # 12 bytes are no whole words of 8
     assert batch.obs.unique().tolist() == [2, 3, 4, 5]
     is_newest = batch.obs == 5  # whose window has one step
     assert batch.next_obs.equal(batch.obs + torch.where(is_newest, 1, 2))
@@ -296,6 +458,59 @@ def test_nothing_is_allocated_on_a_device_once_rows_are_counted(store_next, monk
         buffer.add(**rows)
     # What is over the host's own pages takes no memory.
     assert set(seen.found) <= {"split_with_sizes", "from_numpy", "detach", "lift_fresh"}
+
+
+class Reads(TorchDispatchMode):
+    """Counts the elements of what operations read or write."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        views = {"view", "slice", "select", "split", "as_strided", "detach"}
+        if func.overloadpacket.__name__ not in views:
+            self.number += result.numel() if isinstance(result, torch.Tensor) else 0
+        return result
+
+
+def test_draws_look_at_little_of_a_large_buffer():
+    sums = BlockSums(1 << 18, CPU)
+    sums.alpha.fill_(1.0)
+    sums.beta.fill_(1.0)
+    sums.bound.fill_(1e9)
+    sums.insert(0, 1 << 18, 1 << 18)
+    leaves, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    with Reads() as reads:
+        sums.draw(torch.Generator(), leaves, weights, None)
+    assert reads.number < 64 * 400  # 32 groups and 32 rows each, a few times
+    buffer = SharedReplayBuffer(1 << 16, OBS, ACTIONS, seed=0, staged=True)
+    for _ in range(16):
+        buffer.add(**columns(1 << 12))
+    out = buffer.new_batch(64)
+    with Reads() as reads:
+        buffer.sample(64, out, replace=False)
+    assert len(set(out.indices.tolist())) == 64
+    assert reads.number < 1 << 14
+
+
+def test_sums_of_groups_and_blocks_are_those_of_their_rows():
+    sums, rng = BlockSums(5000, CPU), np.random.default_rng(0)
+    sums.alpha.fill_(1.0)
+    sums.bound.fill_(1e9)
+    end = 0
+    for count in (1, 31, 32, 1000, 3000, 1500, 5000, 7):
+        end = (end + count) % 5000
+        sums.insert(end, count, 5000)
+        rows = torch.from_numpy(rng.integers(0, 5000, 40)).unique()
+        sums.update(rows, torch.from_numpy(rng.random(len(rows))) * 9)
+        values = torch.nn.functional.pad(sums.leaves, (0, 5 * 1024 - 5000))
+        torch.testing.assert_close(sums._groups.flatten(), values.view(-1, 32).sum(1))
+        torch.testing.assert_close(sums._sums, values.view(-1, 1024).sum(1))
+    kept = sums.leaves.clone()
+    sums.restore(kept, 5000)
+    torch.testing.assert_close(sums._sums.sum(), kept.sum())
 
 
 def test_updates_read_exponents_and_numbers_of_rows_on_the_device():
@@ -472,7 +687,7 @@ def test_an_episode_for_which_memory_is_missing_changes_nothing(monkeypatch):
 
     add(5)
     with monkeypatch.context() as patch:
-        patch.setattr("buffers.episodic.storage.StagingBlock", lack_memory)
+        patch.setattr("buffers.core.staging.StagingBlock", lack_memory)
         with pytest.raises(BufferMemoryError, match="staging an episode"):
             add(40)
     assert (buffer.num_episodes, len(buffer)) == (1, 5)

@@ -7,6 +7,7 @@ from replay_model import ACTIONS, OBS, CountingEnvs, ListModel, check_law, colum
 
 from buffers import (
     BufferMisuseError,
+    EpisodicReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
@@ -131,6 +132,39 @@ def test_tensors_are_added_without_waiting_also_from_other_streams():
     found, expected = buffer.get(buffer.order()), plain.get(plain.order())
     for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
         assert getattr(found, name).cpu().equal(getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("kind", ["replay", "episodes", "priorities"])
+def test_the_host_does_not_wait_for_what_a_learner_has_queued(kind):
+    rows = columns_of(CountingEnvs(1).random_steps([0] * 4, p=0.0))
+    buffer = PrioritizedReplayBuffer(64, OBS, ACTIONS, seed=0, device="cuda")
+    episodes = EpisodicReplayBuffer(64, OBS, ACTIONS, max_episodes=16, seed=0, device="cuda")
+    episode = {name: rows[name] for name in ("obs", "next_obs", "actions", "rewards")}
+
+    def call():
+        if kind == "episodes":
+            episodes.add_episode(episode)
+        elif kind == "priorities":
+            buffer.update_priorities(np.arange(4), np.ones(4))
+        else:
+            buffer.add(**rows)
+
+    buffer.add(**rows)
+    for _ in range(3):  # takes memory, and tells what does not fit
+        call()
+    weights = torch.ones(8192, 8192, device="cuda")
+    for _ in range(2):
+        weights @ weights
+    torch.cuda.synchronize()
+    for _ in range(40):  # about a second
+        weights @ weights
+    done = torch.cuda.Event()
+    done.record()
+    call()
+    call()
+    assert not done.query()
+    torch.cuda.synchronize()
+    assert len(episodes if kind == "episodes" else buffer) > 0
 
 
 def test_states_of_the_cpu_and_of_the_device_are_told_apart():

@@ -10,6 +10,7 @@ import torch
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
 from jit.on_device.host_device import HostDevice, use
+from jit.on_device.recorded import count_differences, load_trace
 from jit.toy_env import PARAMS, TOY
 
 import vecenv
@@ -105,6 +106,16 @@ def test_sends_and_receives_are_those_of_the_cpu():
             expected, found = cpu.recv(max_envs=most), device.recv(max_envs=most)
             assert_same([*found[:4], found.env_ids], [*expected[:4], expected.env_ids])
     assert_same_state(device, cpu)
+
+
+def test_recorded_episodes_replay_and_a_wrong_step_is_noticed(monkeypatch):
+    assert count_differences("shared", slice(0, 400, 200), 30) == (0, 2 * 30 * 217)
+    changed = dict(load_trace("shared"))
+    actions = changed["blue_action"].copy()
+    actions[0, 20] = 144 if actions[0, 20] != 144 else 0
+    changed["blue_action"] = actions
+    monkeypatch.setattr("jit.on_device.recorded.load_trace", lambda name: changed)
+    assert count_differences("shared", slice(0, 400, 200), 30)[0] > 0
 
 
 def test_a_reset_gives_up_what_is_in_flight():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jit.on_device.bundled import MAKERS, check_states, check_step
 from jit.on_device.host_device import use
+from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
@@ -70,6 +71,11 @@ def test_every_bit_is_that_of_the_processor(name):
         check_states(device.state_dict(), cpu.state_dict())
         device.close()
         cpu.close()
+
+
+@pytest.mark.parametrize("name", RULES_OF_TRACE)
+def test_all_recorded_episodes_replay(name):
+    assert count_differences(name)[0] == 0
 
 
 GAMES: dict[str, dict[str, Any]] = {

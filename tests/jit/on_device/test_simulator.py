@@ -74,6 +74,20 @@ print("the same")
 """
 
 
+_RECORDED = """
+from jit.on_device.recorded import RULES_OF_TRACE, count_differences
+
+for name in RULES_OF_TRACE:
+    differences, compared = count_differences(name, slice(0, 100, 20))
+    assert differences == 0 < compared, name
+print("the same")
+"""
+
+
+def test_recorded_episodes_replay():
+    check(_RECORDED)
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("name", ["cartpole", "cage2"])
 def test_small_batches_are_those_of_the_processor(name, mode):

@@ -1,0 +1,94 @@
+"""examples/ppo.py and sac.py on a real device: `make test-gpu`."""
+
+import pytest
+import torch
+from example_files import load_example
+
+from vecenv.learn import Graph
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+ppo, sac = load_example("ppo"), load_example("sac")
+NUM_UPDATES = 6
+
+
+class Called(Graph):
+    """Never captures."""
+
+    def __init__(self, function, device, **options):
+        super().__init__(function, "cpu", **options)
+
+
+def updated(graph_type, monkeypatch, env_id, **changes):
+    """A trainer of PPO after some updates."""
+    monkeypatch.setattr(ppo, "Graph", graph_type)
+    options = ppo.Options(
+        env_id, num_envs=64, num_steps=16, total_steps=100_000, hidden=(16,), device="cuda",
+        graphs="on", num_minibatches=4, compile="off", **changes,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    envs = ppo.make_envs(options, 64, on_device=True)
+    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options).to("cuda"))
+    found = [trainer.update() for _ in range(NUM_UPDATES)]
+    return trainer, found
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes"),
+    [
+        ("JitCartPole-v1", {"target_kl": 1.0, "entropy_weight": 0.01, "entropy_falls": True}),
+        ("vecenv:Cage2-v0", {"normalize": True}),  # with masks
+    ],
+)
+def test_graphs_of_ppo_do_what_calls_do(env_id, changes, monkeypatch):
+    called, expected = updated(Called, monkeypatch, env_id, **changes)
+    captured, found = updated(Graph, monkeypatch, env_id, **changes)
+    for name in ("collect", "compute_advantages", "learn_once"):
+        assert getattr(captured, name).is_captured
+        assert not getattr(called, name).is_captured
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-2, abs=1e-3)
+    assert captured.steps == called.steps
+    torch.testing.assert_close(captured.rollout.actions, called.rollout.actions)
+
+
+def test_an_update_waits_for_the_device_for_what_is_logged_alone(monkeypatch):
+    trainer, _ = updated(Graph, monkeypatch, "JitCartPole-v1")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.collect()
+        trainer.compute_advantages()
+        trainer.learn()
+        trainer.rollout.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    trainer.check()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_graphs_of_sac_do_what_calls_do(prioritized, monkeypatch):
+    found = []
+    for graph_type in (Called, Graph):
+        monkeypatch.setattr(sac, "Graph", graph_type)
+        options = sac.Options(
+            "JitPendulum-v1", num_envs=8, learning_starts=80, batch_size=32, hidden=(16,),
+            capacity=1000, device="cuda", prioritized=prioritized, compile="off",
+        )  # fmt: skip
+        torch.manual_seed(1)
+        trainer = sac.Trainer(options, sac.make_envs(options))
+        trainer.start()
+        for _ in range(30):
+            trainer.collect()
+            if trainer.steps > 80:
+                trainer.learn()
+        trainer.ended()  # which raises what was wrong on the device
+        assert trainer.learn.is_captured == (graph_type is Graph)
+        found.append(torch.cat([p.detach().flatten() for p in trainer.agent.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)
+
+
+def test_ppo_learns_cart_pole_in_graphs(tmp_path):
+    options = ppo.Options(
+        "JitCartPole-v1", num_envs=256, num_steps=32, total_steps=1_000_000, device="cuda",
+        save=tmp_path, eval_episodes=20,
+    )  # fmt: skip
+    assert ppo.main(options).mean > 300

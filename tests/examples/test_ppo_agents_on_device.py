@@ -1,0 +1,85 @@
+"""examples/ppo_agents.py with games on a device, which is none: the driver in plain Python."""
+
+import numpy as np
+import pytest
+import torch
+from agents.toy_games import WALK
+from example_files import load_example
+from jit.on_device.host_device import HostDevice, use
+
+from vecenv import make_vec_agents
+from vecenv.agents import AgentRowsVecEnv
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+example = load_example("ppo_agents")
+SMALL = {"num_games": 3, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}
+
+
+@pytest.fixture(autouse=True)
+def host_device(monkeypatch):
+    return use(monkeypatch, HostDevice())
+
+
+def trainer_for(kernels, device, **changes):
+    options = example.Options(**{**SMALL, "compile": "off", "total_steps": 10_000, **changes})
+    torch.manual_seed(1)
+    envs = make_vec_agents(kernels, 3, device=device, max_episode_steps=9, debug=True)
+    envs = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+    return example.Trainer(options, envs)
+
+
+def test_games_on_a_device_give_the_rollouts_of_the_cpu():
+    """With one minibatch of all rows, in whatever order, updates are nearly those, too."""
+    cpu, device = (trainer_for(WALK, where, num_minibatches=1) for where in ("cpu", "cuda"))
+    assert device.is_captured and not cpu.is_captured
+    for _ in range(3):
+        found = []
+        for trainer in (cpu, device):
+            torch.manual_seed(2)
+            found.append(trainer.update())
+        expected, found = found
+        assert device.steps == cpu.steps
+        np.testing.assert_allclose(device.episodes, cpu.episodes, rtol=1e-6)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+        for name, learner in cpu.learners.items():
+            other = device.learners[name].rollout
+            torch.testing.assert_close(other.actions, learner.rollout.actions)
+            torch.testing.assert_close(other.rewards, learner.rollout.rewards)
+    assert cpu.episodes
+
+
+def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
+    trainer = trainer_for(WALK, "cuda")
+    trainer.update()
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("memory of the host was asked for")
+
+    with monkeypatch.context() as patch:
+        for name in ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        trainer.collect()
+        for learner in trainer.learners.values():
+            with torch.inference_mode():
+                last = learner.agent.features(learner.rollout.obs_at(learner.rollout.num_steps))
+                learner.rollout.compute_advantages(learner.values(last, None))
+            learner.learn_once()
+            learner.rollout.advance()
+
+
+def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
+    options = example.Options(
+        env="Spread-v0", backend="cuda", total_steps=3 * 3 * 8 * 2, eval_games=2, compile="off",
+        save=tmp_path, env_kwargs={"max_cycles": 9}, **SMALL,
+    )  # fmt: skip
+    found = example.main(options)
+    assert all(len(result.returns) == 2 for result in found.values())
+    options.resume, options.total_steps = True, 3 * 3 * 8 * 3
+    example.main(options)
+    state = example.load_checkpoint(tmp_path / "checkpoint/last.npz")["state"]
+    assert state["num_updates"] == 3
+    options.critic, options.resume, options.overwrite = "central", False, True
+    with pytest.raises(Exception, match="games on a device have no central state yet"):
+        example.main(options)

@@ -1,0 +1,111 @@
+"""Work of a GPU that is queued at once: calls of a function, captured in a CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+__all__ = ["Graph"]
+
+_Result = TypeVar("_Result")
+_WARMUPS = 2
+
+
+class Graph(Generic[_Result]):
+    """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
+
+    The first two calls call the function, as libraries allocate and choose what they do then; the
+    third captures what it enqueues, and from then on a call replays that, as one piece: nothing of
+    Python is in it. So the function has to do the same on the device each time, with tensors that
+    stay where they are: it reads its inputs from such, writes into such, and waits for nothing.
+    What it does on the host (counting, drawing with NumPy) is done in the first three calls only.
+
+    Where a capture fails, a sentence says why, and calls go on to call the function. On the CPU
+    they always do.
+
+    Args:
+        function: What is called.
+        device: Where its work is done.
+        generators: Of torch, on the device, that it draws with, beside the device's own.
+        log: Takes a sentence if capturing fails; None sends it to the logger "vecenv.learn".
+
+    Attributes:
+        is_captured: Whether calls replay a graph.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> double = Graph(lambda: x.add_(1).mul(2), x.device)
+        >>> [double().tolist() for _ in range(4)]
+        [[2.0, 2.0], [4.0, 4.0], [6.0, 6.0], [8.0, 8.0]]
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], _Result],
+        device: torch.device | str,
+        *,
+        generators: Iterable[torch.Generator | None] = (),
+        log: Callable[[str], Any] | None = None,
+    ):
+        self._function, self._device = function, torch.device(device)
+        self._generators = [generator for generator in generators if generator is not None]
+        self._log = log or logging.getLogger("vecenv.learn").info
+        self._num_calls = 0
+        self._has_failed = self._device.type != "cuda"
+        self._graph: Any = None
+        self._stream: Any = None  # of the first calls
+        self._result: Any = None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a graph."""
+        return self._graph is not None
+
+    def __call__(self) -> _Result:
+        """Do what the function does.
+
+        Returns:
+            What it returned. Once it is captured, what it returned then: tensors that each call
+            writes anew.
+        """
+        if self._graph is None and not self._has_failed:
+            self._num_calls += 1
+            if self._num_calls <= _WARMUPS:
+                return self._warm_up()
+            self._capture()
+        if self._graph is None:
+            return self._function()
+        self._graph.replay()
+        return self._result
+
+    def _warm_up(self) -> _Result:
+        """Call the function on a stream of its own, as a capture will."""
+        current: Any = torch.cuda.current_stream(self._device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = self._function()
+        current.wait_stream(self._stream)
+        return result
+
+    def _capture(self) -> None:
+        graph: Any = torch.cuda.CUDAGraph()
+        try:
+            for generator in self._generators:
+                graph.register_generator_state(generator)
+            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                result = self._function()
+        except Exception as error:
+            self._has_failed = True
+            lines = str(error).splitlines() or [type(error).__name__]
+            name = getattr(self._function, "__name__", type(self._function).__name__)
+            self._log(
+                f"graph: {name} can't be captured, so its calls go through Python as before: "
+                f"{lines[0][:200]}"
+            )
+            return
+        self._graph, self._result = graph, result
