@@ -22,12 +22,14 @@ products of a learner, whose time counts for the device and not for the host. GA
 and leave everything on the device.
 
 At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
-their time by phase (`--no-training` leaves that out).
+their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph
+does is in the phase in which the host waits for it, that of the learner.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -350,10 +352,12 @@ def time_training(device: torch.device) -> None:
     """Print where the time of the examples goes."""
     given = ["--device", str(device), "--profile", "--eval-episodes", "2"]
     ppo = ["--env-id", "Cage2-v0", "--num-envs", "16384", "--num-steps", "64"]
-    sac = ["--env-id", "Pendulum-v1", "--total-steps", "4000"]
-    for name, options in (("ppo", [*ppo, "--total-steps", "30000000"]), ("sac", sac)):
+    ppo += ["--total-steps", "30000000"]
+    sac = ["--env-id", "JitPendulum-v1", "--num-envs", "64", "--update-ratio", "0.1"]
+    sac += ["--total-steps", "60000"]
+    for (name, options), graphs in itertools.product((("ppo", ppo), ("sac", sac)), ("auto", "off")):
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, f"examples/{name}.py", *options, *given]
+            command = [sys.executable, f"examples/{name}.py", *options, *given, "--graphs", graphs]
             print(f"\n{' '.join(command[1:])}", flush=True)
             subprocess.run([*command, "--save", f"{folder}/run"], check=False)
 

@@ -351,14 +351,19 @@ class Trainer:
     def reset(self, seed: int) -> dict[str, Any]:
         """Reset all games; return observations by group."""
         obs, _ = self.envs.reset(seed=seed)
-        self.state = self.look()
+        self.state = None
+        self.look()
         return obs
 
-    def look(self) -> Tensor | None:
-        """Return the games' states (G, S) for a central critic."""
+    def look(self) -> None:
+        """Take note of the games' states (G, S) for a central critic, in memory that stays."""
         if self.options.critic == "own":
-            return None
-        return torch.from_numpy(self.envs.state()).flatten(1).float().to(self.options.device)
+            return
+        found = torch.as_tensor(self.envs.state()).flatten(1).float().to(self.options.device)
+        if self.state is None:
+            self.state = found.clone()
+        else:
+            self.state.copy_(found)
 
     @torch.inference_mode()
     def collect(self) -> None:
@@ -367,7 +372,7 @@ class Trainer:
             actions = {k: learner.act(t, self.state) for k, learner in self.learners.items()}
             slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
             self.envs.step(actions, out=slots)
-            self.state = self.look()
+            self.look()
         for learner in self.learners.values():
             learner.rollout.count_episodes()
 
@@ -397,9 +402,8 @@ class Trainer:
         options, begin = self.options, time.perf_counter()
         if (saved := run.restore(self.parts())) is not None:
             self.steps, self.num_updates = saved["steps"], saved["num_updates"]
-            self.state = saved["state"]
             if self.state is not None:
-                self.state = self.state.to(options.device)
+                self.state.copy_(saved["state"])
             if run.not_restored:
                 obs = self.reset(options.seed + self.steps)
                 for name, learner in self.learners.items():

@@ -81,5 +81,4 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     state = example.load_checkpoint(tmp_path / "checkpoint/last.npz")["state"]
     assert state["num_updates"] == 3
     options.critic, options.resume, options.overwrite = "central", False, True
-    with pytest.raises(Exception, match="games on a device have no central state yet"):
-        example.main(options)
+    example.main(options)

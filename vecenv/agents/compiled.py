@@ -24,6 +24,7 @@ from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
+from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["CompiledGame", "CompiledGames", "valid_action"]
 
@@ -457,13 +458,17 @@ def _first_game(batch: Any) -> Any:
 
 def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
     """Return the function that writes the central states of games."""
-    kernels = envs.kernels
+    require_central_state(envs.kernels)
+    return envs.state_writer()
+
+
+def require_central_state(kernels: EnvKernels) -> None:
+    """Raise ValueError if games have no central state."""
     if kernels.central_state is None:
         raise ValueError(
             f"{kernels.name} has no central state: give its EnvKernels central_state=..., a "
             "function (state, out), and its state_space"
         )
-    return envs.state_writer()
 
 
 _FINAL = ("final_obs", "final_info")

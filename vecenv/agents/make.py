@@ -336,11 +336,6 @@ class _Compiled(NamedTuple):
         mask_infos: bool,
     ) -> CudaAgentsVecEnv | CudaAgentRowsVecEnv:
         """Make them on a CUDA device."""
-        if self.central_state:
-            raise ValueError(
-                "games on a device have no central state yet: leave out central_state=True, or "
-                "device="
-            )
         given = dict(vector_kwargs or {})
         results = given.pop("results", "torch")
         if results not in ("torch", "numpy"):
@@ -349,7 +344,9 @@ class _Compiled(NamedTuple):
         from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv  # needs torch
 
         try:
-            agents = CudaAgentsVecEnv(envs, mask_infos=mask_infos, results=results)
+            agents = CudaAgentsVecEnv(
+                envs, mask_infos=mask_infos, central_state=self.central_state, results=results
+            )
             return CudaAgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
         except BaseException:
             envs.close()

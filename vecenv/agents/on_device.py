@@ -7,15 +7,16 @@ torch copies it into rows, so that nothing waits for the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from vecenv.agents import grouping as at
-from vecenv.agents.compiled import valid_action
+from vecenv.agents.compiled import require_central_state, valid_action
 from vecenv.agents.env import (
     AgentBatch,
     AgentGroup,
@@ -36,8 +37,41 @@ from vecenv.core.masks import MASK_KEY, can_be_masked
 from vecenv.core.seeding import Seed
 from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GameLayout, GroupLayout
+from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CudaAgentGroup", "CudaAgentRowsVecEnv", "CudaAgentsVecEnv"]
+__all__ = ["CudaAgentGroup", "CudaAgentRowsVecEnv", "CudaAgentsVecEnv", "state_kernels"]
+
+
+def _no_reset(state, rng, *params):
+    pass
+
+
+def _no_step(state, action, rng, *params):
+    return 0.0, False, False
+
+
+def state_kernels(kernels: EnvKernels, mode: AutoresetMode) -> EnvKernels:
+    """Return kernels whose observation is the central state of games.
+
+    Raises:
+        ValueError: They have none, or it could not be told in which one a game ended.
+    """
+    require_central_state(kernels)
+    if mode is AutoresetMode.SAME_STEP:
+        raise ValueError(
+            "games on a device have no central state in autoreset mode SameStep, in which the one "
+            "that a game ended in is overwritten: take another mode, or leave out device="
+        )
+    return EnvKernels(
+        kernels.state_dtype,
+        cast("Any", kernels.state_space),
+        Discrete(1),
+        _no_reset,
+        _no_step,
+        kernels.central_state,
+        name=f"{kernels.name}, central state",
+    )
+
 
 _FLAGS = (at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 _OF_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
@@ -241,6 +275,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
     Args:
         games: The games, whose kernels have `groups`; results are to be tensors.
         mask_infos: Whether every reset and step reports infos[group]["action_mask"].
+        central_state: Whether `state` can be called; not in autoreset mode SAME_STEP.
         results: "torch" for tensors, or "numpy" for arrays, for which every call waits.
 
     Attributes:
@@ -251,7 +286,12 @@ class CudaAgentsVecEnv(AgentsVecEnv):
 
     @torch.inference_mode(mode=False)  # what is made in it can't be changed outside
     def __init__(
-        self, games: CudaVectorEnv, *, mask_infos: bool = False, results: str = "torch"
+        self,
+        games: CudaVectorEnv,
+        *,
+        mask_infos: bool = False,
+        central_state: bool = False,
+        results: str = "torch",
     ) -> None:
         kernels = games.kernels
         if kernels.groups is None:
@@ -272,6 +312,9 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         self._state = None
         self._is_flat, self._is_numpy = layout.is_flat, results == "numpy"
         self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
+        self._write_state: Any = None
+        if central_state:
+            self._write_state = games.observer(state_kernels(kernels, games.autoreset_mode))
         self._notes = [games.state_field(name) for name in (at.REWARDS, *_FLAGS)]
         self._alive = games.state_field(at.ALIVE)
         self._game_results = tuple(
@@ -363,6 +406,28 @@ class CudaAgentsVecEnv(AgentsVecEnv):
             self._result(valid),
             ids,
         )
+
+    def state(self) -> Any:
+        """Return the central state of every game as it is, (num_games, ...), the caller's.
+
+        Raises:
+            ValueError: The env was not made with `central_state=True`.
+        """
+        if self._write_state is None:
+            return super().state()  # raises
+        self.games._calls.require_ready("state")
+        space: Any = self.games.kernels.state_space
+        found = self.games._empty((self.num_games, *space.shape), space.dtype)
+        self._write_state(found)
+        return self._result(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state of the games, see `AgentsVecEnv.state_dict`."""
+        state = super().state_dict()
+        if self._write_state is not None:
+            found = self.state()
+            state["central"] = found.cpu().numpy() if isinstance(found, Tensor) else found
+        return state
 
     def check(self) -> None:
         """Wait until all steps are done, and raise what one of them could not.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 
 import vecenv
@@ -276,6 +277,41 @@ def test_games_sent_and_received_are_those_of_the_cpu(kind, mode):
     assert_same_state(device, cpu)
 
 
+def central_state(state, out):
+    for k in range(3):
+        out[k] = state.place[k, 0] + state.place[k, 1]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+def test_central_states_are_those_of_the_cpu(mode):
+    space = Box(-np.inf, np.inf, (3,), np.float32)
+    kernels = dataclasses.replace(WALK, central_state=central_state, state_space=space)
+    cpu, device = pair(kernels, autoreset_mode=mode, central_state=True)
+    cpu.reset(seed=2)
+    device.reset(seed=2)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        expected, found = cpu.state(), device.state()
+        same(found, expected)
+        assert isinstance(found, torch.Tensor)
+        actions = rng.uniform(-1, 1, (3 * GAMES, 2)).astype(np.float32)
+        *_, ends, cuts, _ = cpu.step(actions)
+        device.step(actions)
+        over = (ends | cuts).reshape(GAMES, -1).all(1)
+        if mode == "Disabled" and over.any():
+            for envs in (cpu, device):
+                envs.reset(options={"reset_mask": over})
+    same(device.state(), cpu.state())
+    np.testing.assert_array_equal(device.state_dict()["central"], cpu.state_dict()["central"])
+    device.load_state_dict(cpu.state_dict())
+    cpu.load_state_dict(device.state_dict())
+    same(device.state(), cpu.state())
+    with pytest.raises(ValueError, match="in autoreset mode SameStep, in which the one that"):
+        make_vec_agents(
+            kernels, GAMES, device="cuda", central_state=True, autoreset_mode="SameStep"
+        )
+
+
 def test_saved_games_go_on_from_one_side_to_the_other():
     cpu, device = pair(MASKED)
     cpu.reset(seed=2)
@@ -433,8 +469,10 @@ def test_results_may_be_numpy_arrays_and_what_is_not_there_is_said():
     assert all(isinstance(part, np.ndarray) for part in device.step(zeros)[:4])
     with pytest.raises(NoActionMaskError, match="Walk has no action_mask kernel"):
         device.action_masks()
-    with pytest.raises(ValueError, match="no central state yet"):
+    with pytest.raises(ValueError, match="Walk has no central state: give its EnvKernels"):
         make_vec_agents(WALK, GAMES, device="cuda", central_state=True)
+    with pytest.raises(ValueError, match="no central state: make the env with"):
+        device.state()
     with pytest.raises(ValueError, match="one by one on the CPU, and device is 'cuda'"):
         make_vec_agents(WALK, GAMES, device="cuda", backend="async")
     with pytest.raises(ValueError, match="results is 'lists'"):

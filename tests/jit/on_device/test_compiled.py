@@ -1,5 +1,6 @@
 """All bundled kernels compile for devices, without one, and need no memory beside registers."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -8,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 from jit.on_device.bundled import MAKERS
 
+from vecenv.agents.on_device import state_kernels
 from vecenv.jit import EnvKernels, KernelCompileError
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda import compiler
@@ -26,8 +29,11 @@ STACK_BYTES = {"cartpole": 40, "spread": 8, "pursuit": 16, "cage4": 8, "cage4 ag
 def test_nothing_is_spilled(name):
     with uncompiled():
         envs = MAKERS[name](1)
-    program = compiler.lower(envs.kernels, envs.params)
-    for capability in CAPABILITIES:
+    programs = [compiler.lower(envs.kernels, envs.params)]
+    if envs.kernels.central_state is not None:
+        kernels = state_kernels(envs.kernels, AutoresetMode.NEXT_STEP)
+        programs.append(compiler.lower(kernels, envs.params))
+    for program, capability in itertools.product(programs, CAPABILITIES):
         _, report = compiler.machine_code(compiler.ptx(program, capability), capability)
         found = compiler.resources(report)
         assert found.spill_bytes == 0

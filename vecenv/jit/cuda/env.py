@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -402,6 +402,30 @@ class CudaVectorEnv(VecEnv):
         obs = self._new_obs() if out is None else self._checked("obs", out, self._obs_shape)
         self._run(OBSERVE, self.num_envs, obs=obs)
         return self._result(obs) if out is None else out
+
+    def observer(self, kernels: EnvKernels) -> Callable[[torch.Tensor], None]:
+        """Return a function that writes what other kernels observe of the states as they are.
+
+        Args:
+            kernels: Of the same state record and parameters.
+
+        Returns:
+            Takes a tensor (num_envs, *obs_shape) on the device of the dtype of their observations.
+        """
+        launch = self._device.load(kernels, self._host.params)
+        arguments = self._arguments.copy()
+
+        def write(obs: torch.Tensor) -> None:
+            arguments[:] = self._arguments
+            for name in ("actions", "terminations", "truncations", "masks", "env_ids", "chosen"):
+                arguments[_PLACE[name]] = 0
+            arguments[_PLACE["rewards32"]] = arguments[_PLACE["rewards64"]] = 0
+            settings = {"op": OBSERVE, "num_rows": self.num_envs, "obs": obs.data_ptr()}
+            for name, value in settings.items():
+                arguments[_PLACE[name]] = value
+            launch(self.num_envs, arguments)
+
+        return write
 
     @property
     def has_action_masks(self) -> bool:
