@@ -56,7 +56,7 @@ class Reference(VectorEnv):
         self.num_envs = num_envs
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, NUM_ENVS - 1), INFO), max_size=6))
 def test_infos_are_batched_as_gymnasium_does(entries):
     """An env may have several infos: the one at the end of its episode and the next one's first."""

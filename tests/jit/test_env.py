@@ -337,6 +337,7 @@ def test_a_step_with_out_allocates_no_arrays():
     assert peak_bytes < 50_000, "less than the smallest array of one value per env"
 
 
+@pytest.mark.slow  # compiled anew each time
 @pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
 def test_compiled_code_allocates_nothing(monkeypatch):
     monkeypatch.setattr(

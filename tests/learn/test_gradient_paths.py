@@ -314,6 +314,8 @@ def reason_of(agent, loss, batch, **options):
 
 
 def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
+    from torch._inductor import config as inductor_config  # takes a second, as below
+
     batch = make_batch()
     assert "nn.GRU" in reason_of(make_agent("nn.GRU"), ppo_loss, make_batch("nn.GRU"))
     for effect, name in [(Counting(), "count"), (nn.BatchNorm1d(6), "running_mean")]:
@@ -331,9 +333,7 @@ def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
         return found + agent.policy(torch.from_numpy(batch["x"])).logits.square().mean()
 
     assert "batch['x'] is a ndarray" in reason_of(make_agent(), of_arrays, arrays)
-    import torch._inductor.config
-
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+    with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
         assert "no C++ compiler" in reason_of(make_agent(), ppo_loss, batch)
 
 

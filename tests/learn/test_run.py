@@ -336,32 +336,44 @@ def test_parts_go_on_from_where_they_were_with_all_random_streams(options):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("make_changes", "message"),
     [
-        ({"module": torch.nn.Linear(3, 4)}, "fit module: it has no weight, which the module has"),
-        ({"module": make_parts(5)["module"]}, r"1.weight float32 \(4, 3\), expected .* \(5, 3\)"),
-        ({"envs": SyncVectorEnv(counters([1] * 3))}, "envs: it has number of envs 2, expected 3"),
         (
-            {"envs": make_vec("CartPole-v1", 2, backend="sync")},
+            lambda: {"module": torch.nn.Linear(3, 4)},
+            "fit module: it has no weight, which the module has",
+        ),
+        (
+            lambda: {"module": make_parts(5)["module"]},
+            r"1.weight float32 \(4, 3\), expected .* \(5, 3\)",
+        ),
+        (
+            lambda: {"envs": SyncVectorEnv(counters([1] * 3))},
+            "envs: it has number of envs 2, expected 3",
+        ),
+        (
+            lambda: {"envs": make_vec("CartPole-v1", 2, backend="sync")},
             r"envs: it has observation space Box\(-1.* expected Box\(",
         ),
         (
-            {"envs": SyncVectorEnv(counters([1] * 2), autoreset_mode="SameStep")},
+            lambda: {"envs": SyncVectorEnv(counters([1] * 2), autoreset_mode="SameStep")},
             "has autoreset mode .*NEXT_STEP, expected .*SAME_STEP",
         ),
-        ({"noise": np.random.Generator(np.random.MT19937())}, "PCG64, expected .* MT19937"),
         (
-            {"optimizer": torch.optim.Adam([torch.zeros(1)])},
+            lambda: {"noise": np.random.Generator(np.random.MT19937())},
+            "PCG64, expected .* MT19937",
+        ),
+        (
+            lambda: {"optimizer": torch.optim.Adam([torch.zeros(1)])},
             "optimizer: it has 2 parameters, expected 1",
         ),
-        ({"draws": 3}, "a state for int, which has no load_state_dict"),
-        ({"critic": torch.nn.Linear(1, 1)}, "has no critic, only module, optimizer"),
+        (lambda: {"draws": 3}, "a state for int, which has no load_state_dict"),
+        (lambda: {"critic": torch.nn.Linear(1, 1)}, "has no critic, only module, optimizer"),
     ],
 )
 def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_file(
-    changes, message, options
+    make_changes, message, options
 ):
-    parts = make_parts()
+    parts, changes = make_parts(), make_changes()
     parts["envs"].reset(seed=1)
     with begin(options) as run:
         run.save({**parts, "steps": 1})

@@ -234,7 +234,7 @@ def strike_closing(stride, options):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [97, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [193, pytest.param(5, marks=pytest.mark.slow)])
 def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
     in_fork(strike_opening, stride)
 
@@ -243,7 +243,7 @@ def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
 @pytest.mark.parametrize(
     ("stride", "options"),
     [
-        (41, {}),
+        (83, {}),
         pytest.param(3, {}, marks=pytest.mark.slow),
         pytest.param(3, {"terminate": True}, marks=pytest.mark.slow),
     ],

@@ -29,8 +29,11 @@ from vecenv.workers.env import AsyncVectorEnv
 
 
 def shared_memory_files():
+    """Files only: folders there are of other programs."""
     folder = Path("/dev/shm")
-    return set(os.listdir(folder)) if folder.is_dir() else set()
+    return (
+        {path.name for path in folder.iterdir() if not path.is_dir()} if folder.is_dir() else set()
+    )
 
 
 def left_since(known):

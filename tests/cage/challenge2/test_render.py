@@ -41,7 +41,7 @@ def test_pictures_show_what_happens():
     assert first.ndim == 3
     assert first.shape[2] == 3
     assert all(length % 2 == 0 for length in first.shape[:2]), "video formats want even sizes"
-    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 50, "not blank"
+    assert len(np.unique(first @ [1, 256, 256**2])) > 50, "not blank"
     assert count(first, BLUE) > 0 < count(first, RED), "the legend"
     envs.step([action_index(envs.scenario, "DecoyApache", "Enterprise0")])
     (second,) = envs.render()
@@ -132,8 +132,10 @@ def test_green_is_shown():
         *_, infos = envs.step([0])
         words = envs.render_env(0)
         assert ("Green: scanned" in words) == (infos["green_target"][0] >= 0)
-        seen += "Green: scanned" in words
-        envs.render_env(0, "rgb_array")
+        if "Green: scanned" in words:
+            seen += 1
+            if seen == 1:
+                envs.render_env(0, "rgb_array")
     assert 0 < seen < 20
 
 

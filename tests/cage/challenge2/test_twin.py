@@ -125,8 +125,14 @@ def draw_after_blue(cage, blue_action, red_type, host, rng):
     return -1, -1, rng.randrange(len(left)) if left else -1
 
 
-@pytest.mark.parametrize("with_green", [False, True])
-@pytest.mark.parametrize("debugged", [False, True])
+@pytest.mark.parametrize(
+    ("debugged", "with_green"),
+    [
+        (False, True),
+        (True, False),
+        *(pytest.param(both, both, marks=pytest.mark.slow) for both in (False, True)),
+    ],
+)
 def test_rules_match_slow_twin(debugged, with_green):
     run_in_lockstep(debugged, with_green, seed=7)
 

@@ -28,7 +28,7 @@ def test_it_runs_as_plain_python_and_draws_itself(name):
         assert obs in envs.observation_space
         obs, *_ = envs.step(envs.action_space.sample())
         frames += envs.render()
-    assert len(np.unique(before.reshape(-1, 3), axis=0)) > 1  # colours
+    assert (before != before[0, 0]).any()  # colours
     assert any((frame != before).any() for frame in frames)
 
 

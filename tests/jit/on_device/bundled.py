@@ -39,6 +39,19 @@ def check_step(found, expected):
         np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
 
 
+def check_agents(device, cpu, found, expected):
+    """The same of rows of agents after a step; return in which rows an episode has ended."""
+    np.testing.assert_array_equal(device.alive, cpu.alive)
+    np.testing.assert_array_equal(device.valid, cpu.valid)
+    over = expected[2] | expected[3]
+    if "final_obs" in found[4]:
+        np.testing.assert_array_equal(found[4]["_final_obs"], over)
+        for row in np.flatnonzero(over):
+            final = expected[4]["final_obs"][row]
+            np.testing.assert_array_equal(found[4]["final_obs"][row], final)
+    return over
+
+
 def check_states(found, expected):
     """The same of what `state_dict` has of the envs."""
     for part in ("states", "runs"):

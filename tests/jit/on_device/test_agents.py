@@ -130,8 +130,15 @@ def assert_same_state(device, cpu):
             same(one, other)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+# Each mode with one kind of game; the other pairs are slow.
+PAIRS = [
+    pytest.param(kind, mode, marks=[] if (number + k) % 2 else pytest.mark.slow)
+    for number, kind in enumerate(KINDS)
+    for k, mode in enumerate(MODES)
+]
+
+
+@pytest.mark.parametrize(("kind", "mode"), PAIRS)
 def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
     cpu, device = pair(KINDS[kind], autoreset_mode=mode)
     rng = np.random.default_rng(0)
