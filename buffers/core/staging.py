@@ -169,9 +169,12 @@ class StagingBlocks:
         """
         if self._blocks and num_bytes <= self.num_bytes:
             return False
-        if 2 * self.num_bytes > num_bytes:  # so that many small steps up are few new blocks
+        larger = 2 * self.num_bytes  # so that many small steps up are few new blocks
+        if self._device.type == "cuda" and num_bytes:  # torch takes so much for pinned pages
+            larger = max(larger, 1 << (num_bytes - 1).bit_length())
+        if larger > num_bytes:
             try:
-                self._blocks = self._made(what, 2 * self.num_bytes)
+                self._blocks = self._made(what, larger)
                 return True
             except BufferMemoryError:
                 pass

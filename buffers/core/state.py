@@ -113,8 +113,7 @@ class StatefulBuffer(Rebuilt):
         arrays = {}
         for name, blocks in self._saved_arrays().items():
             tensors = [torch.from_numpy(b) if isinstance(b, np.ndarray) else b for b in blocks]
-            whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-            arrays[name] = whole.to("cpu", copy=whole is tensors[0])
+            arrays[name] = _joined_on_cpu(tensors)
         return {**self._described(), **arrays}
 
     @exclusive
@@ -353,6 +352,19 @@ class FieldWatcher:
         for place, size in self._truths:
             self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
         self._seen = part.stop
+
+
+def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Copy blocks that follow one another into one tensor of the CPU, and nothing on a device."""
+    if len(blocks) == 1:
+        return blocks[0].to("cpu", copy=True)
+    if blocks[0].device.type == "cpu":
+        return torch.cat([*blocks])
+    shape = sum(map(len, blocks)), *blocks[0].shape[1:]
+    whole = torch.empty(shape, dtype=blocks[0].dtype, device="cpu")
+    for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
+        part.copy_(block)
+    return whole
 
 
 def contradiction(reason: str) -> BufferMisuseError:

@@ -24,6 +24,7 @@ from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.staging import CopyLane, Departures, StagingBlock, StagingBlocks
+from buffers.core.state import _joined_on_cpu
 from buffers.episodic.storage import EpisodicStorage
 from buffers.replay.priorities import BlockSums
 from buffers.replay.staging import Staging
@@ -815,6 +816,18 @@ def test_tensors_of_another_device_are_refused():
         buffer.add(**{**columns(4), "rewards": torch.zeros(4, device="meta")})
 
 
+class Operations(TorchDispatchMode):
+    """Notes operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 class Elsewhere(torch.Tensor):
     """A tensor on a GPU, which is not here."""
 
@@ -823,6 +836,34 @@ class Elsewhere(torch.Tensor):
 
     def cpu(self):
         return self.as_subclass(torch.Tensor)
+
+
+def test_a_state_is_joined_on_the_host():
+    """Not on the device, which may have no room for another ring."""
+    blocks = [torch.arange(6).view(2, 3), torch.arange(9).view(3, 3)]
+    expected, names = torch.cat(blocks), Operations()
+    there = [block.as_subclass(Elsewhere) for block in blocks]
+    with names:
+        found = _joined_on_cpu(there)
+    assert found.equal(expected)
+    assert "cat" not in names.found
+    assert _joined_on_cpu(blocks).equal(expected)
+    assert _joined_on_cpu(blocks[:1]).data_ptr() != blocks[0].data_ptr()
+
+
+def test_blocks_for_pinned_pages_are_as_large_as_torch_makes_them(monkeypatch):
+    made = []
+    monkeypatch.setattr("buffers.core.staging.check_fits", lambda *_: None)
+
+    def block(num_bytes, device, *, is_staged):
+        made.append(num_bytes)
+        return StagingBlock(num_bytes, CPU, is_staged=is_staged)
+
+    monkeypatch.setattr("buffers.core.staging.StagingBlock", block)
+    blocks = StagingBlocks(CUDA, "use less")
+    for count in (1000, 1024, 1025, 2000, 3000):
+        blocks.reserve("it", count)
+    assert made == [1024, 1024, 2048, 2048, 4096, 4096]
 
 
 def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():
