@@ -1,8 +1,11 @@
 """The compiled envs that belong to the project, and what they are on a device."""
 
+from functools import partial
+
 import numpy as np
 from example_files import load_example
 
+import vecenv
 import vecenv.agents.games.pursuit
 import vecenv.agents.games.spread
 from vecenv.cage.challenge2.env import Cage2VectorEnv
@@ -31,6 +34,22 @@ MAKERS = {
     "cage4": Cage4VectorEnv,
     "cage4 agents": Cage4AgentsVectorEnv,
 }
+
+
+# Of each kind of kernels one id; and which of them compute with floats.
+ZOO = {
+    name: partial(vecenv.make_vec, name, backend="jit")
+    for name in (
+        "Jit2048-v0", "JitAcrobot-v1", "JitCliffWalkingSlippery-v1", "JitFrozenLake-v1",
+        "JitGridDoorKey-v0", "JitGridFourRooms-v0", "JitMinAtarAsterix-v1", "JitMinAtarFreeway-v1",
+        "JitMinAtarSeaquest-v1", "JitMinAtarSpaceInvaders-v1", "JitMountainCar-v0",
+        "JitMountainCarContinuous-v0", "JitPendulum-v1", "JitQuadrotor2D-v0", "JitTaxi-v4",
+    )
+}  # fmt: skip
+FLOATS = {
+    "cartpole", "spread", "JitAcrobot-v1", "JitMountainCar-v0", "JitMountainCarContinuous-v0",
+    "JitPendulum-v1", "JitQuadrotor2D-v0",
+}  # fmt: skip
 
 
 def check_step(found, expected):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
-from jit.on_device.bundled import MAKERS
+from jit.on_device.bundled import MAKERS, ZOO
 
 from vecenv.agents.on_device import state_kernels
 from vecenv.jit import EnvKernels, KernelCompileError
@@ -23,12 +23,14 @@ CAPABILITIES = [(8, 0), (9, 0)]
 # Local memory that is there all the same, bytes per thread at most: of the reduction of large
 # angles in sin and cos; else variables that are written and never read. No registers are spilled.
 STACK_BYTES = {"cartpole": 40, "spread": 8, "pursuit": 16, "cage4": 8, "cage4 agents": 8}
+STACK_BYTES |= {"JitAcrobot-v1": 40, "JitMountainCar-v0": 40, "JitMountainCarContinuous-v0": 48}
+STACK_BYTES |= {"JitPendulum-v1": 48, "JitQuadrotor2D-v0": 48}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [*MAKERS, *ZOO])
 def test_nothing_is_spilled(name):
     with uncompiled():
-        envs = MAKERS[name](1)
+        envs = {**MAKERS, **ZOO}[name](1)
     programs = [compiler.lower(envs.kernels, envs.params)]
     if envs.kernels.central_state is not None:
         kernels = state_kernels(envs.kernels, AutoresetMode.NEXT_STEP)

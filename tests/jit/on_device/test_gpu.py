@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jit.on_device.bundled import MAKERS, check_states
+from jit.on_device.bundled import FLOATS, MAKERS, ZOO, check_states
 from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 import vecenv
@@ -20,15 +20,15 @@ from vecenv.learn import Graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_ENVS = 4096
-FLOATS = {"cartpole", "spread"}  # whose kernels compute with floats: multiplies and adds are fused
 STEPS = {"cage4": 40, "cage4 agents": 40}  # else a million env steps
 
 
 def pair(name, num_envs=NUM_ENVS, **options):
     """Envs on the CPU, and the same ones on the device."""
-    cpu = MAKERS[name](num_envs, **options)
+    make: Any = {**MAKERS, **ZOO}[name]
+    cpu = make(num_envs, **options)
     with uncompiled():
-        return cpu, CudaVectorEnv(MAKERS[name](1, **options), num_envs)
+        return cpu, CudaVectorEnv(make(1, **options), num_envs)
 
 
 def array(found: Any):
@@ -43,7 +43,7 @@ def assert_same(found, expected, *, is_float):
         np.testing.assert_array_equal(found, np.asarray(expected).astype(found.dtype))
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [*MAKERS, *ZOO])
 def test_steps_are_those_of_the_processor(name):
     """Bit for bit where kernels compute with integers; else from the same state, nearly."""
     rng, is_float = np.random.default_rng(0), name in FLOATS
