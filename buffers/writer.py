@@ -191,10 +191,11 @@ class TransitionWriter:
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
                 "what recv returns to received first"
             )
-        given = {"actions": actions, "rewards": rewards, **extras}
-        given |= {"terminations": terminations, "truncations": truncations}
-        if self._there is not None and valid is None and self._step_there(given, obs, infos):
-            return
+        if self._there is not None and valid is None:
+            given = {"actions": actions, "rewards": rewards, **extras}
+            given |= {"terminations": terminations, "truncations": truncations}
+            if self._step_there(given, obs, infos):
+                return
         actions = self._read_actions(actions, self.num_envs)
         columns = _read_extras(extras, self.num_envs, self._device)
         result = obs, rewards, terminations, truncations, infos
