@@ -141,6 +141,12 @@ def test_options_of_a_vector_env_among_those_of_the_env_are_told_from_them(sourc
     assert "functools.partial" not in str(raised.value)
 
 
+def test_a_device_for_envs_of_python_says_which_envs_have_one():
+    with pytest.raises(EnvCreationError, match="unexpected keyword argument 'device'") as raised:
+        make_vec("CartPole-v1", 2, device="cuda")
+    assert "device= is where compiled envs are" in "".join(raised.value.__notes__)
+
+
 def test_only_the_first_env_has_the_passive_checker():
     envs = make_vec("CartPole-v1", 3)
     has_checker = [PassiveEnvChecker in wrappers_of(env) for env in envs.envs]

@@ -131,7 +131,8 @@ def make_vec(
         )
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     if device is not None and not _takes_device(source, backend):
-        source = _read_source(env, num_envs, {**env_kwargs, "device": device}, tuple(wrappers))
+        env_kwargs = {**env_kwargs, "device": device}
+        source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
         device = None
     source.options.update({**(vector_kwargs or {}), **options})
     backend = _with_device(source, backend, device)
@@ -482,6 +483,11 @@ def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
 
 def _about_options(kwargs: dict[str, Any]) -> str:
     """Say how to pass those of the env's keyword arguments that are options of a vector env."""
+    if "device" in kwargs:
+        return (
+            "device= is where compiled envs are, and an argument of the env otherwise; leave it out, "
+            "copy observations to the device, or write the env with the kit (docs/compiled_envs.md)"
+        )
     options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
     if not options:
         return ""
