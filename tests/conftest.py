@@ -1,6 +1,7 @@
 """Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
 import gc
+import logging
 import os
 import sys
 import time
@@ -109,6 +110,10 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            # pytest adds its handlers, three times a test, to every logger that does not propagate.
+            logger.propagate = True
 
 
 def pytest_runtest_setup(item):

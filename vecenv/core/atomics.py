@@ -94,20 +94,10 @@ def pause(typingctx):
 
 
 @intrinsic
-def pointer(typingctx, address):
-    """Turn an address int64 into a pointer, for `numba.carray`."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), codegen
-
-
-@intrinsic
 def array_at(typingctx, address, shape, dtype):
-    """Return an array over memory at an address, C-contiguous, as `numba.carray` does.
+    """Return an array, C-contiguous, over memory at an address int64, which is not owned.
 
-    That is a function of its own for each shape and dtype, and takes longer to compile than to run.
+    `numba.carray` does so too, but is compiled anew for each shape and dtype.
     """
     if not isinstance(shape, types.BaseTuple) or not isinstance(dtype, types.DTypeSpec):
         return None

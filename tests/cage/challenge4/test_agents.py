@@ -147,13 +147,12 @@ def test_the_parallel_env_plays_one_of_these_games(episode):
     env.close()
 
 
-@pytest.mark.slow
 def test_agents_with_get_action_play():
     class Agent:
         def get_action(self, observation, action_space):
             return int(observation[0]) + action_space.n - 1  # DeployDecoy, or beyond in phase 1
 
-    env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True)
+    env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True, debug=True)
     observations, _ = env.reset(seed=0)
     agents = {name: Agent() for name in env.agents}
     while env.agents and observations["blue_agent_0"][0] == 0:
