@@ -485,8 +485,9 @@ def _about_options(kwargs: dict[str, Any]) -> str:
     """Say how to pass those of the env's keyword arguments that are options of a vector env."""
     if "device" in kwargs:
         return (
-            "device= is where compiled envs are, and an argument of the env otherwise; leave it out, "
-            "copy observations to the device, or write the env with the kit (docs/compiled_envs.md)"
+            "device= is where compiled envs are, and an argument of the env otherwise; leave it "
+            "out and copy observations to the device, or write the env with the kit "
+            "(docs/compiled_envs.md)"
         )
     options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
     if not options:

@@ -239,9 +239,11 @@ def test_envs_that_draw_by_opengl_share_no_process_by_threads(tmp_path, library,
     assert probe.run_apart(*call, timeout=30, method="fork", is_worker=True) is gains
 
 
-@pytest.mark.parametrize(("queued_ns", "is_waiting"), [(10**9, False), (0, True)])
+@pytest.mark.parametrize(
+    ("queued_ns", "is_waiting"), [(10**9, False), (0, True), (3_000_000, True)]
+)
 def test_waiting_for_a_core_is_no_waiting(monkeypatch, queued_ns, is_waiting):
-    """Be it by threads of a library."""
+    """Be it by threads of a library; and who sleeps waits, if he queues after it, too."""
     told = [{"1": 5}, {"1": 5, "2": queued_ns}]
     monkeypatch.setattr(probe, "_read_queued_ns", lambda: told.pop(0))
     meter = probe.WaitMeter()

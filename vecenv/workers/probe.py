@@ -281,17 +281,17 @@ class WaitMeter:
 
     Attributes:
         is_measuring: Whether more steps are wanted.
-        found_waiting: The verdict so far: for more than half of the time no thread of this process
-            computed or was in the queue for a core; so nothing else in it may compute.
+        found_waiting: The verdict so far: of the time that no thread of this process was in the
+            queue for a core, none computed for more than half; so nothing else in it may compute.
     """
 
     def __init__(self) -> None:
         self.is_measuring = True
         self.found_waiting = False
         self._steps = 0
-        self._wall_ns = self._busy_ns = self._switches = 0
+        self._wall_ns = self._cpu_ns = self._queue_ns = self._switches = 0
         self._begun = (0, 0, 0)
-        self._queued_ns: dict[str, int] = {}
+        self._queued_ns: dict[str, int] = {}  # by thread, when these began
 
     def begin(self) -> None:
         """Note the clocks before some steps."""
@@ -302,14 +302,14 @@ class WaitMeter:
         """Note the clocks after `num_steps` env steps."""
         wall_ns, cpu_ns, switches = self._begun
         self._wall_ns += time.perf_counter_ns() - wall_ns
-        self._busy_ns += time.process_time_ns() - cpu_ns
+        self._cpu_ns += time.process_time_ns() - cpu_ns
         self._switches += _voluntary_switches() - switches
         for thread, queued_ns in _read_queued_ns().items():
-            self._busy_ns += max(0, queued_ns - self._queued_ns.get(thread, 0))
+            self._queue_ns += max(0, queued_ns - self._queued_ns.get(thread, 0))
         self._steps += num_steps
         self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS
         self.found_waiting = (
-            self._busy_ns < _WAITING_SHARE * self._wall_ns
+            self._cpu_ns < _WAITING_SHARE * (self._wall_ns - self._queue_ns)
             and self._wall_ns > _WORTHWHILE_NS * self._steps
             # Where queues are not told: who is only kept from a core gives it up involuntarily.
             and 2 * self._switches >= self._steps
@@ -319,7 +319,8 @@ class WaitMeter:
 def _read_queued_ns() -> dict[str, int]:
     """How long each thread has been in the queue for a core, in ns; Linux alone tells, if at all.
 
-    On a machine that is busy with other programs, envs that compute spend most of their time there.
+    On a machine that is busy with other programs envs spend most of their time there, those that
+    compute, and those that wait each time that they have waited.
     """
     found = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
