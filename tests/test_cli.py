@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -643,6 +644,25 @@ def test_a_defender_of_challenge_4_plays(capsys, monkeypatch, tmp_path):
 def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
     assert main(["play", "Acrobot-v1", "--policy", str(cartpole_run)]) == 2
     assert "was trained in CartPole-v1, whose observation space is Box" in capsys.readouterr().err
+
+
+def test_arguments_of_the_env_trained_in_are_not_those_of_another(cartpole_run, capsys, tmp_path):
+    shutil.copytree(cartpole_run, tmp_path / "run")
+    path = tmp_path / "run" / "options.json"
+    options = json.loads(path.read_text())
+    path.write_text(json.dumps({**options, "env_kwargs": {"sutton_barto_reward": True}}))
+    assert main(["play", "Acrobot-v1", "--policy", str(tmp_path / "run")]) == 2
+    assert "was trained in CartPole-v1, whose observation space is" in capsys.readouterr().err
+    assert main(["play", "agents:Spread-v0", "--policy", str(tmp_path / "run")]) == 2
+    assert "has one agent; agents:Spread-v0 is a game of several" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_kernels_are_trained_in(capsys, tmp_path):
+    kernels, folder = "vecenv.jit.cartpole:CARTPOLE", str(tmp_path / "run")
+    assert main(["train", kernels, *FAST, "--save", folder]) == 0
+    assert main(["play", kernels, "--policy", folder, "--episodes", "2"]) == 0
+    assert "return" in capsys.readouterr().out
 
 
 def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):

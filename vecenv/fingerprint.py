@@ -50,6 +50,7 @@ except ImportError:  # a Numba in which what these are made of has moved
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off", "is_lasting"]
 
 _logger = logging.getLogger("vecenv")
+_TOLD: set[str] = set()  # why code is not kept, as far as it was said
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
 _VERSIONS = (
@@ -246,7 +247,10 @@ class _FingerprintedCache:
         try:
             self._files = _Files(function) if _CAN_NUMBER and is_lasting(own) else None
         except RuntimeError as error:  # "cannot cache function ...: no locator available"
-            _logger.warning("compiled code is not kept on disk: %s", error)
+            told = str(error).rpartition(": ")[2]  # without the function, of which there are many
+            level = logging.INFO if told in _TOLD else logging.WARNING
+            _logger.log(level, "compiled code is not kept on disk: %s", error)
+            _TOLD.add(told)
             self._files = None
         if self._files is not None:
             try:

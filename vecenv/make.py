@@ -370,7 +370,8 @@ def _returned_class(creator: Any) -> type | None:
         made = typing.get_type_hints(creator).get("return")
     except Exception:  # names that exist for type checkers only
         return None
-    return made if isinstance(made, type) else None
+    # `Any` says nothing, and is a class since Python 3.11.
+    return made if isinstance(made, type) and made is not typing.Any else None
 
 
 def _compiled_twin(source: _Source) -> str | None:

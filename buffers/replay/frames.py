@@ -93,28 +93,46 @@ def _stacks_of(envs: Any) -> list[Any]:
 
 
 def _stack_of_wrappers(env: Any) -> FrameStack | None:
+    outermost = env
     while env is not None:
         if type(env).__name__ in _WRAPPERS:
             given = [getattr(env, name) for name in _ARGUMENTS if hasattr(env, name)]
             if given:
-                return _made_of(given[0], getattr(env, "padding_type", "reset"))
+                is_last = _space_of(env) == _space_of(outermost)
+                return _made_of(given[0], getattr(env, "padding_type", "reset"), is_last)
         env = getattr(env, "env", None)
     return None
 
 
+def _space_of(env: Any) -> Any:
+    """Of one env's observations."""
+    return getattr(env, "single_observation_space", None) or env.observation_space
+
+
 def _stack_of_spec(spec: Any) -> FrameStack | None:
-    for wrapper in reversed(getattr(spec, "additional_wrappers", None) or ()):
+    wrappers: Any = getattr(spec, "additional_wrappers", None) or ()
+    for wrapper in reversed(wrappers):
         given = wrapper.kwargs or {}
         found = [given[name] for name in _ARGUMENTS if name in given]
         if wrapper.name in _WRAPPERS and found:
-            return _made_of(found[0], given.get("padding_type", "reset"))
+            is_last = wrapper is wrappers[-1]
+            return _made_of(found[0], given.get("padding_type", "reset"), is_last)
     return None
 
 
-def _made_of(number: Any, padding: Any) -> FrameStack:
+def _made_of(number: Any, padding: Any, is_last: bool) -> FrameStack:
+    """What a wrapper does.
+
+    Args:
+        number: Of frames.
+        padding: Its argument.
+        is_last: Whether no wrapper around it changes observations: frames are along a new first
+            axis then.
+    """
     # Of another padding, an observation, no frame that is added alone can be padded.
     is_known = isinstance(padding, str) and padding in _PADDINGS
-    return FrameStack(int(number), padding=padding if is_known else "reset")
+    axis = 0 if is_last else None
+    return FrameStack(int(number), axis, padding if is_known else "reset")
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:

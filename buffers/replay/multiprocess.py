@@ -303,6 +303,7 @@ class MultiprocessReplayBuffer(BatchSource):
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
+        self._check_usable()  # also before the lock, which a fork may have left taken
         batch = self._read_batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == DONE:

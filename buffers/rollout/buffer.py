@@ -968,7 +968,7 @@ class RolloutBuffer(StatefulBuffer):
                 step: of these a batch has the first rows only, (S, ...), in `initial_states`
                 instead of `extras`.
             normalize_advantages: As in `minibatches`, over the rows of weight 1.
-            columns: As in `minibatches`; `initial_states` come besides.
+            columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
 
         Yields:
             Batches with `is_first` bool (L, S): where True the policy begins with a new state.

@@ -118,6 +118,7 @@ class SequenceSampler:
             BufferMemoryError: Memory for the batches is missing.
         """
         names = self._source.read_columns(columns, _OTHERS)
+        names = None if names is None else names | {"is_first"}
         chosen = self._columns.get(names) or BatchColumns(
             self._source, _OTHERS, names, self._initial
         )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -151,6 +152,17 @@ def test_an_id_whose_module_imports_the_kit_later_is_recognised(beside):
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.check_output(command, env=environment, text=True).split() == ["JitVectorEnv"]
+
+
+def test_what_makes_anything_may_make_compiled_envs():
+    def make_annotated(num_envs: int = 1, **options: Any) -> Any:
+        return JitVectorEnv(CARTPOLE, num_envs, debug=True, **options)
+
+    gym.register("Annotated-v0", vector_entry_point=make_annotated)
+    try:
+        assert isinstance(make_vec("Annotated-v0", 2), JitVectorEnv)
+    finally:
+        del gym.registry["Annotated-v0"]
 
 
 def test_kernels_are_made_into_a_vector_env():

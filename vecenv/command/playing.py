@@ -228,7 +228,14 @@ def load_policy(
         return _load_agents(env, dataclasses.replace(options, **given), module, num_envs)
     trained_in, env_id = options.env_id, env_id_of(source)
     if trained_in != env_id:
-        _check_spaces(home, source, kwargs, trained_in)
+        if env.startswith(GAMES):
+            raise ValueError(
+                f"{home} was trained in {trained_in}, which has one agent; {env} is a game of "
+                "several"
+            )
+        # Arguments of another env may be none of this one's.
+        given["env_kwargs"] = kwargs if _takes(source, kwargs) else dict(env_kwargs)
+        _check_spaces(home, source, given["env_kwargs"], trained_in)
     options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
     return _load_run(module, options, num_envs)
 
@@ -319,6 +326,15 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
     raise ValueError(
         f"{home} is of none of {', '.join(ALGORITHMS)}; give the file that trained it, by --algo"
     )
+
+
+def _takes(source: EnvSource, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an env can be made with these arguments."""
+    try:
+        make_single(source, **kwargs).close()
+    except Exception:  # whatever its constructor raises
+        return False
+    return True
 
 
 def _check_spaces(

@@ -142,7 +142,7 @@ def test_frames_alone_give_the_stacks_of_the_wrapper(padding):
 
 
 def test_the_stacks_of_wrappers_are_read():
-    makers, expected = [functools.partial(stacked, 1, 3, "zero")] * 2, FrameStack(3, padding="zero")
+    makers, expected = [functools.partial(stacked, 1, 3, "zero")] * 2, FrameStack(3, 0, "zero")
     plain = [functools.partial(Pictures, 1)] * 2
     for envs in (
         stacked(1, 3, "zero"),

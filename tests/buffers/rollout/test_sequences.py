@@ -253,7 +253,7 @@ def test_chosen_columns_are_those_of_whole_sequences(chosen, staged):
         for batch, expected in zip(batches, whole.sequences(3, **options), strict=True):
             assert len(batch) == len(expected)
             own = {*batch._asdict(), *batch.extras} - {"indices", "weights", "initial_states"}
-            assert own == {*chosen} - {"indices", *names}
+            assert own == {*chosen, "is_first"} - {"indices", *names}
             for name in (*own, "indices", "weights", "initial_states"):
                 found, other = getattr(batch, name), getattr(expected, name)
                 assert_same(found, other)
