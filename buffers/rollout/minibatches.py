@@ -143,9 +143,14 @@ class BatchColumns:
         obs = rows.obs if choose(["obs"]) else ()
         extras = [name for name in choose(rows.extras) if name not in without]
         games = choose(rows.games)
-        self.is_whole, self._space, self._num_obs = chosen is None, rows.observation_space, len(obs)
+        self._space, self._num_obs = rows.observation_space, len(obs)
         self.others, self.extras = choose(others), [*extras, *games]
-        self.is_plain = not (isinstance(self._space, Dict | Tuple) or self.extras)
+        # Whether the columns, in their order, are the first fields of a batch.
+        is_nested = isinstance(self._space, Dict | Tuple)
+        self.is_plain = chosen is None and not (is_nested or self.extras)
+        self.advantages_at = -1  # which of the columns they are
+        if "advantages" in self.others:
+            self.advantages_at = self._num_obs + self.others.index("advantages")
         tensors = [column.tensor for column in (*obs, *(rows.columns[n] for n in self.others))]
         tensors += [*(rows.extras[n] for n in extras), *(rows.games[n] for n in games)]
         num_envs = rows.columns["actions"].tensor.shape[1]
@@ -153,19 +158,13 @@ class BatchColumns:
         flat = [tensor.flatten(0, 1) for tensor in tensors]
         self.pool = BatchPool(flat, is_host=rows.is_host, num_shared=len(games), sharing=sharing)
 
-    @property
-    def advantages_at(self) -> int:
-        """Which of the columns are the advantages.
-
-        Raises:
-            BufferMisuseError: None of them.
-        """
-        if "advantages" not in self.others:
+    def require_advantages(self) -> None:
+        """Raise BufferMisuseError unless the advantages are among the columns."""
+        if self.advantages_at < 0:
             raise BufferMisuseError(
                 "normalize_advantages=True needs advantages, but columns does not name them; add "
                 '"advantages" to columns'
             )
-        return self._num_obs + self.others.index("advantages")
 
     def contents(self, columns: Sequence[Any]) -> dict[str, Any]:
         """Attributes of a batch, given its columns in their order."""
@@ -224,10 +223,10 @@ class MinibatchSampler:
                 T * N; or these are no columns, or without those that are to be normalised.
             BufferMemoryError: Memory for the batches is missing.
         """
-        names = self._source.read_columns(columns, _OTHERS)
+        names = None if columns is None else self._source.read_columns(columns, _OTHERS)
         chosen = self._columns.get(names) or BatchColumns(self._source, _OTHERS, names)
         if normalizes:
-            _ = chosen.advantages_at
+            chosen.require_advantages()
         size, most = read_split(
             num_minibatches, batch_size, self._num_rows, "transitions; make it smaller"
         )
@@ -252,6 +251,7 @@ class MinibatchSampler:
     def _draw(self, plan: MinibatchPlan, stops: int) -> Iterator[RolloutBatch]:
         require, begun = self.passes.require, self.passes.begin(stops)
         chosen, num_rows, num_batches, padded, normalizes = plan
+        is_plain = chosen.is_plain
         if padded is None:
             sizes = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
             order = [self._shuffled(num_rows)]
@@ -268,13 +268,16 @@ class MinibatchSampler:
             require(begun)
             # Nothing that is handed out is named here: it would be held until the next batch.
             if len(sizes) == 1:
-                yield _batch(chosen, self._gather(own, sizes, chosen, normalizes), own)
+                if is_plain:
+                    yield RolloutBatch(*self._gather(own, sizes, chosen, normalizes), *own)
+                else:
+                    yield _batch(chosen, [*self._gather(own, sizes, chosen, normalizes), *own], own)
                 continue
             columns = *self._gather(own, sizes, chosen, normalizes), *own
             block = [column.unsafe_split_with_sizes(sizes) for column in columns]
             for parts in zip(*block, strict=True):
                 require(begun)
-                yield _batch(chosen, parts[: -len(own)], parts[-len(own) :])
+                yield RolloutBatch(*parts) if is_plain else _batch(chosen, parts, own)
 
     @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
@@ -327,16 +330,11 @@ class MinibatchSampler:
         return columns
 
 
-def _batch(
-    chosen: BatchColumns, columns: Sequence[Any], own: Sequence[torch.Tensor]
-) -> RolloutBatch:
-    """A batch of columns, the rows' indices, and weights if there are any."""
-    if chosen.is_whole and chosen.is_plain:
-        return RolloutBatch(*columns, *own)
-    weights = own[1] if len(own) > 1 else None
-    return RolloutBatch._made_of(
-        {**chosen.contents(columns), "indices": own[0], "weights": weights}
-    )
+def _batch(chosen: BatchColumns, parts: Sequence[Any], own: Sequence[Any]) -> RolloutBatch:
+    """A batch of columns and, behind them, the rows' indices, and weights if `own` has two."""
+    *columns, indices, weights = parts if len(own) > 1 else (*parts, None)
+    found = {"indices": indices, "weights": weights}
+    return RolloutBatch._made_of({**chosen.contents(columns), **found})
 
 
 def read_split(

@@ -123,7 +123,7 @@ class SequenceSampler:
             self._source, _OTHERS, names, self._initial
         )
         if normalizes:
-            _ = chosen.advantages_at
+            chosen.require_advantages()
         num_steps, num_envs = self._valid.shape
         steps = num_steps if length is None else check_count("length", length)
         if steps > num_steps:
