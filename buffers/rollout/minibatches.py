@@ -190,11 +190,11 @@ class MinibatchSampler:
         self._columns: dict[frozenset[str] | None, BatchColumns] = {
             None: BatchColumns(rows, _OTHERS)
         }
-        self._rows, is_host = rows.indices, rows.is_host
+        self._rows, self._is_host = rows.indices, rows.is_host
         order, self._num_rows = self._rows.tensor, self._rows.spec.shape[0]
-        self._orders = BatchPool([order], is_host=is_host)
+        self._orders = BatchPool([order], is_host=self._is_host)
         weights = torch.ones((), device=order.device).expand(self._num_rows)
-        self._padded_orders = BatchPool([order, weights], is_host=is_host)
+        self._padded_orders = BatchPool([order, weights], is_host=self._is_host)
         self._sent = StagingBlocks(order.device, "use fewer rows")
         self.passes = PassCounter()
         self._guard = Guard()
@@ -321,12 +321,12 @@ class MinibatchSampler:
         sizes: list[int],
         chosen: BatchColumns,
         normalizes: bool,
-    ) -> list[torch.Tensor]:
+    ) -> list[Any]:
         """Columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
         columns = chosen.pool.gather(own[0])
         if normalizes:
-            advantages, is_host = columns[chosen.advantages_at], self._source.is_host
-            normalize_advantages(advantages, sizes, *own[1:], is_host=is_host)
+            advantages = columns[chosen.advantages_at]
+            normalize_advantages(advantages, sizes, *own[1:], is_host=self._is_host)
         return columns
 
 
