@@ -190,6 +190,9 @@ def read_arguments() -> argparse.Namespace:
     add("--episodes", type=int, default=100, help="of --train-sb3")
     add("--seed", type=int, default=1, help="of --train-sb3")
     arguments = parser.parse_args()
+    per_step = arguments.update_ratio * arguments.num_envs
+    if per_step < 1 or per_step != int(per_step):
+        parser.error(f"--update-ratio times --num-envs is {per_step:g}, expected 1, 2, 3 ...")
     if arguments.updates:
         arguments.env_id, arguments.update_ratio = "Noise-v0", 1.0
     return arguments

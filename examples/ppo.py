@@ -489,7 +489,7 @@ class Trainer:
         with self.envs.timing.phase("learner"):
             self.compute_advantages()
             means = self.learn()
-            if self.is_captured:
+            if is_on_device(self.envs):
                 self.check()
             returns = self.ranks.gather(rollout.episodes().returns.tolist())
             self.episodes = list(chain.from_iterable(returns))

@@ -381,7 +381,7 @@ class Trainer:
         left, scalars = max(0.0, 1 - self.steps / self.options.total_steps), dict[str, float]()
         self.collect()
         self.episodes = list[float]()
-        if self.is_captured:
+        if all(map(is_on_device, self.envs.groups.values())):
             envs: Any = self.envs
             envs.check()
         for name, learner in self.learners.items():
@@ -489,7 +489,8 @@ def make_envs(options: Options, num_games: int, *, on_device: bool = False) -> A
     names_device, backend = torch.device(options.device).type == "cuda", options.backend
     if backend == "cuda" or (backend == "auto" and names_device and is_compiled(options)):
         backend = "cuda" if on_device else "auto"
-        env_kwargs |= {"device": options.device} if on_device and names_device else {}
+        if on_device and names_device:
+            env_kwargs = {**env_kwargs, "device": options.device}
     envs = make_vec_agents(
         options.env, num_games, backend=backend, vector_kwargs=workers, **env_kwargs
     )

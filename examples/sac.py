@@ -309,12 +309,17 @@ class Trainer:
         envs: Any = self.envs
         if not torch.is_tensor(self.obs):
             return []
-        envs.check()
-        self.gradient.check()
         counts = envs.num_episodes.cpu().numpy()
         found = envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
         self.num_episodes = counts
         return found
+
+    def check(self) -> None:
+        """Raise what was found on the device since the last time, for which nobody has waited."""
+        envs: Any = self.envs
+        self.gradient.check()
+        if torch.is_tensor(self.obs):
+            envs.check()
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
@@ -360,6 +365,7 @@ class Trainer:
                     scalars = self.learn()
                     self.num_updates += 1
                 if before // 200 < self.steps // 200:
+                    self.check()
                     run.add_episodes(self.steps, self.ended())
                     speed = (self.steps - first) / (perf_counter() - begin)
                     recent = run.recent_return()
@@ -371,6 +377,7 @@ class Trainer:
         self.save(run)
 
     def save(self, run: Run) -> None:
+        self.check()
         run.write_json("gradient", self.gradient.plan)
         run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 

@@ -580,7 +580,8 @@ def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types
     literals = [
         "" if isinstance(one, types.CodeType) else _stable_repr(one) for one in code.co_consts
     ]
-    parts = code.co_code, code.co_names, code.co_varnames, literals
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    parts = code.co_code, code.co_names, code.co_varnames, literals, arguments
     read = (one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL)
     return hashlib.sha256(repr(parts).encode()).digest(), tuple(dict.fromkeys(read)), inner
 

@@ -484,17 +484,19 @@ def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
 
 def _about_options(kwargs: dict[str, Any]) -> str:
     """Say how to pass those of the env's keyword arguments that are options of a vector env."""
+    told = []
+    options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
+    if options:
+        names = ", ".join(sorted(options))
+        kind = "are options" if len(options) > 1 else "is an option"
+        told.append(f"{names} {kind} of vector envs: pass vector_kwargs={options!r}")
     if "device" in kwargs:
-        return (
+        told.append(
             "device= is where compiled envs are, and an argument of the env otherwise; leave it "
             "out and copy observations to the device, or write the env with the kit "
             "(docs/compiled_envs.md)"
         )
-    options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
-    if not options:
-        return ""
-    names = f"{', '.join(sorted(options))} {'are options' if len(options) > 1 else 'is an option'}"
-    return f"{names} of vector envs: pass vector_kwargs={options!r}"
+    return "; ".join(told)
 
 
 def _vector_parameters() -> set[str]:

@@ -61,10 +61,6 @@ class Guard:
         """Wait for what is drawn ahead; return whether the thread that draws it is the caller."""
         return self.ahead is not None and self.ahead.settle()
 
-    def is_ending(self) -> bool:
-        """Whether the caller is a thread that draws ahead, and is to end."""
-        return self.ahead is not None and self.ahead.is_ending()
-
     def rewind(self) -> None:
         """Forget what was drawn ahead."""
         if self.ahead is not None:

@@ -24,6 +24,7 @@ __all__ = ["Prefetch", "bound_draw"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
+_PAUSE = 0.02  # seconds, after a draw that has waited in vain, before the next
 _TIMEOUT = 60.0  # seconds in which a batch has to be drawn
 
 
@@ -42,15 +43,17 @@ class Prefetch(Iterator[_B], Generic[_B]):
 
     Args:
         buffer: Held until `close`.
-        draw: Draws a batch; called by the thread.
+        draw: Draws a batch; called by the thread. Without `is_ordered` it is given a function that
+            says whether to end, and asks it while it waits.
         generator: What it draws by.
         guard: Of the buffer.
         depth: See above.
         device: Where batches are copied to; None leaves them.
         timeout: Seconds in which a batch has to be drawn.
+        patience: Of these, seconds that the draw itself may wait, then raising TimeoutError, which
+            is told to whoever has waited as long; else the thread draws anew.
         is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
-            Without, a draw may wait for what other processes add, and ends with this all the same:
-            it asks `guard.is_ending()`.
+            Without, a draw may wait for what other processes add.
 
     Raises:
         BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
@@ -58,21 +61,22 @@ class Prefetch(Iterator[_B], Generic[_B]):
 
     def __init__(
         self,
-        draw: Callable[[], _B],
+        draw: Callable[..., _B],
         generator: Callable[[], Any],
         guard: Guard,
         depth: int,
         device: torch.device | str | None,
         *,
         timeout: float = _TIMEOUT,
+        patience: float = 0.0,
         is_ordered: bool = True,
     ):
         self._depth = check_count("depth", depth, _MAX_DEPTH)
         target = None if device is None else resolve_device(device)
         self._guard = guard
-        self._work = _Work(draw, generator, target, timeout, is_ordered=is_ordered)
+        self._work = _Work(draw, generator, target, timeout, patience, is_ordered=is_ordered)
         with guard.lock:
-            if guard.ahead is not None:
+            if guard.ahead is not None and not guard.ahead.has_ended():
                 raise BufferMisuseError(
                     "another prefetch of this buffer is open; close it first: two would draw in no "
                     "certain order"
@@ -131,9 +135,11 @@ def bound_draw(
 
 def _stop(work: _Work, guard: Guard) -> None:
     try:
-        work.close()
+        # Within a call of the buffer, as a finalizer or a signal handler is, the thread may be
+        # waiting for that: it ends when it can.
+        work.close(joins=not guard.lock._is_owned())  # type: ignore[attr-defined]  # see `guard`
     finally:
-        if guard.ahead is work:
+        if guard.ahead is work and work.has_ended():
             guard.ahead = None
 
 
@@ -142,15 +148,17 @@ class _Work:
 
     def __init__(
         self,
-        draw: Callable[[], Any],
+        draw: Callable[..., Any],
         generator: Callable[[], Any],
         device: torch.device | None,
         timeout: float,
+        patience: float,
         *,
         is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
-        self._timeout, self._is_ordered = timeout, is_ordered
+        self._timeout, self._patience, self._is_ordered = timeout, patience, is_ordered
+        self._awaited_since: float | None = None
         self._changed = threading.Condition()
         self._num_asked, self._is_closed = 0, False
         self._drawn: collections.deque[tuple[Any, np.ndarray]] = collections.deque()
@@ -170,7 +178,11 @@ class _Work:
             self._start()
             if not self._error:
                 self._ask(depth + 1 - len(self._drawn) - self._num_asked)
-            self._wait(lambda: bool(self._drawn or self._error))
+            self._awaited_since = time.monotonic()
+            try:
+                self._wait(lambda: bool(self._drawn or self._error))
+            finally:
+                self._awaited_since = None
             if not self._drawn:
                 error, self._error = self._error, None
                 assert error is not None
@@ -204,8 +216,12 @@ class _Work:
         return False
 
     def is_ending(self) -> bool:
-        """Whether the thread that draws is the caller, and is to end."""
-        return self._is_closed and threading.current_thread() is self._thread
+        """Whether the thread that draws is to end."""
+        return self._is_closed
+
+    def has_ended(self) -> bool:
+        """Whether this was closed, and its thread is gone."""
+        return self._is_closed and (self._thread is None or not self._thread.is_alive())
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         """Wait; raise if it takes too long, or the thread is not there."""
@@ -236,13 +252,15 @@ class _Work:
         self._num_asked, self._is_closed = 0, True
         self._drawn.clear()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, joins: bool = True) -> None:
+        """End the thread, and wait for it unless that is left out."""
         with self._changed:
             self._is_closed, self._num_asked = True, 0
             self._changed.notify_all()
             thread = self._thread
         if thread is None or thread is threading.current_thread():
+            return
+        if not (joins or self._is_ordered):  # of an ordered one the thread is idle in calls
             return
         thread.join(_TIMEOUT)
         if thread.is_alive():
@@ -258,12 +276,15 @@ class _Work:
                     return
             try:
                 before = self._generator().get_state()
-                batch = self._draw()
+                batch = self._draw() if self._is_ordered else self._draw(self.is_ending)
                 after = self._generator().get_state()
                 if self._device is not None:
                     batch = self._moved(batch, self._device)
             except BaseException as error:  # for the caller
                 with self._changed:
+                    if isinstance(error, TimeoutError) and self._is_early():
+                        self._changed.wait(_PAUSE)
+                        continue
                     self._error, self._num_asked = error, 0
                     self._changed.notify_all()
                 continue
@@ -273,6 +294,13 @@ class _Work:
                 self._num_asked = max(0, self._num_asked - 1)
                 self._changed.notify_all()
             del batch
+
+    def _is_early(self) -> bool:
+        """Whether nobody has waited for as long as the draw has."""
+        since = self._awaited_since
+        if self._is_ordered or self._is_closed:
+            return False
+        return since is None or time.monotonic() - since < self._patience
 
     def _moved(self, batch: Any, device: torch.device) -> Any:
         """A copy of a batch on a device, done."""

@@ -98,15 +98,18 @@ def _stack_of_wrappers(env: Any) -> FrameStack | None:
         if type(env).__name__ in _WRAPPERS:
             given = [getattr(env, name) for name in _ARGUMENTS if hasattr(env, name)]
             if given:
-                is_last = _space_of(env) == _space_of(outermost)
-                return _made_of(given[0], getattr(env, "padding_type", "reset"), is_last)
+                # Along a new first axis, unless a wrapper around it has moved that.
+                stacked = (given[0], *_shape_of(env.env))
+                is_first = _shape_of(env) == _shape_of(outermost) == stacked
+                return _made_of(given[0], getattr(env, "padding_type", "reset"), is_first)
         env = getattr(env, "env", None)
     return None
 
 
-def _space_of(env: Any) -> Any:
-    """Of one env's observations."""
-    return getattr(env, "single_observation_space", None) or env.observation_space
+def _shape_of(env: Any) -> tuple[int, ...]:
+    """Of one env's observations; of several arrays ()."""
+    space = getattr(env, "single_observation_space", None) or env.observation_space
+    return tuple(space.shape or ())
 
 
 def _stack_of_spec(spec: Any) -> FrameStack | None:
@@ -115,24 +118,16 @@ def _stack_of_spec(spec: Any) -> FrameStack | None:
         given = wrapper.kwargs or {}
         found = [given[name] for name in _ARGUMENTS if name in given]
         if wrapper.name in _WRAPPERS and found:
-            is_last = wrapper is wrappers[-1]
-            return _made_of(found[0], given.get("padding_type", "reset"), is_last)
+            is_first = wrapper is wrappers[-1] and wrapper.name == _WRAPPERS[0]
+            return _made_of(found[0], given.get("padding_type", "reset"), is_first)
     return None
 
 
-def _made_of(number: Any, padding: Any, is_last: bool) -> FrameStack:
-    """What a wrapper does.
-
-    Args:
-        number: Of frames.
-        padding: Its argument.
-        is_last: Whether no wrapper around it changes observations: frames are along a new first
-            axis then.
-    """
+def _made_of(number: Any, padding: Any, is_first: bool) -> FrameStack:
+    """What a wrapper does; `is_first`: frames are known to lie along the first axis."""
     # Of another padding, an observation, no frame that is added alone can be padded.
     is_known = isinstance(padding, str) and padding in _PADDINGS
-    axis = 0 if is_last else None
-    return FrameStack(int(number), axis, padding if is_known else "reset")
+    return FrameStack(int(number), 0 if is_first else None, padding if is_known else "reset")
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -303,6 +303,17 @@ class MultiprocessReplayBuffer(BatchSource):
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
+        return self._sample(batch_size, out, columns, timeout, lambda: False)
+
+    def _sample(
+        self,
+        batch_size: int,
+        out: ReplayBatch | None,
+        columns: Iterable[str] | None,
+        timeout: float | None,
+        is_ending: Callable[[], bool],
+    ) -> ReplayBatch:
+        """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()  # also before the lock, which a fork may have left taken
         batch = self._read_batch(batch_size, out, columns)
         answer = self._fill(batch)
@@ -313,7 +324,7 @@ class MultiprocessReplayBuffer(BatchSource):
         while (answer := self._fill(batch)) != DONE:
             if time.monotonic() >= deadline:
                 raise TimeoutError(self._missing(seconds, answer))
-            if self._guard.is_ending():
+            if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
             if answer == WAIT:
                 time.sleep(_PAUSE)
@@ -339,7 +350,8 @@ class MultiprocessReplayBuffer(BatchSource):
             depth: Batches drawn ahead, 1 to 64.
             device: Where batches are copied to; None leaves them.
             columns: As in `sample`, like the next.
-            timeout: Seconds that a draw waits for transitions; its TimeoutError comes from `next`.
+            timeout: Seconds that `next` waits for transitions before it raises TimeoutError, up to
+                twice as long if the thread began to wait before it; None takes that of the buffer.
 
         Raises:
             BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
@@ -350,12 +362,13 @@ class MultiprocessReplayBuffer(BatchSource):
         names = None if chosen is None else (*chosen, "indices")
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
-            lambda: self.sample(size, columns=names, timeout=seconds),
+            lambda is_ending: self._sample(size, None, names, seconds, is_ending),
             lambda: self._reader.generator,
             self._guard,
             depth,
             device,
-            timeout=seconds + _DRAW_TIME,
+            timeout=2 * seconds + _DRAW_TIME,
+            patience=seconds,
             is_ordered=False,
         )
 
@@ -425,9 +438,12 @@ class MultiprocessReplayBuffer(BatchSource):
         if self._pid != os.getpid():  # a fork, which may have been made in the middle of a draw
             self._memory.close()
             return
-        if self._guard.ahead is not None:
-            self._guard.ahead.close()
-        self._close()
+        ahead = self._guard.ahead
+        try:
+            if ahead is not None:
+                ahead.close(joins=not self._guard.lock._is_owned())  # type: ignore[attr-defined]
+        finally:
+            self._close()
 
     @exclusive
     def _close(self) -> None:

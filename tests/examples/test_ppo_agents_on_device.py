@@ -69,6 +69,14 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
             learner.rollout.advance()
 
 
+def test_games_are_on_the_device_for_the_training_alone():
+    options = example.Options(env="Spread-v0", device="cuda", env_kwargs={"max_cycles": 9})
+    envs = example.make_envs(options, 2, on_device=True)
+    assert all(map(example.is_on_device, envs.groups.values()))
+    assert options.env_kwargs == {"max_cycles": 9}
+    assert not any(map(example.is_on_device, example.make_envs(options, 2).groups.values()))
+
+
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     options = example.Options(
         env="Spread-v0", backend="cuda", total_steps=3 * 3 * 8 * 2, eval_games=2, compile="off",

@@ -96,6 +96,22 @@ def test_a_graph_changes_no_number(prioritized):
     torch.testing.assert_close(*found)
 
 
+def test_losses_that_are_no_numbers_end_a_run_that_waits_for_nothing(tmp_path):
+    trainer = trainer_for("jit", graphs="on", save=tmp_path)
+    while trainer.steps < 40:
+        trainer.collect()
+    with torch.no_grad():
+        next(trainer.agent.critics.parameters()).fill_(torch.nan)
+    trainer.learn()
+    with pytest.raises(FloatingPointError, match="of 1 calls were not finite"):
+        trainer.check()
+    trainer.learn()
+    message = "of 1 calls were not finite"
+    with pytest.raises(FloatingPointError, match=message), sac.Run(tmp_path, {}) as run:
+        trainer.save(run)
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     options = sac.Options(**SMALL, backend="cuda", save=tmp_path)
     result = sac.main(options)

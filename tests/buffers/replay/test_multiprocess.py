@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections import Counter
 
@@ -336,6 +337,46 @@ def test_batches_drawn_ahead_wait_for_writers_and_nothing_waits_for_them():
     assert ended
     with pytest.raises(BufferMisuseError, match="closed"):
         next(waiting)
+
+
+def test_a_draw_that_nobody_waited_for_is_made_again():
+    buffer = simple(64, min_size_to_sample=10, timeout=0.05)
+    writer = buffer.writer()
+    writer.add(**rows(*range(10)))
+    with buffer.prefetch(4, depth=1) as batches:
+        next(batches)
+        while not batches._work._drawn:  # the second one
+            time.sleep(0.001)
+        buffer._words[at.MIN_SIZE] = 20  # so that the thread waits in vain for the third
+        next(batches)
+        time.sleep(0.3)
+        writer.add(**rows(*range(10, 20)))
+        for _ in range(3):
+            assert len(next(batches)) == 4
+
+
+def test_a_prefetch_is_closed_within_a_call_of_the_buffer_too():
+    """As a finalizer or a signal handler may."""
+    buffer, ended = simple(64, timeout=60.0, min_size_to_sample=10), []
+    batches = buffer.prefetch(4)
+
+    def take():
+        with pytest.raises(BufferMisuseError, match="closed"):
+            next(batches)
+        ended.append(True)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    while (thread := batches._work._thread) is None:
+        time.sleep(0.001)
+    with buffer._guard.lock:
+        batches.close()  # waits for no thread that waits for the lock
+    for each in (taker, thread):
+        each.join(10)
+        assert not each.is_alive()
+    assert ended
+    with buffer.prefetch(4):
+        pass
 
 
 def test_a_draw_ahead_that_waits_too_long_says_why():
