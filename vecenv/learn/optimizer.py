@@ -65,8 +65,16 @@ class Adam(torch.optim.Adam):
         """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
         if self._is_deferred:
             for group in self.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    continue
                 device = group["params"][0].device
                 group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as torch does."""
+        super().add_param_group(param_group)
+        if getattr(self, "_is_deferred", False):  # not while torch's constructor adds them
+            self._move_lr()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, learning rates as numbers."""

@@ -165,7 +165,7 @@ def compile_tables(
         hash(scenario)
     except TypeError:  # it has lists in the place of tuples
         compiled = _compiled.__wrapped__
-    return compiled(scenario, tuple(red_agents), bool(green), bool(tracks_scans))
+    return compiled(scenario, tuple(map(int, red_agents)), bool(green), bool(tracks_scans))
 
 
 @functools.lru_cache(maxsize=64)
