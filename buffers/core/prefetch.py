@@ -20,7 +20,7 @@ from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard
 
-__all__ = ["Prefetch", "bound_draw"]
+__all__ = ["Prefetch", "bound_draw", "end_prefetch"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
@@ -82,7 +82,9 @@ class Prefetch(Iterator[_B], Generic[_B]):
                     "certain order"
                 )
             guard.ahead = self._work
-        self._stop = weakref.finalize(self, _stop, self._work, guard)  # also when Python ends
+        self._stop = weakref.finalize(
+            self, end_prefetch, self._work, guard
+        )  # also when Python ends
 
     def __iter__(self) -> Self:
         """Itself."""
@@ -133,7 +135,8 @@ def bound_draw(
     return functools.partial(sample, batch_size, **options)
 
 
-def _stop(work: _Work, guard: Guard) -> None:
+def end_prefetch(work: _Work, guard: Guard) -> None:
+    """End a thread that draws ahead; `work` is what `guard.ahead` is while it is open."""
     try:
         # Within a call of the buffer, as a finalizer or a signal handler is, the thread may be
         # waiting for that: it ends when it can.

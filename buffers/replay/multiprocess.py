@@ -25,7 +25,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.kernels import scatter_fields
 from buffers.core.memory import allocation
-from buffers.core.prefetch import Prefetch
+from buffers.core.prefetch import Prefetch, end_prefetch
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
@@ -441,7 +441,7 @@ class MultiprocessReplayBuffer(BatchSource):
         ahead = self._guard.ahead
         try:
             if ahead is not None:
-                ahead.close(joins=not self._guard.lock._is_owned())  # type: ignore[attr-defined]
+                end_prefetch(ahead, self._guard)
         finally:
             self._close()
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from agents.toy_games import WALK
 from example_files import load_example
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.host_device import HostDevice, refuse_host, use
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentRowsVecEnv
@@ -54,12 +54,8 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
     trainer = trainer_for(WALK, "cuda")
     trainer.update()
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("memory of the host was asked for")
-
     with monkeypatch.context() as patch:
-        for name in ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__"):
-            patch.setattr(torch.Tensor, name, refuse)
+        refuse_host(patch)
         trainer.collect()
         for learner in trainer.learners.values():
             with torch.inference_mode():

@@ -37,3 +37,18 @@ def use(monkeypatch, device):
     """Let every `CudaVectorEnv` be made on this device."""
     monkeypatch.setattr(env, "open_device", lambda name: device)
     return device
+
+
+# What reads a tensor on the host; of a device each of them waits.
+_READS = ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__")
+
+
+def refuse_host(patch, allowed=()):
+    """Let reads of tensors on the host raise; return what they call, for others to be patched."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("memory of the host was asked for")
+
+    for name in set(_READS).difference(allowed):
+        patch.setattr(torch.Tensor, name, refuse)
+    return refuse

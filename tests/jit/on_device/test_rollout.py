@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers import BufferMisuseError, RolloutBuffer
@@ -138,12 +138,8 @@ def test_a_deferred_rollout_waits_for_nothing_and_touches_no_memory_of_the_host(
     rollout.advance()
     actions, floats = torch.zeros(N, dtype=torch.int64), torch.ones(N)
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("memory of the host was asked for")
-
     with monkeypatch.context() as patch:
-        for name in ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__"):
-            patch.setattr(torch.Tensor, name, refuse)
+        refuse = refuse_host(patch)
         patch.setattr(torch, "from_numpy", refuse)
         patch.setattr(CudaVectorEnv, "_wait", refuse)
         for _ in range(2):
