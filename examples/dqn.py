@@ -55,7 +55,7 @@ class Options:
     device: str = "cpu"  # of network and replay
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the network's matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
-    threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
+    threads: int = 1  # of torch; more is far slower where cores are busy
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
     eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
     save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
@@ -183,7 +183,7 @@ class Trainer:
             dqn_loss,
             compile=options.compile,
             dtype=options.dtype,
-            threads=options.threads,
+            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
             num_calls=num_updates,
             plan=plan,
             log=log,

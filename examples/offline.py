@@ -56,7 +56,7 @@ class Options:
     seed: int = 1  # of data, networks and draws
     backend: str = "auto"  # of vecenv.make_vec
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
-    threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
+    threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of each policy at the end
     save: Path = Path("runs/offline")  # folder for results.json and the policies
 
@@ -191,7 +191,8 @@ class Trainer:
             "td3bc": lambda agent, batch: td3bc_loss(agent, batch, options.alpha),
         }
         self.gradient = Gradient(
-            self.agent, losses[algorithm], compile=options.compile, threads=options.threads,
+            self.agent, losses[algorithm], compile=options.compile,
+            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
             num_calls=options.num_updates,
         )  # fmt: skip
         self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate)

@@ -61,7 +61,7 @@ class Options:
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the networks' matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
-    threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
+    threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
     save_every: int = 0  # env steps between checkpoints; 0: at the end, or when stopped
@@ -206,7 +206,7 @@ class Trainer:
             sac_loss,
             compile=options.compile,
             dtype=options.dtype,
-            threads=options.threads,
+            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
             num_calls=num_updates,
             plan=plan,
             deferred=is_captured,

@@ -242,6 +242,23 @@ def test_batches_of_any_nesting_are_compiled_with_their_attributes(make, loss):
 
 
 @pytest.mark.slow
+def test_a_tensor_that_was_in_two_places_of_a_batch_may_be_two_later():
+    agent = make_agent()
+    del agent.actor
+    first, second = make_batch(seed=0), make_batch(seed=1)
+
+    def loss(agent: Any, batch: Any) -> Any:
+        return (
+            (agent.value(batch["a"]) * 2 + agent.value(batch["b"]) - batch["target"]).abs().mean()
+        )
+
+    gradient = Gradient(agent, loss, compile="on", threads=1)
+    for a, b in ((first, first), (first, second), (second, second)):
+        assert_equal(gradient, {"a": a.obs, "b": b.obs, "target": first.returns})
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+
+
+@pytest.mark.slow
 def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
     """Numbers, buffers, and whether the module trains; graphs of two objects keep apart."""
     agents, gradients = [make_agent(), make_agent()], []

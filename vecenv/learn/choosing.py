@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +39,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _COMPILE_SECONDS = 15.0  # of a network of a few layers, on one idle core
 _SAVED = 0.35  # of the time of autograd, at least
 _MANY_CALLS = 100_000  # stand for a number of calls that nobody told
-_SPLIT_ROWS = 1024  # fewer are not worth handing half of them to another thread
+# A gradient is worth handing half of it to another thread from so many rows on, or products.
+_SPLIT_ROWS, _SPLIT_PRODUCTS = 1024, 16_000_000  # rows times weights
+_CLEARLY_SLOWER = 1.1  # of a thread's time: cores that are busy now may be idle later
 _MEDIUM_ROWS = 512  # fewer are quicker in MKL than in oneDNN
 
 Found = tuple[CompiledGradient, list[str], Reads]
@@ -304,7 +305,10 @@ class _Choice:
             return 1
         if isinstance(threads, int):
             return threads
-        return 2 if usable_cores() >= 2 and (self.rows or 0) >= _SPLIT_ROWS else 1
+        rows = self.rows or 0
+        products = rows * sum(self.eager.weights.lengths)
+        is_worth_it = rows >= _SPLIT_ROWS or products >= _SPLIT_PRODUCTS
+        return 2 if usable_cores() >= 2 and is_worth_it else 1
 
     def _test_split(self, parts: int) -> tuple[str | None, str]:
         """Compare the mean over all rows with the mean of the means over parts of them."""
@@ -370,7 +374,8 @@ class _Choice:
         arguments = self.eager.weights.values, self.leaves, torch.empty_like(self.gradient)
         with settings:
             timed = {n: _time(lambda c=c: c(*arguments)) for n, c in candidates.items()}
-        num_threads = min(timed, key=lambda n: timed[n])
+        one, most = min(timed), max(timed)
+        num_threads = most if timed[most] <= _CLEARLY_SLOWER * timed[one] else one
         seconds = timed[num_threads]
         if seconds > eager_seconds and not must:
             reason = f"compiled it takes {_ms(seconds)}, by autograd {_ms(eager_seconds)}"
@@ -430,7 +435,7 @@ class _Choice:
 
 
 def _time(run: Callable[[], Any]) -> float:
-    """Seconds of a call: the median of seven, the first one left out."""
+    """Seconds of a call: the least of seven, as other programs only add to it."""
     run()
     found = []
     for _ in range(7):
@@ -439,7 +444,7 @@ def _time(run: Callable[[], Any]) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
-    return median(found)
+    return min(found)
 
 
 def first_line(error: BaseException) -> str:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 
 from vecenv.learn.batches import Layout, put_together
 from vecenv.learn.parameters import FlatParameters
+from vecenv.learn.workers import Worker
 
 __all__ = [
     "CompiledGradient",
@@ -35,8 +33,6 @@ __all__ = [
 
 _MIN_PRODUCT = 2  # columns; torch has a way of its own for one
 _MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
-
-Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
 
 
 class _WithLoss(nn.Module):
@@ -95,8 +91,9 @@ def build_part(
         is_graph: On a GPU make a CUDA graph of it, which can't be captured in another one.
 
     Returns:
-        A function of the vector of weights and of the batch's tensors. Its results are the vector
-        of the gradient, and float32 (2 + S,): the loss, the scalars, and the weight of all that.
+        A function of the vector of weights and of the batch's tensors, which come in shares. Its
+        results are sums over the shares: the vector of the gradient, and float32 (2 + S,) of the
+        loss, the scalars, and the weight of all that.
     """
     with_loss = _WithLoss(module, loss)
     keys = tuple(f"module.{name}" for name in weights.names)
@@ -133,7 +130,7 @@ def build_part(
             values = torch.where(weight > 0, values * weight, 0.0)
         return gradient, torch.cat([values, weight])
 
-    return _compile(gradient_of_part, weights.device, is_graph=is_graph)
+    return Part(gradient_of_part, weights.device, is_graph=is_graph)
 
 
 def tanh_by_polynomials(x: Tensor) -> Tensor:
@@ -200,24 +197,98 @@ def quick_parts(device: torch.device) -> Iterator[None]:
         forget()
 
 
-def _compile(
-    function: types.FunctionType | Any, device: torch.device, *, is_graph: bool = True
-) -> Any:
-    # Guards and the limit of recompilations belong to a code object: each function gets its own.
-    own = types.FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, None,
-        function.__closure__,
-    )  # fmt: skip
-    options: dict[str, Any] = {"triton.cudagraphs": is_graph}
-    if device.type == "cpu":
-        # One call into C++, which lets go of the interpreter's lock.
-        options = {"cpp_wrapper": True}
-    if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # knows such filters
-        options["guard_filter_fn"] = _choose_guards
-    limit: dict[str, Any] = {}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        limit["recompile_limit"] = _MAX_COMPILATIONS
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options, **limit)
+class Part:
+    """A compiled function, run for each share of a batch by threads.
+
+    Guards are checked for the first share alone, whose tensors are of the kind of the others'. What
+    torch makes of the function then runs for all: a call from Python to C++, which lets go of the
+    interpreter's lock.
+
+    Args:
+        function: Of the weights and a list of tensors; returns two tensors that may be summed.
+        device: Of the weights.
+        is_graph: On a GPU make a CUDA graph of it.
+    """
+
+    def __init__(self, function: types.FunctionType | Any, device: torch.device, *, is_graph: bool):
+        # Guards and the limit of recompilations belong to a code object: each gets its own.
+        own = types.FunctionType(
+            function.__code__.replace(), function.__globals__, function.__name__, None,
+            function.__closure__,
+        )  # fmt: skip
+        options: dict[str, Any] = {}
+        settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, "options": options}
+        if device.type == "cpu":
+            settings["backend"] = self._compile
+        else:
+            options["triton.cudagraphs"] = is_graph
+        if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # has such filters
+            options["guard_filter_fn"] = _choose_guards
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            settings["recompile_limit"] = _MAX_COMPILATIONS
+        self._function: Any = torch.compile(own, **settings)
+        self._shares: list[list[Tensor]] = []  # of the call that runs
+        self._workers: Sequence[Worker] = ()
+
+    def __call__(
+        self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
+    ) -> tuple[Tensor, Tensor]:
+        """Return sums over the shares; without workers one is computed after the other."""
+        first = shares[0]
+        if len({id(leaf) for leaf in first}) < len(first):
+            # torch takes a tensor that comes twice for one that always does: give it two objects
+            first = [leaf.detach() for leaf in first]
+        self._shares, self._workers = [first, *shares[1:]], workers
+        try:
+            return self._function(vector, first)
+        finally:
+            self._shares, self._workers = [], ()
+
+    def _compile(self, graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
+        """Let torch compile a graph; return a function that runs it for all shares."""
+        from torch._inductor.compile_fx import compile_fx
+
+        function: Any = compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            first, *others = self._shares
+            if not others:
+                return function(*inputs)
+            # The inputs are the first share's tensors in an order of torch's, and what all share.
+            places = {id(leaf): place for place, leaf in enumerate(first)}
+            where = [places.get(id(x)) for x in inputs]
+            tasks = [
+                [
+                    x if place is None else share[place]
+                    for x, place in zip(inputs, where, strict=True)
+                ]
+                for share in others
+            ]
+            totals, *found = _run_all(function, [list(inputs), *tasks], self._workers)
+            for result in found:
+                for total, value in zip(totals, result, strict=True):
+                    total.add_(value)
+            return totals
+
+        return run
+
+
+def _run_all(
+    function: Callable[..., Any], tasks: list[list[Tensor]], workers: Sequence[Worker]
+) -> list[Any]:
+    """What a function returns for each task, the first by this thread, the others by workers."""
+    if not workers:
+        return [function(*task) for task in tasks]
+    for worker, task in zip(workers, tasks[1:], strict=True):
+        worker.begin(function, *task)
+    try:
+        first = function(*tasks[0])
+    except BaseException:
+        for worker in workers:
+            with suppress(BaseException):
+                worker.end()
+        raise
+    return [first, *[worker.end() for worker in workers]]
 
 
 _ROOT = re.compile(r"([LG])\['([^']+)'\]")
@@ -251,35 +322,22 @@ class CompiledGradient:
     Args:
         part: What `build_part` returned, for a batch of `rows / num_parts` rows.
         num_parts: Shares of the rows.
-        is_threaded: Whether each part has a thread of its own.
+        is_threaded: Whether each share has a thread of its own.
     """
 
     def __init__(self, part: Part, num_parts: int, *, is_threaded: bool):
         self._part, self._num_parts = part, num_parts
-        self._workers = [_Worker() for _ in range(num_parts - 1)] if is_threaded else []
+        self._workers = [Worker() for _ in range(num_parts - 1)] if is_threaded else []
 
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
         if self._num_parts == 1:
-            gradient, values = self._part(vector, leaves)
+            gradient, values = self._part(vector, [leaves], ())
             out.copy_(gradient)
             return values[:-1].clone()
-        parts = split_rows(leaves, self._num_parts)
-        if self._workers:
-            for worker, share in zip(self._workers, parts[1:], strict=True):
-                worker.begin(self._part, vector, share)
-            try:
-                results = [self._part(vector, parts[0])]
-            finally:
-                others = [worker.end() for worker in self._workers]
-            results += [_result(other) for other in others]
-        else:
-            results = [self._part(vector, share) for share in parts]
-        values = torch.stack([value for _, value in results]).sum(0)
-        torch.add(results[0][0], results[1][0], out=out)
-        for gradient, _ in results[2:]:
-            out.add_(gradient)
-        out.div_(values[-1])
+        shares = split_rows(leaves, self._num_parts)
+        gradient, values = self._part(vector, shares, self._workers)
+        torch.div(gradient, values[-1], out=out)
         return values[:-1].div_(values[-1])
 
 
@@ -287,44 +345,3 @@ def split_rows(leaves: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
     """Equal shares of the rows of tensors (B, ...); a tensor () goes to all."""
     cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
     return [list(share) for share in zip(*cut, strict=True)]
-
-
-def _result(found: Any) -> Any:
-    if isinstance(found, BaseException):
-        raise found
-    return found
-
-
-class _Worker:
-    """A thread that computes parts; it ends when nobody refers to the object any more."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[Any] = SimpleQueue()
-        self._results: SimpleQueue[Any] = SimpleQueue()
-        arguments = self._tasks, self._results
-        threading.Thread(target=_work, args=arguments, name="gradient", daemon=True).start()
-        weakref.finalize(self, self._tasks.put, None)
-        self._number = 0  # of the task
-
-    def begin(self, *task: Any) -> None:
-        self._number += 1
-        self._tasks.put((self._number, *task))
-
-    def end(self) -> Any:
-        """Wait for the task begun last; return what it returned or raised."""
-        while True:
-            number, found = self._results.get()
-            if number == self._number:  # not what Ctrl-C kept an earlier call from taking
-                return found
-
-
-def _work(tasks: SimpleQueue[Any], results: SimpleQueue[Any]) -> None:
-    while (task := tasks.get()) is not None:
-        number, part, *arguments = task
-        try:
-            found: Any = part(*arguments)
-        except BaseException as error:
-            found = error
-        del part, arguments, task
-        results.put((number, found))
-        del found
