@@ -621,12 +621,16 @@ class Trainer:
             self.num_updates, self.state = state["num_updates"], state["memory"]
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
-        before = self.steps
-        with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
-            task = progress.add_task(
-                options.env_id, total=options.total_steps, completed=self.steps
+        before, per_rollout = self.steps, options.num_envs * options.num_steps
+        last = options.total_steps // per_rollout * per_rollout  # whole rollouts
+        if state is not None and 0 < last <= self.steps and self.ranks.rank == 0:
+            print(
+                f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
+                "train on, give a larger --total-steps"
             )
-            while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+        with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
+            task = progress.add_task(options.env_id, total=last, completed=self.steps)
+            while self.steps < last:
                 if any(self.ranks.gather(run.should_stop)):
                     if self.ranks.rank == 0:
                         progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
@@ -758,8 +762,9 @@ def main(
 
 def told(error: Exception) -> str:
     """Return what to say of a run folder that can't be used."""
-    is_told = isinstance(error, RunError)
-    return str(error) if is_told else f"{error}; choose another folder with --save"
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another folder with --save"
+    return str(error)
 
 
 def train(

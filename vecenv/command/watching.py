@@ -283,6 +283,12 @@ def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[..., A
     if policy is None or policy == "random":
         envs.action_space.seed(seed)
         return lambda obs: envs.action_space.sample()
+    if Path(policy).exists():
+        raise ValueError(
+            f"policy is {policy!r}, a file or folder; watch takes 'random' or 'module:function', "
+            f"and a policy that was trained is shown by: vecenv play ENV --policy {policy} "
+            "--html episode.html (or --gif episode.gif, --text)"
+        )
     if ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
     found = import_object("policy", policy)
