@@ -622,15 +622,17 @@ class Trainer:
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
         before, per_rollout = self.steps, options.num_envs * options.num_steps
-        last = options.total_steps // per_rollout * per_rollout  # whole rollouts
-        if state is not None and 0 < last <= self.steps and self.ranks.rank == 0:
+        is_over = 0 < options.total_steps < self.steps + per_rollout
+        if state is not None and is_over and self.ranks.rank == 0:
             print(
                 f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
                 "train on, give a larger --total-steps"
             )
         with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
-            task = progress.add_task(options.env_id, total=last, completed=self.steps)
-            while self.steps < last:
+            task = progress.add_task(
+                options.env_id, total=options.total_steps, completed=self.steps
+            )
+            while self.steps + per_rollout <= options.total_steps:
                 if any(self.ranks.gather(run.should_stop)):
                     if self.ranks.rank == 0:
                         progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
@@ -649,6 +651,8 @@ class Trainer:
                 run.log(self.steps, scalars)
                 if run.is_due(self.steps):
                     self.save(run, parts, score=recent)
+            else:
+                progress.update(task, total=self.steps)  # what no rollout fits into is left out
         self.save(run, parts)
 
     def follow_first(self) -> bool:

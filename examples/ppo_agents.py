@@ -409,15 +409,14 @@ class Trainer:
                 for name, learner in self.learners.items():
                     learner.rollout.start(obs[name])
         before, per_rollout = self.steps, self.num_rows * options.num_steps
-        last = options.total_steps // per_rollout * per_rollout  # whole rollouts
-        if saved is not None and 0 < last <= self.steps:
+        if saved is not None and 0 < options.total_steps < self.steps + per_rollout:
             print(
                 f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
                 "train on, give a larger --total-steps"
             )
         with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(options.env, total=last, completed=self.steps)
-            while self.steps < last:
+            task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
+            while self.steps + per_rollout <= options.total_steps:
                 if run.should_stop:
                     progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
                     break
@@ -434,6 +433,8 @@ class Trainer:
                 run.log(self.steps, scalars | {"SPS": speed})
                 if run.is_due(self.steps):
                     self.save(run, score=recent)
+            else:
+                progress.update(task, total=self.steps)  # what no rollout fits into is left out
         self.save(run)
 
     def parts(self) -> dict[str, Any]:
