@@ -92,8 +92,11 @@ def _add_rows(x, counts, count, mean, variance, sums):
     if first == num_rows:
         return True
     # Deviations from a number among them lose no digits when they are squared.
+    for k in range(width):
+        shift[k] = mean[k] if count[0] else np.float64(x[first, k])
+    for k in range(width, lanes):
+        shift[k] = shift[k - width]
     for k in range(lanes):
-        shift[k] = mean[k % width] if count[0] else np.float64(x[first, k % width])
         sum_1[k] = 0.0
         sum_2[k] = 0.0
     taken = num_rows
@@ -101,9 +104,9 @@ def _add_rows(x, counts, count, mean, variance, sums):
         taken = _add_some(x, counts, shift, sum_1, sum_2)
     elif width:
         _add_all(x, shift, sum_1, sum_2)
-        for k in range(width, lanes):
-            sum_1[k % width] += sum_1[k]
-            sum_2[k % width] += sum_2[k]
+        for k in range(lanes - 1, width - 1, -1):
+            sum_1[k - width] += sum_1[k]
+            sum_2[k - width] += sum_2[k]
     total = 0.0
     for k in range(width):
         total += sum_2[k]
@@ -162,9 +165,13 @@ def _take_and_normalize(  # noqa: PLR0917
     """
     if is_counted and not _add(x, counts, count, mean, variance, sums):
         return False
-    for k in range(len(own_mean)):
-        own_mean[k] = mean[k % len(mean)]
-        own_factor[k] = 1.0 / np.sqrt(variance[k % len(mean)] + epsilon)
+    width = len(mean)
+    for k in range(width):
+        own_mean[k] = mean[k]
+        own_factor[k] = 1.0 / np.sqrt(variance[k] + epsilon)
+    for k in range(width, len(own_mean)):
+        own_mean[k] = own_mean[k - width]
+        own_factor[k] = own_factor[k - width]
     _write(x, own_mean, own_factor, clip, out)
     return True
 
