@@ -68,7 +68,7 @@ def main(options: Options) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
         require_writable(options.save / "policy.npz")
     except OSError as error:
-        raise SystemExit(f"{error}: choose another folder with --save") from None
+        raise SystemExit(ppo.told(error)) from None
     settings = cage2_defender.with_env(
         cage2_defender.Options(
             total_steps=options.total_steps,

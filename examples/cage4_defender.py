@@ -343,6 +343,12 @@ class Trainer:
         parts = {"agent": self.agent, "optimizer": self.optimizer}
         if (found := run.restore(parts)) is not None:
             self.update = found["steps"] // (NUM_STEPS * self.options.num_games)
+            if self.update >= self.num_updates:
+                print(
+                    f"{run.folder} is finished, at step {found['steps']} of "
+                    f"{self.options.total_steps}; to train for longer, begin in another folder, "
+                    "with --save and a larger --total-steps"
+                )
         note = TextColumn("return {task.fields[score]:.1f}, KEEP -193.7")
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
         per_update, minutes = NUM_STEPS * self.options.num_games, int(run.seconds // 60)
@@ -403,11 +409,11 @@ def main(options: Options) -> float:
             save_every=options.save_every,
             overwrite=options.overwrite,
         )
-    except (OSError, RunError) as error:
-        is_told = isinstance(error, RunError)
-        raise SystemExit(
-            f"{error}{'' if is_told else '; choose another folder with --save'}"
-        ) from None
+    except RunError as error:
+        raise SystemExit(str(error)) from None
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise SystemExit(f"{reason}; choose another folder with --save") from None
     with run:
         trainer = Trainer(options, run.read_json("gradient") if options.resume else None)
         if options.load is not None:

@@ -270,6 +270,11 @@ class Trainer:
         options, begin = self.options, perf_counter()
         self.restore(run)
         first, scalars = self.steps, dict[str, Any]()
+        if 0 < options.total_steps <= first:
+            print(
+                f"{run.folder} is finished, at step {first} of {options.total_steps}; to train for "
+                "longer, begin in another folder, with --save and a larger --total-steps"
+            )
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps
@@ -291,6 +296,7 @@ class Trainer:
                     self.save(run, self.evaluate(max(options.eval_episodes // 2, 1)).mean)
                 elif run.is_due(self.steps):
                     self.save(run)
+            progress.update(task, completed=self.steps)
         self.save(run)
 
     def evaluate(self, episodes: int, seed: int = 2_000_000) -> EvaluationResult:
@@ -344,6 +350,11 @@ PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"
 NUMBERS = "steps", "num_updates", "obs", "returns"
 
 
+def stopped_note(run: Run) -> str:
+    """Say how to go on with a run that a signal has stopped."""
+    return f"; go on with {run.resume_command}" if run.should_stop else ""
+
+
 def main(options: Options) -> EvaluationResult:
     """Train, save, evaluate and report; return the evaluation."""
     if options.frame_stack and options.storage == "memmap":
@@ -352,9 +363,9 @@ def main(options: Options) -> EvaluationResult:
     torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.manual_seed(options.seed)
-    settings: Any = {"save_every": options.save_every, "tensorboard": options.tensorboard}
-    settings["overwrite"] = options.overwrite
-    settings["may_change"] = *settings, "profile"
+    kept = "save_every", "tensorboard", "overwrite"
+    settings: Any = {name: getattr(options, name) for name in kept}
+    settings["may_change"] = *kept, "profile"
     title = f"{options.env_id}, seed {options.seed}"
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
@@ -374,7 +385,7 @@ def main(options: Options) -> EvaluationResult:
             trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
-            print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
+            print(f"{title}: {made}, {run.seconds:.0f} s{stopped_note(run)}")
             run.draw_curve(title)
     except (RunError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None

@@ -621,12 +621,18 @@ class Trainer:
             self.num_updates, self.state = state["num_updates"], state["memory"]
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
-        before = self.steps
+        before, per_rollout = self.steps, options.num_envs * options.num_steps
+        is_over = 0 < options.total_steps < self.steps + per_rollout
+        if state is not None and is_over and self.ranks.rank == 0:
+            print(
+                f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
+                "train on, give a larger --total-steps"
+            )
         with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps
             )
-            while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+            while self.steps + per_rollout <= options.total_steps:
                 if any(self.ranks.gather(run.should_stop)):
                     if self.ranks.rank == 0:
                         progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
@@ -645,6 +651,8 @@ class Trainer:
                 run.log(self.steps, scalars)
                 if run.is_due(self.steps):
                     self.save(run, parts, score=recent)
+            else:
+                progress.update(task, total=self.steps)  # what no rollout fits into is left out
         self.save(run, parts)
 
     def follow_first(self) -> bool:
@@ -758,8 +766,9 @@ def main(
 
 def told(error: Exception) -> str:
     """Return what to say of a run folder that can't be used."""
-    is_told = isinstance(error, RunError)
-    return str(error) if is_told else f"{error}; choose another folder with --save"
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another folder with --save"
+    return str(error)
 
 
 def train(

@@ -408,10 +408,15 @@ class Trainer:
                 obs = self.reset(options.seed + self.steps)
                 for name, learner in self.learners.items():
                     learner.rollout.start(obs[name])
-        before = self.steps
+        before, per_rollout = self.steps, self.num_rows * options.num_steps
+        if saved is not None and 0 < options.total_steps < self.steps + per_rollout:
+            print(
+                f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
+                "train on, give a larger --total-steps"
+            )
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
-            while self.steps + self.num_rows * options.num_steps <= options.total_steps:
+            while self.steps + per_rollout <= options.total_steps:
                 if run.should_stop:
                     progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
                     break
@@ -428,6 +433,8 @@ class Trainer:
                 run.log(self.steps, scalars | {"SPS": speed})
                 if run.is_due(self.steps):
                     self.save(run, score=recent)
+            else:
+                progress.update(task, total=self.steps)  # what no rollout fits into is left out
         self.save(run)
 
     def parts(self) -> dict[str, Any]:
@@ -524,11 +531,11 @@ def main(options: Options) -> dict[str, EvaluationResult]:
             tensorboard=options.tensorboard,
             overwrite=options.overwrite,
         )
-    except (OSError, RunError) as error:
-        is_told = isinstance(error, RunError)
-        raise SystemExit(
-            f"{error}{'' if is_told else '; choose another folder with --save'}"
-        ) from None
+    except RunError as error:
+        raise SystemExit(str(error)) from None
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise SystemExit(f"{reason}; choose another folder with --save") from None
     with run:
         envs = make_envs(options, options.num_games, on_device=True)
         plans = run.read_json("gradients") if options.resume else None

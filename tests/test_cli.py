@@ -398,6 +398,9 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
     assert main([*args[:-1], "600", "--resume"]) == 0
     after = load_checkpoint(again / "checkpoint" / "last.npz")["state"]["steps"]
     assert 0 < before < after
+    capsys.readouterr()
+    assert main([*args[:-1], "600", "--resume"]) == 0
+    assert f"is finished, at step {after} of 600; to train on, give" in capsys.readouterr().out
     assert main(args) == 2
     assert "has a run already: go on with it by" in capsys.readouterr().err
 
@@ -531,7 +534,8 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "test_cli_envs:Words", *HERE], "the observation 'obs' is Text"),
         (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
         (["train", "CartPole-v1", "--eval-episodes", "0"], "eval_episodes is 0, expected at least"),
-        (["train", "CartPole-v1", "--config", "none.toml"], "none.toml"),
+        (["train", "CartPole-v1", "--config", "none.toml"], "config is 'none.toml', which can't"),
+        (["train", "CartPole-v1", "--config", "."], "can't be read (Is a directory); expected"),
         (["train", "CartPole-v1", "--config", "odd.toml"], "did you mean gamma?"),
         (["train", "CartPole-v1", "--config", "bad.json"], "bad.json can't be read"),
         (["train", "CartPole-v1", "--device", "cuda:77"], "torch finds no such device"),
@@ -542,6 +546,10 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["play", "CartPole-v1", "--policy", ".", "--episodes", "0"], "episodes is 0"),
         (["play", "CartPole-v1", "--policy", ".", "--gif", "a.mp4"], "expected a name that ends"),
         (["play", "CartPole-v1", "--policy", ".", "--fps", "-1"], "fps is -1"),
+        (["play", "CartPole-v1", "--policy", ".", "--gif", "no/a.gif"], "there is no folder"),
+        (["play", "CartPole-v1", "--policy", ".", "--html", "/proc/a.html"], "a.html: it can't be"),
+        (["watch", "CartPole-v1", "--policy", "."], "vecenv play CartPole-v1 --policy . --html"),
+        (["watch", "--policy", "."], "policy is '.', a folder without a policy.npz; expected"),
         (["envs", "no-such"], "no env has no-such in its name; --all lists"),
         (["bench", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
         (["demo", "--save", "/proc/nowhere"], "choose another folder with --save"),
@@ -555,6 +563,8 @@ def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, caps
     assert words in err
     assert err.startswith("vecenv: ")
     assert "Traceback" not in err
+    assert "Errno" not in err
+    assert not Path("runs").exists()  # nothing was trained
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import vecenv
+
 ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
@@ -151,6 +153,17 @@ def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():
     )
     assert loaded.stderr == ""
     assert loaded.stdout.strip() == "[]"
+
+
+def test_packages_are_attributes_that_are_imported_when_asked_for():
+    rooms = {room for room in PUBLIC_ROOMS if room.startswith("vecenv.") and room.count(".") == 1}
+    script = f"import sys, vecenv; print({rooms} & set(sys.modules));"
+    script += "print(vecenv.wrappers.VecWrapper.__name__, {'torch', 'numba'} & set(sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.splitlines() == ["set()", "VecWrapper set()"]
+    assert {room.removeprefix("vecenv.") for room in rooms} <= set(dir(vecenv))
 
 
 def test_both_packages_put_signals_off_alike():

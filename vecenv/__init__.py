@@ -72,7 +72,13 @@ _LATE = {
 }
 
 
+# So are the packages within it that users import from: `vecenv.wrappers.FrameStack`.
+_PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "wrappers")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return _import_module(f"{__name__}.{name}")  # which sets the attribute
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(_import_module(_LATE[name]), name)
@@ -80,7 +86,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})
 
 
 # Entry points are strings, so that nothing compiled is imported before somebody makes the env.

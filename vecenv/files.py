@@ -151,16 +151,17 @@ def require_writable(path: Path) -> None:
         OSError: It can't.
     """
     final = Path(os.path.realpath(path))
-    if final.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if final.exists():
-        if not os.access(final, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return
     try:
+        if final.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if final.exists():
+            if not os.access(final, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         _new_beside(final)[0].unlink()
     except OSError as error:
-        error.filename = str(path)
+        reason = error.strerror if final.parent.is_dir() else f"there is no folder {final.parent}"
+        error.filename, error.strerror = str(path), f"it can't be written ({reason})"
         raise
 
 

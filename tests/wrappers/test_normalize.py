@@ -11,7 +11,13 @@ from wrappers.slides import MODES, make_bare, slot_of
 import vecenv
 from vecenv import wrappers
 from vecenv.learn import Moments
-from vecenv.wrappers.kernels import _add_rows, _normalize_rows
+from vecenv.wrappers.kernels import (
+    _add_rows,
+    _normalize_rows,
+    lanes_of,
+    normalize_rows,
+    stack_rows,
+)
 
 
 class Slow:
@@ -190,11 +196,39 @@ def test_kernels_and_torch_have_the_same_moments(dtype, width):
     np.testing.assert_allclose(module.variance, rows.var(0), rtol=1e-6)
     out, expected = np.zeros((4, width), np.float32), np.zeros((4, width), np.float32)
     mean, factor = np.full(width, 100.0), np.full(width, 0.1)
-    from vecenv.wrappers.kernels import normalize_rows
-
     for kernel, target in ((normalize_rows, out), (_normalize_rows, expected)):
         kernel(x[:4], mean, factor, 1.5, target[: len(x)])
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(("size", "width"), [(700, 1), (171, 3), (9, 64), (3, 200)])
+def test_rows_done_several_at_a_time_are_as_each_alone(size, width):
+    x = np.random.default_rng(2).normal(5, 3, (size, width)).astype(np.float32)
+    running = wrappers.RunningMoments((width,))
+    running.update(x)
+    rows = x.astype(np.float64)
+    np.testing.assert_allclose(running.mean, rows.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(running.variance, rows.var(0), rtol=1e-9)
+    lanes, expected, out = lanes_of(width), np.zeros_like(x), np.zeros_like(x)
+    factor = 1 / np.sqrt(running.variance)
+    normalize_rows(x, running.mean, factor, 1.5, expected)
+    normalize_rows(x, np.resize(running.mean, lanes), np.resize(factor, lanes), 1.5, out)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_allclose(
+        out, np.clip((x - rows.mean(0)) / rows.std(0), -1.5, 1.5), 1e-5, 1e-6
+    )
+    x[-1, -1] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        running.update(x)
+    assert running.count == size
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_stacks_of_words_are_those_of_numpy(width):
+    areas = np.random.default_rng(3).integers(0, 2**40, (3, 300, width), np.uint64)
+    out = np.zeros((300, 3, width), np.uint64)
+    stack_rows(areas, 2, out)
+    np.testing.assert_array_equal(out, areas[[2, 0, 1]].swapaxes(0, 1))
 
 
 def test_a_huge_offset_loses_no_digits():

@@ -125,7 +125,7 @@ def _train(words: Sequence[str]) -> int:
         rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    with trainers.sent_to(given.track, options):
+    with trainers.removed_if_refused(options.save), trainers.sent_to(given.track, options):
         module.main(options)
     return 0
 
@@ -803,6 +803,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 141
     except _USER_ERRORS as error:
         message, place = str(error) or type(error).__name__, _place_of(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}; give another file or folder"
         if place is not None:  # a bug of the user's, perhaps
             message = f"{type(error).__name__}: {error}\n  {place}"
         print(f"vecenv: {message}", file=sys.stderr)

@@ -23,7 +23,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +52,7 @@ __all__ = [
     "load",
     "make_single",
     "read_config",
+    "removed_if_refused",
     "require_tracker",
     "run_folder",
     "runs_of",
@@ -293,6 +294,11 @@ def read_config(config: Path) -> dict[str, Any]:
     try:
         text = config.read_text(encoding="utf-8")
         values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise type(error)(
+            f"config is {str(config)!r}, which can't be read ({error.strerror}); expected a file "
+            'of options, .toml or .json, or "zoo" for the bundled ones of this env'
+        ) from None
     except ValueError as error:
         wanted = "expected TOML (.toml), or JSON such as options.json of a run"
         raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
@@ -378,6 +384,28 @@ def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> No
                 f"--track {tracker} needs {name}, which is not installed: pip install {name}",
                 name=name,
             )
+
+
+@contextmanager
+def removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a run folder that is made meanwhile, if an error comes before anything is in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException as error:
+        is_refused = not isinstance(error, SystemExit) or error.code not in (None, 0)
+        if is_refused and made and folder.is_dir() and not _has_run(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # others may have put something into them
+                for path in made[1:]:
+                    path.rmdir()
+        raise
+
+
+def _has_run(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    is_logged = metrics.is_file() and metrics.stat().st_size > 0
+    return is_logged or any((folder / "checkpoint").glob("*.npz"))
 
 
 @contextmanager

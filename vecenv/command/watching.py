@@ -90,6 +90,13 @@ def show(
 ) -> int:
     """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
     kwargs = read_env_kwargs(env_kwargs)
+    policy = play["policy"]
+    if policy not in (None, "random") and Path(policy).exists():
+        raise ValueError(
+            f"policy is {policy!r}, a file or folder; watch takes 'random' or 'module:function'. A "
+            f"trained policy is shown by: vecenv play {env} --policy {policy} --html episode.html "
+            "(or --gif episode.gif, or --text)"
+        )
     if html is not None:
         page = new_page(env, play["policy"] or "random", play["seed"], fps or PAGE_FPS)
         with progress_of(page, play["num_steps"]):

@@ -18,7 +18,7 @@ from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
 from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import REWARD_DTYPES, SlotCheck, slot_arrays
+from vecenv.core.slots import REWARD_DTYPES, slot_arrays
 from vecenv.core.spaces import batch_thinly
 
 __all__ = ["Part", "VecWrapper", "WrapperSlot"]
@@ -139,8 +139,6 @@ class VecWrapper(VecEnv):
         self._quiet = Part(EVERY, none, every, none, every, None)
         if self.changes_obs:
             self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
-            array = self._rows.array
-            self._slots = None if array is None else SlotCheck(array.shape, array.dtype)
             inner = ObservationRows.make(env.single_observation_space, self.num_envs, env.allocate)
             self._inner = inner if _has_fixed_shape(inner) else None
 
@@ -359,22 +357,42 @@ class VecWrapper(VecEnv):
             rewards = np.empty(count)
             terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
         else:
+            try:
+                obs, rewards = out.obs, out.rewards
+                terminations, truncations = out.terminations, out.truncations
+            except AttributeError:
+                slot_arrays(out, count)  # raises
+                raise
             valid = getattr(out, "valid", None)
-            if not self.changes_obs:  # the env looks at the rest
-                if any(not hasattr(out, name) for name in WrapperSlot._fields[:4]):
-                    slot_arrays(out, count)  # raises
-                rewards = check_slot_array("rewards", out.rewards, (count,), REWARD_DTYPES)
-                obs, terminations, truncations = out.obs, out.terminations, out.truncations
-            elif self._slots is not None:
-                _, rewards, terminations, truncations = self._slots.arrays(out)
-            else:
-                given, rewards, terminations, truncations = slot_arrays(out, count)
-                self._rows.over(given)  # raises what is wrong with it
+            if self.changes_obs:
+                self._check_obs(obs)
+            if self.changes_rewards:
+                check_slot_array("rewards", rewards, (count,), REWARD_DTYPES)
+            if self.changes_obs and self._inner is None:  # else the env looks at the rest
+                slot_arrays(out, count)
         if self.changes_obs:
             if self._inner is None:
                 return None
-            obs = self._inner.batch()
+            obs = self._env_obs()
         return WrapperSlot(obs, rewards if own is None else own, terminations, truncations, valid)
+
+    def _check_obs(self, obs: Any) -> None:
+        """Refuse what observations can't be written into."""
+        array = self._rows.array
+        if array is None:
+            self._rows.over(obs)
+        elif not (
+            type(obs) is np.ndarray
+            and obs.shape == array.shape
+            and obs.dtype == array.dtype
+            and obs.flags.carray
+        ):  # quicker than a call
+            check_slot_array("obs", obs, array.shape, (array.dtype,))
+
+    def _env_obs(self) -> Any:
+        """Return where the env is to write its observations."""
+        assert self._inner is not None
+        return self._inner.batch()
 
     def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
         """Return what becomes of results of the env."""
@@ -453,8 +471,8 @@ class VecWrapper(VecEnv):
         return (
             rows is EVERY
             and self._are_all_alive
-            and not np.count_nonzero(terminations)
-            and not np.count_nonzero(truncations)
+            and not is_any(terminations)
+            and not is_any(truncations)
         )
 
     def _follow(
@@ -595,6 +613,11 @@ class VecWrapper(VecEnv):
 
 
 _NOBODY = np.zeros(0, np.bool_)
+
+
+def is_any(flags: np.ndarray) -> bool:
+    """Whether one of bool (B,) is set; `any` takes five times as long, `count_nonzero` twice."""
+    return 1 in flags.tobytes()
 
 
 def _checked_env(env: Any, name: str) -> VecEnv:

@@ -17,7 +17,7 @@ from vecenv.core.infos import add_info
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import slot_rows
-from vecenv.wrappers.base import EVERY, VecWrapper, leaves
+from vecenv.wrappers.base import EVERY, VecWrapper, is_any, leaves
 
 __all__ = ["TimeLimit"]
 
@@ -69,6 +69,7 @@ class TimeLimit(VecWrapper):
             )
         self._limit = int(max_episode_steps)
         self._elapsed = np.zeros(self.num_envs, np.int64)
+        self._num_calm = 0  # steps in which no env can reach its limit, at least
         self._is_cut = np.zeros(self.num_envs, np.bool_)  # truncated here and not reset since
         self._held: deque[_Held] = deque()
         self._calls = CallProtocol(self.num_envs)
@@ -102,7 +103,7 @@ class TimeLimit(VecWrapper):
         """Step every env once; see `VecEnv.step`."""
         if self._fault is not None:
             self._refuse_fault("step")
-        if not np.count_nonzero(self._is_cut):
+        if not is_any(self._is_cut):
             try:
                 result = self._step_env(actions, out)
             except BaseException:
@@ -196,9 +197,8 @@ class TimeLimit(VecWrapper):
         Returns:
             int64 (E,), places in the batch.
         """
-        if self._is_quiet(rows, terminations, truncations) and not np.count_nonzero(
-            self._elapsed >= self._limit - 1
-        ):
+        if self._num_calm > 0 and self._is_quiet(rows, terminations, truncations):
+            self._num_calm -= 1
             self._elapsed += 1
             return _NONE
         acted = self._alive[rows].copy()
@@ -212,6 +212,7 @@ class TimeLimit(VecWrapper):
             self._elapsed[every[part.begins]] = 0
         else:
             self._is_cut[rows] = cut
+        self._num_calm = self._limit - 1 - int(self._elapsed.max())
         return np.flatnonzero(cut)
 
     def _reset_env(self, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
@@ -323,6 +324,7 @@ class TimeLimit(VecWrapper):
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `own_state` returned."""
         self._elapsed[...], self._is_cut[...] = state["elapsed"], state["is_cut"]
+        self._num_calm = 0
         self._held.clear()
         self._calls.in_flight[:] = False
         self._calls.recount()

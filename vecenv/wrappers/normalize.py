@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -43,7 +42,7 @@ class RunningMoments:
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        from vecenv.wrappers.kernels import add_rows
+        from vecenv.wrappers.kernels import add_rows, lanes_of
 
         self._add_rows = add_rows
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
@@ -54,7 +53,7 @@ class RunningMoments:
             self.count.reshape(1),
             self.mean.reshape(width),
             self.variance.reshape(width),
-            np.zeros((3, width)),
+            np.zeros((3, lanes_of(width))),
         )
 
     def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
@@ -158,7 +157,7 @@ class NormalizeObservation(VecWrapper):
         self.clip, self.epsilon = _bound(name, clip), _positive(name, "epsilon", epsilon)
         space = Box(-self.clip, self.clip, given.shape, np.float32)
         super().__init__(env, single_observation_space=space)
-        from vecenv.wrappers.kernels import normalize_rows, take_and_normalize
+        from vecenv.wrappers.kernels import lanes_of, normalize_rows, take_and_normalize
 
         self._normalize_rows, self._take_and_normalize = normalize_rows, take_and_normalize
         self.update_running_mean = True
@@ -167,7 +166,8 @@ class NormalizeObservation(VecWrapper):
         is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
         dtype = np.float32 if is_short else np.float64
         self._width = self.moments.mean.size
-        self._mean, self._factor = np.zeros(self._width, dtype), np.ones(self._width, dtype)
+        lanes = lanes_of(self._width)  # what a row is normalised by, repeated
+        self._mean, self._factor = np.zeros(lanes, dtype), np.ones(lanes, dtype)
         self._limit = dtype(self.clip)
         inner = None if self._inner is None else self._inner.array
         self._inner_array: np.ndarray | None = None
@@ -184,23 +184,19 @@ class NormalizeObservation(VecWrapper):
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write them normalised, after taking them into account."""
-        if self.update_running_mean:
-            counts = _ALL if part is self._quiet or part.is_new.all() else part.is_new
-            is_finite = self._take_and_normalize(
-                self._as_rows(obs),
-                counts,
-                *self.moments.arrays,
-                self.epsilon,
-                self._mean,
-                self._factor,
-                self._limit,
-                out.reshape(len(out), self._width),
-            )
-            if not is_finite:
-                self._refuse(obs, part)
-        else:
-            self._refresh()
-            self._normalize(obs, out)
+        is_finite = self._take_and_normalize(
+            self._as_rows(obs),
+            _ALL if part is self._quiet or part.is_new.all() else part.is_new,
+            bool(self.update_running_mean),
+            *self.moments.arrays,
+            self.epsilon,
+            self._mean,
+            self._factor,
+            self._limit,
+            out.reshape(len(out), self._width),
+        )
+        if not is_finite:
+            self._refuse(obs, part)
         if part.is_dead is not None:
             out[part.is_dead] = 0.0
 
@@ -245,11 +241,6 @@ class NormalizeObservation(VecWrapper):
             env_id,
         )
 
-    def _refresh(self) -> None:
-        moments = self.moments
-        self._mean[...] = moments.mean.reshape(-1)
-        self._factor[...] = 1.0 / np.sqrt(moments.variance.reshape(-1) + self.epsilon)
-
     def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
         flat = out.reshape(len(out), self._width)
         self._normalize_rows(self._as_rows(obs), self._mean, self._factor, self._limit, flat)
@@ -258,14 +249,16 @@ class NormalizeObservation(VecWrapper):
         """Return the moments, and those that rows were last normalised by."""
         return {
             "moments": self.moments.state_dict(),
-            "mean": self._mean.copy(),
-            "factor": self._factor.copy(),
+            "mean": self._mean[: self._width].copy(),
+            "factor": self._factor[: self._width].copy(),
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
-        self._mean[...], self._factor[...] = state["mean"], state["factor"]
+        lanes = len(self._mean)
+        self._mean[...] = np.resize(state["mean"], lanes)  # repeated
+        self._factor[...] = np.resize(state["factor"], lanes)
 
 
 class NormalizeReward(VecWrapper):
@@ -307,29 +300,33 @@ class NormalizeReward(VecWrapper):
         self.clip = _bound(name, clip)
         super().__init__(env)
         self.update_running_mean = True
+        from vecenv.wrappers.kernels import scale_rewards
+
+        self._scale = scale_rewards
         self.moments = RunningMoments()
         self._returns = np.zeros(self.num_envs)
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return them divided, after taking them into account."""
-        if part is self._quiet:
-            returns = self._returns  # in place
-            returns *= self.gamma
-            returns += rewards
-        else:
-            returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
-        counts = _ALL if part is self._quiet else part.acted
-        if not self.update_running_mean:
-            is_finite = bool(np.isfinite(returns).all())
-        else:
-            is_finite = self.moments.add(returns.reshape(-1, 1), counts)
+        is_quiet = part is self._quiet
+        returns = self._returns if is_quiet else self._returns[part.rows]
+        found = np.empty_like(rewards)
+        is_finite = self._scale(
+            rewards,
+            _ALL if is_quiet else part.acted,
+            bool(self.update_running_mean),
+            self.gamma,
+            returns,
+            *self.moments.arrays,
+            self.epsilon,
+            self.clip,
+            found,
+        )
         if not is_finite:
             self._refuse(rewards, returns, part)
-        if part is not self._quiet:
+        if not is_quiet:
             self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
-        found = rewards * (1.0 / math.sqrt(self.moments.variance + self.epsilon))
-        np.maximum(found, -self.clip, out=found)  # `np.clip` takes three times as long
-        return np.minimum(found, self.clip, out=found)
+        return found
 
     def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
         """Say which env has returned what there are no moments of; its return begins anew."""

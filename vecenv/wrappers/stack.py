@@ -16,7 +16,6 @@ from vecenv.wrappers.base import (
     EVERY,
     Part,
     VecWrapper,
-    WrapperSlot,
     leaves,
     new_batch,
 )
@@ -66,6 +65,7 @@ class FrameStack(VecWrapper):
         wanted = batch_space(given, int(stack_size)) if isinstance(given, Space) else None
         super().__init__(env, single_observation_space=wanted)
         self._single = env.single_observation_space
+        self._is_array = not isinstance(self._single, Dict | Tuple)  # which takes a microsecond
         require_arrays(self._single, name)
         self.stack_size, self.padding_type = int(stack_size), padding_type
         # Of every part of the observations (stack_size, num_envs, ...).
@@ -82,11 +82,9 @@ class FrameStack(VecWrapper):
         self._stack_rows = stack_rows
         self._newest = 0  # which area has the newest observations; those before it are older
 
-    def _own_slot(self, out: Any) -> WrapperSlot | None:
+    def _env_obs(self) -> Any:
         """Have the env write over the oldest observations."""
-        slot = super()._own_slot(out)
-        assert slot is not None
-        return slot._replace(obs=self._areas[(self._newest + 1) % self.stack_size])
+        return self._areas[(self._newest + 1) % self.stack_size]
 
     def _order(self) -> list[list[np.ndarray]]:
         """Return the areas' arrays, the oldest first."""
@@ -95,7 +93,7 @@ class FrameStack(VecWrapper):
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the stacks."""
-        given = leaves(obs, self._single)
+        given = [obs] if self._is_array else leaves(obs, self._single)
         if isinstance(part.rows, slice):
             self._newest = (self._newest + 1) % self.stack_size  # where the env has written
             if given[0] is not self._frames[self._newest][0]:
@@ -108,7 +106,7 @@ class FrameStack(VecWrapper):
                     target[part.rows] = source[part.rows]
             for frame, leaf in zip(order[-1], given, strict=True):
                 frame[part.rows] = leaf
-        if part.begins.any():
+        if part is not self._quiet and part.begins.any():
             chosen = np.flatnonzero(part.begins)
             self._pad(chosen if isinstance(part.rows, slice) else part.rows[chosen])
         self._write(part.rows, out)
@@ -133,7 +131,7 @@ class FrameStack(VecWrapper):
                 frame[rows] = first[rows] if self.padding_type == "reset" else 0
 
     def _write(self, rows: Any, out: Any) -> None:
-        targets = leaves(out, self.single_observation_space)
+        targets = [out] if self._is_array else leaves(out, self.single_observation_space)
         if isinstance(rows, slice):
             first = (self._newest + 1) % self.stack_size
             for words, target in zip(self._words, targets, strict=True):

@@ -307,9 +307,10 @@ def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPol
         return find_policy(found, scenario, seed=seed)
     known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
     names = ", ".join(sorted(name.replace("_", "-") for name in known))
+    kind = "a folder without a policy.npz" if Path(text).is_dir() else "but there is no such file"
     raise ValueError(
-        f"policy is {text!r}, but there is no such file; expected a file with a saved policy, "
-        f"'module:object', or one of {names}"
+        f"policy is {text!r}, {kind}; expected a file with a saved policy, or its run "
+        f"folder, 'module:object', or one of {names}"
     )
 
 

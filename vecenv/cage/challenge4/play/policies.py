@@ -206,8 +206,13 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
                 return _load(path)
         if ":" not in policy:
             known = ", ".join(name.replace("_", "-") for name in POLICY_NAMES)
+            kind = (
+                "a folder without a defender.npz"
+                if Path(policy).is_dir()
+                else "but there is no such file"
+            )
             raise ValueError(
-                f"policy is {policy!r}, but there is no such file; expected a saved defender, "
+                f"policy is {policy!r}, {kind}; expected a saved defender or its run folder, "
                 f"'module:object', or one of {known}"
             )
         policy = import_object("policy", policy)
