@@ -352,6 +352,11 @@ class Trainer:
         options, begin = self.options, perf_counter()
         self.restore(run)
         first, scalars = self.steps, dict[str, Any]()
+        if 0 < options.total_steps <= first:
+            print(
+                f"{run.folder} is finished, at step {first} of {options.total_steps}; to train for "
+                "longer, resume it with a larger --total-steps"
+            )
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps
@@ -374,6 +379,7 @@ class Trainer:
                     progress.update(task, completed=self.steps, description=text)
                 if run.is_due(self.steps):
                     self.save(run)
+            progress.update(task, completed=self.steps)
         self.save(run)
 
     def save(self, run: Run) -> None:
