@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vecenv.core.infos import add_info, take_infos
+from vecenv.core.infos import add_info, known_infos, take_infos
 
 NUM_ENVS = 4
 
@@ -86,6 +86,15 @@ def test_rows_taken_are_the_rows_of_the_batch(per_env, ids):
         if not isinstance(value, dict):
             assert_same(taken[key], value, key)
     assert list(taken) == list(infos)
+
+
+def test_keys_that_no_row_has_go_with_their_masks():
+    infos = {}
+    for index, key in enumerate(("a", "b", "b")):
+        add_info(infos, {key: index, "nested": {key: index}}, index, 3)
+    known = known_infos(take_infos(infos, np.array([1, 2])))
+    assert list(known) == ["nested", "_nested", "b", "_b"]
+    assert list(known["nested"]) == ["b", "_b"]
 
 
 @settings(max_examples=15)
