@@ -265,7 +265,6 @@ def test_kernels_that_fit_no_game_are_refused():
         make(dataclasses.replace(WALK, observe=observe))
 
 
-@pytest.mark.slow  # tests/jit/test_kernels.py has it of single envs
 def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
     def observe(state, agent, out):
         out[0, 0] = state.plce[agent, 0]

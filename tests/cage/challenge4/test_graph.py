@@ -133,10 +133,10 @@ class Lockstep:
 
 
 def test_a_graph_has_what_an_agent_is_told_and_has_done():
-    lockstep = Lockstep(2, seed=3, steps=15)
-    envs = Cage4VectorEnv(2, messages=True, observation="graph", debug=True, steps=15, **RATES)
+    lockstep = Lockstep(2, seed=3, steps=22)
+    envs = Cage4VectorEnv(2, messages=True, observation="graph", debug=True, steps=22, **RATES)
     obs, _ = envs.reset(seed=3)
-    for _ in range(20):  # over the end of an episode
+    for _ in range(30):  # over the end of an episode
         for agent, rows in enumerate(envs.agent_obs(obs)):
             lockstep.check(agent, rows)
         assert envs.single_observation_space.contains(obs[0])
