@@ -382,7 +382,7 @@ BROKEN = {
 def test_a_broken_vector_env_fails_by_its_rule_and_no_other(name):
     cls, mode, rule, text = BROKEN[name]
     with pytest.raises(VectorEnvCheckError) as caught:
-        check_vector_env(cls(3, mode), seed=5)
+        check_vector_env(cls(3, mode), num_steps=60, seed=5)
     assert list(caught.value.failures) == [rule]
     assert text in caught.value.failures[rule]
     assert str(caught.value).startswith(f"{cls.__name__} breaks a rule of vector envs:")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vecenv.core.infos import add_info, take_infos
+from vecenv.core.infos import add_info, known_infos, take_infos
 
 NUM_ENVS = 4
 
@@ -56,7 +56,7 @@ class Reference(VectorEnv):
         self.num_envs = num_envs
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, NUM_ENVS - 1), INFO), max_size=6))
 def test_infos_are_batched_as_gymnasium_does(entries):
     """An env may have several infos: the one at the end of its episode and the next one's first."""
@@ -67,7 +67,7 @@ def test_infos_are_batched_as_gymnasium_does(entries):
     assert_same(ours, theirs)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS),
     st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, unique=True),
@@ -88,7 +88,16 @@ def test_rows_taken_are_the_rows_of_the_batch(per_env, ids):
     assert list(taken) == list(infos)
 
 
-@settings(max_examples=25)
+def test_keys_that_no_row_has_go_with_their_masks():
+    infos = {}
+    for index, key in enumerate(("a", "b", "b")):
+        add_info(infos, {key: index, "nested": {key: index}}, index, 3)
+    known = known_infos(take_infos(infos, np.array([1, 2])))
+    assert list(known) == ["nested", "_nested", "b", "_b"]
+    assert list(known["nested"]) == ["b", "_b"]
+
+
+@settings(max_examples=15)
 @given(INFO)
 def test_the_info_of_an_env_is_only_read(info):
     arrays = {key: value.copy() for key, value in info.items() if isinstance(value, np.ndarray)}

@@ -98,6 +98,7 @@ def test_deferred_learners_do_what_others_do(monkeypatch):
             if number == 2:  # saved and loaded
                 state = optimizer.state_dict()
                 assert state["param_groups"][0]["lr"] == pytest.approx(0.1 / 3)
+                assert isinstance(state["param_groups"][0]["lr"], float)
                 optimizer.load_state_dict(state)
         gradient.check()
         weights.append(module.weight.detach().clone())

@@ -26,6 +26,18 @@ def test_moments_of_batches_are_those_of_all_rows(shape, offset):
     np.testing.assert_allclose(moments.scale(x), scaled, rtol=1e-4)
 
 
+def test_ranks_without_rows_do_not_count():
+    class Ranks:
+        size = 2
+
+        def gather(self, mine):
+            return [(0, torch.zeros(1), torch.zeros(1)), mine]
+
+    moments = Moments(1)
+    moments.update(torch.tensor([[1.0], [3.0]]), ranks=Ranks())
+    assert (moments.mean.item(), moments.variance.item(), moments.count.item()) == (2, 1, 2)
+
+
 def test_masked_rows_do_not_count_and_may_be_nan():
     x = torch.tensor([[[1.0], [float("nan")]], [[3.0], [9.0]]])
     moments = Moments(1)

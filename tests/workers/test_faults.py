@@ -41,7 +41,7 @@ from vecenv.core.faults import (
     describe_exit,
 )
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.layout import COUNT
+from vecenv.workers.layout import CLAIMS_LINE, COUNT, LINE
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
 WAYS = {
@@ -848,6 +848,17 @@ def test_a_worker_that_dies_before_it_has_sent_what_belongs_to_a_row(on_error):
     assert batch.truncations[order].tolist() == [False, False, True, True]
     assert len(batch.obs["text"]) == 4
     pool.close()
+
+
+def test_a_row_that_a_worker_has_begun_and_left_is_not_waited_for(make):
+    pool = make(on_error="restart")
+    pool.reset()
+    pool.send([HANG], [3])
+    pool._exchange.link.words[CLAIMS_LINE * LINE] += 1  # by the worker, which writes it no more
+    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
+    batch = pool.recv(timeout=30)
+    assert (batch.env_ids.tolist(), batch.truncations.tolist()) == ([3], [True])
+    assert pool.step([FINE] * 4)[3].tolist() == [False, False, True, False]
 
 
 class SlowCounter(gym.Env):

@@ -165,6 +165,13 @@ class Page(torch.Tensor):
         return super().copy_(source)
 
 
+def test_arrays_that_are_sent_together_begin_where_their_numbers_may():
+    arrays = [np.arange(3, dtype=np.uint8), np.arange(2.0), np.ones(1, np.bool_), np.arange(5)]
+    with StagingBlocks(CPU, "use less").sent("arrays", *arrays) as found:
+        for tensor, array in zip(found, arrays, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
 def test_copies_have_a_stream_of_their_own_for_which_alone_the_host_waits(monkeypatch):
     streams = Streams(monkeypatch)
     blocks = StagingBlocks(CPU, "use less")

@@ -185,7 +185,7 @@ print("whole")
 
 
 def test_indices_that_another_thread_changes_during_the_call_stay_in_bounds():
-    assert printed(_CHANGING, "0.7", kind="buffers") == ["whole"]
+    assert printed(_CHANGING, "0.3", kind="buffers") == ["whole"]
 
 
 _MANY_WRITERS = """

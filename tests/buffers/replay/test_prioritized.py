@@ -111,6 +111,22 @@ def test_updates_that_do_not_fit_change_nothing(indices, priorities, message, st
     assert buffer.priorities.equal(before)
 
 
+def test_priorities_whose_loading_was_cut_off_count_as_new(monkeypatch):
+    buffer = filled(4, alpha=1.0)
+    buffer.update_priorities([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])
+    state = buffer.state_dict()
+
+    def lack_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SumTree, "update", lack_memory)
+        with pytest.raises(MemoryError):
+            buffer.load_state_dict(state)
+    buffer.sample(1)  # which looks for new rows
+    assert buffer.priorities.tolist() == [4] * 4
+
+
 def test_when_all_priorities_are_zero_nothing_can_be_drawn():
     buffer = filled(3)
     buffer.update_priorities([0, 1, 2], [0.0, 0.0, 0.0])
