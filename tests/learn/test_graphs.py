@@ -132,5 +132,5 @@ def test_a_deferred_gradient_is_compiled_without_a_graph_of_its_own(monkeypatch)
 
     monkeypatch.setattr(torch, "compile", compile_it)
     for is_graph in (True, False):
-        compiled._compile(learner, torch.device("cuda"), is_graph=is_graph)
+        compiled.Part(learner, torch.device("cuda"), is_graph=is_graph)
     assert [given["triton.cudagraphs"] for given in options] == [True, False]
