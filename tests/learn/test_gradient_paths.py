@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import gc
 import json
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
@@ -256,6 +258,70 @@ def test_a_tensor_that_was_in_two_places_of_a_batch_may_be_two_later():
     for a, b in ((first, first), (first, second), (second, second)):
         assert_equal(gradient, {"a": a.obs, "b": b.obs, "target": first.returns})
     assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+
+
+def square_loss(module: Any, batch: Any) -> Any:
+    return (module(batch["x"]) - batch["y"]).square().mean()
+
+
+def make_square_batch(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(ROWS, 6, generator=generator) for name in ("x", "y")}
+
+
+@pytest.mark.slow
+def test_all_shares_count_where_torch_runs_the_function_as_it_is():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    gradient = Gradient(module, square_loss, compile="on", threads=2)
+    assert_equal(gradient, make_square_batch(0))
+    assert gradient.plan is not None and gradient.plan["parts"] == 2, gradient.plan
+    torch.compiler.set_stance("force_eager")
+    try:
+        assert_equal(gradient, make_square_batch(1))
+    finally:
+        torch.compiler.set_stance("default")
+    assert_equal(gradient, make_square_batch(2))
+
+
+@pytest.mark.slow
+def test_a_compiled_gradient_is_freed_and_sees_that_its_module_has_changed():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    gradient = Gradient(module, square_loss, compile="on", threads=1)
+    assert_equal(gradient, make_square_batch(0))
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    module[1] = nn.ReLU()
+    assert_equal(gradient, make_square_batch(1))
+    module[1].register_forward_hook(lambda _module, _args, result: 2 * result)
+    assert_equal(gradient, make_square_batch(2))
+    found = weakref.ref(module)
+    del gradient, module
+    gc.collect()
+    assert found() is None
+
+
+@pytest.mark.slow
+def test_a_batch_may_share_tensors_with_the_loss_and_require_gradients():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    batch = make_square_batch(0)
+    batch["y"].requires_grad_()
+    kept = batch["x"]
+    gradient = Gradient(
+        module, lambda m, b: (m(b["x"]) - b["y"] * kept).square().mean(), compile="on", threads=1
+    )
+    assert_equal(gradient, batch)
+    assert_equal(gradient, make_square_batch(1) | {"y": batch["y"]})
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+
+
+@pytest.mark.slow
+def test_a_loss_that_fails_on_half_of_the_rows_is_not_split():
+    module, target = nn.Linear(6, 6), torch.ones(ROWS, 6)
+    gradient = Gradient(
+        module, lambda m, b: (m(b["x"]) - target).square().mean(), compile="on", threads=2
+    )
+    assert_equal(gradient, make_square_batch(0))
+    assert gradient.plan is not None and gradient.plan["parts"] == 1
+    assert "the loss fails on a part" in gradient.plan["reason"]
 
 
 @pytest.mark.slow

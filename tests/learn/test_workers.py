@@ -40,15 +40,13 @@ def test_a_worker_ends_with_its_object():
     assert not thread.is_alive()
 
 
-def test_a_thread_that_is_gone_is_missed_and_replaced(monkeypatch):
+def test_a_thread_that_is_gone_is_missed(monkeypatch):
     monkeypatch.setattr(workers, "_CHECK_S", 0.01)
     worker = Worker()
-    worker._tasks.put(None)  # as when the process has forked, it ends without a result
+    worker._tasks.put(None)  # it ends without a result
     worker._thread.join(10)
     with pytest.raises(RuntimeError, match="is gone"):
         worker.end()
-    worker.begin(pow, 2, 3)
-    assert worker.end() == 8
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -91,3 +89,18 @@ def test_looks_in_vain_make_the_next_ones_rare():
     assert found == [1, 3, 7, 15, 31, 63, 64, 64, 64]
     patience.note(was_in_time=True)
     assert count() == 0
+
+
+@pytest.mark.parametrize("after", ["worker.end()", "time.sleep(0.001)"])
+def test_a_process_ends_while_a_thread_looks_or_computes(after):
+    code = f"""if True:
+        import time
+        import torch
+        from vecenv.learn.workers import Worker
+        worker = Worker()
+        a = torch.ones(600, 600)
+        worker.begin(torch.mm, a, a)
+        {after}
+    """
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

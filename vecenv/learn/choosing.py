@@ -326,7 +326,10 @@ class _Choice:
 
         whole = results(leaves, None)
         shares = split_rows(leaves, parts)
-        found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
+        try:
+            found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
+        except Exception as error:
+            return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
         num_weights = sum(self.eager.weights.lengths)
         rules = {"rows": torch.ones(parts, device=whole.device)}
         if at is not None:
@@ -384,6 +387,8 @@ class _Choice:
             f"{_ms(seconds)} a call, {_ms(eager_seconds)} by autograd; compiled in "
             f"{compile_seconds:.0f} s" + (f"; {no_split}" if no_split else "")
         )
+        if num_parts > 1 and (others := torch.get_num_threads()) > 1:
+            reason += f"; torch's own {others} threads get in its way: torch.set_num_threads(1)"
         plan = plan._replace(
             path="compiled", threads=num_threads, parts=num_parts, combine=combine or "rows",
             rows=self.rows, reason=reason,

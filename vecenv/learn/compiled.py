@@ -218,8 +218,9 @@ class Part:
         )  # fmt: skip
         options: dict[str, Any] = {}
         settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, "options": options}
+        self._backend = _Backend()
         if device.type == "cpu":
-            settings["backend"] = self._compile
+            settings["backend"] = self._backend
         else:
             options["triton.cudagraphs"] = is_graph
         if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # has such filters
@@ -227,25 +228,44 @@ class Part:
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
             settings["recompile_limit"] = _MAX_COMPILATIONS
         self._function: Any = torch.compile(own, **settings)
-        self._shares: list[list[Tensor]] = []  # of the call that runs
-        self._workers: Sequence[Worker] = ()
 
     def __call__(
         self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
     ) -> tuple[Tensor, Tensor]:
         """Return sums over the shares; without workers one is computed after the other."""
-        first = shares[0]
-        if len({id(leaf) for leaf in first}) < len(first):
-            # torch takes a tensor that comes twice for one that always does: give it two objects
-            first = [leaf.detach() for leaf in first]
-        self._shares, self._workers = [first, *shares[1:]], workers
+        with self._backend.given(shares, workers) as backend:
+            totals = self._function(vector, shares[0])
+            num_done = backend.num_done
+        for share in shares[num_done:]:  # torch runs the function uncompiled, or by other means
+            with self._backend.given([share], ()):
+                found = self._function(vector, share)
+            for total, value in zip(totals, found, strict=True):
+                total.add_(value)
+        return totals
+
+
+class _Backend:
+    """For `torch.compile`: torch's own compiler, and what it makes runs for all shares.
+
+    torch keeps such objects forever; this one refers to a call's tensors only during the call.
+    """
+
+    def __init__(self) -> None:
+        self._shares: list[list[Tensor]] = []
+        self._workers: Sequence[Worker] = ()
+        self.num_done = 1  # shares of this call
+
+    @contextmanager
+    def given(self, shares: list[list[Tensor]], workers: Sequence[Worker]) -> Iterator[_Backend]:
+        """For the time of a call, what it is about."""
+        self._shares, self._workers, self.num_done = shares, workers, 1
         try:
-            return self._function(vector, first)
+            yield self
         finally:
             self._shares, self._workers = [], ()
 
-    def _compile(self, graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
-        """Let torch compile a graph; return a function that runs it for all shares."""
+    def __call__(self, graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
+        """Compile a graph."""
         from torch._inductor.compile_fx import compile_fx
 
         function: Any = compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
@@ -268,6 +288,7 @@ class Part:
             for result in found:
                 for total, value in zip(totals, result, strict=True):
                     total.add_(value)
+            self.num_done = len(self._shares)
             return totals
 
         return run
@@ -285,12 +306,13 @@ def _run_all(
         first = function(*tasks[0])
     except BaseException:
         for worker in workers:
-            with suppress(BaseException):
+            with suppress(Exception):
                 worker.end()
         raise
     return [first, *[worker.end() for worker in workers]]
 
 
+_OF_TORCH = re.compile(r"(__import_)?torch(_dot_|$)|__import_vecenv_dot_|__builtins")
 _ROOT = re.compile(r"([LG])\['([^']+)'\]")
 
 
@@ -313,7 +335,7 @@ def _is_of_user(entry: Any) -> bool:
     where, name = found.groups()
     if where == "L":
         return name == "with_loss"
-    return not name.startswith(("torch", "__import_torch", "__import_vecenv_dot_", "__builtins"))
+    return _OF_TORCH.match(name) is None
 
 
 class CompiledGradient:
@@ -331,6 +353,8 @@ class CompiledGradient:
 
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
+        # torch takes an object that comes twice, here or in the loss, for one that always does.
+        leaves = [leaf.detach() for leaf in leaves]
         if self._num_parts == 1:
             gradient, values = self._part(vector, [leaves], ())
             out.copy_(gradient)

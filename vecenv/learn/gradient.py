@@ -209,7 +209,7 @@ class Gradient:
                 self._has_seen_another_kind = True
                 self._log(
                     f"gradient: call {self._num_calls_made} has a batch of another size, nesting "
-                    "or dtype than was compiled for (or train() or eval() was called); such go "
+                    "or dtype than was compiled for (or the module has changed since); such go "
                     "through autograd: let all have one size, as minibatches(fixed=True) does"
                 )
             return None
@@ -230,7 +230,8 @@ class Gradient:
         except (TypeError, AttributeError):
             return None
         kinds = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
-        return layout, kinds, [module.training for module in self._modules]
+        modules = [(m.training, len(m._forward_hooks), *m._modules.values()) for m in self._modules]
+        return layout, kinds, modules
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         scalars, grads = self._eager(self.module, batch)

@@ -29,9 +29,9 @@ class Settings:
         else:
             precision_before = None
         threads_before = None if num_threads is None else torch.get_num_threads()
+        self._before = precision_before, threads_before  # first: Ctrl-C may come in between
         if num_threads is not None and threads_before != num_threads:
             torch.set_num_threads(num_threads)
-        self._before = precision_before, threads_before
 
     def __exit__(self, *_: object) -> None:
         precision, num_threads = self._before
