@@ -233,15 +233,23 @@ class Part:
         self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
     ) -> tuple[Tensor, Tensor]:
         """Return sums over the shares; without workers one is computed after the other."""
-        with self._backend.given(shares, workers) as backend:
-            totals = self._function(vector, shares[0])
-            num_done = backend.num_done
+        totals, num_done = self._call(vector, shares, workers)
         for share in shares[num_done:]:  # torch runs the function uncompiled, or by other means
-            with self._backend.given([share], ()):
-                found = self._function(vector, share)
+            found, _ = self._call(vector, [share], ())
             for total, value in zip(totals, found, strict=True):
                 total.add_(value)
         return totals
+
+    def _call(
+        self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
+    ) -> tuple[tuple[Tensor, Tensor], int]:
+        """Sums over the first shares, and over how many."""
+        backend = self._backend
+        backend.shares, backend.workers, backend.num_done = shares, workers, 1
+        try:
+            return self._function(vector, shares[0]), backend.num_done
+        finally:
+            backend.shares, backend.workers = [], ()
 
 
 class _Backend:
@@ -251,18 +259,9 @@ class _Backend:
     """
 
     def __init__(self) -> None:
-        self._shares: list[list[Tensor]] = []
-        self._workers: Sequence[Worker] = ()
+        self.shares: list[list[Tensor]] = []
+        self.workers: Sequence[Worker] = ()
         self.num_done = 1  # shares of this call
-
-    @contextmanager
-    def given(self, shares: list[list[Tensor]], workers: Sequence[Worker]) -> Iterator[_Backend]:
-        """For the time of a call, what it is about."""
-        self._shares, self._workers, self.num_done = shares, workers, 1
-        try:
-            yield self
-        finally:
-            self._shares, self._workers = [], ()
 
     def __call__(self, graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
         """Compile a graph."""
@@ -271,7 +270,7 @@ class _Backend:
         function: Any = compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
-            first, *others = self._shares
+            first, *others = self.shares
             if not others:
                 return function(*inputs)
             # The inputs are the first share's tensors in an order of torch's, and what all share.
@@ -284,11 +283,11 @@ class _Backend:
                 ]
                 for share in others
             ]
-            totals, *found = _run_all(function, [list(inputs), *tasks], self._workers)
+            totals, *found = _run_all(function, [list(inputs), *tasks], self.workers)
             for result in found:
                 for total, value in zip(totals, result, strict=True):
                     total.add_(value)
-            self.num_done = len(self._shares)
+            self.num_done = len(self.shares)
             return totals
 
         return run
@@ -348,13 +347,16 @@ class CompiledGradient:
     """
 
     def __init__(self, part: Part, num_parts: int, *, is_threaded: bool):
-        self._part, self._num_parts = part, num_parts
+        self._part, self._num_parts, self._is_first = part, num_parts, True
         self._workers = [Worker() for _ in range(num_parts - 1)] if is_threaded else []
 
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
-        # torch takes an object that comes twice, here or in the loss, for one that always does.
-        leaves = [leaf.detach() for leaf in leaves]
+        is_double = len({id(leaf) for leaf in leaves}) < len(leaves)
+        if self._is_first or is_double or any(leaf.requires_grad for leaf in leaves):
+            # When compiling torch takes an object that comes twice, here or in the loss, for one
+            # that always does.
+            leaves, self._is_first = [leaf.detach() for leaf in leaves], False
         if self._num_parts == 1:
             gradient, values = self._part(vector, [leaves], ())
             out.copy_(gradient)

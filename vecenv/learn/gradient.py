@@ -124,6 +124,8 @@ class Gradient:
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._modules = list(module.modules())
+        self._hooks = [one._forward_hooks for one in self._modules]
+        self._parts = [one._modules for one in self._modules if one._modules]
         self._settings = Settings()
         self._compiled: CompiledGradient | None = None
         self._names: list[str] = []  # of the compiled function's results
@@ -230,8 +232,14 @@ class Gradient:
         except (TypeError, AttributeError):
             return None
         kinds = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
-        modules = [(m.training, len(m._forward_hooks), *m._modules.values()) for m in self._modules]
-        return layout, kinds, modules
+        training = [module.training for module in self._modules]
+        return (
+            layout,
+            kinds,
+            training,
+            [*map(len, self._hooks)],
+            [[*c.values()] for c in self._parts],
+        )
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         scalars, grads = self._eager(self.module, batch)
