@@ -173,3 +173,17 @@ def test_both_packages_put_signals_off_alike():
     ]
     first, second = (text.partition("from __future__")[2] for text in texts)
     assert first == second != ""
+
+
+def test_a_package_whose_extra_is_missing_is_no_attribute():
+    code = """if True:
+        import inspect, sys
+        sys.modules["torch"] = None
+        import vecenv
+        assert not hasattr(vecenv, "learn") and hasattr(vecenv, "wrappers")
+        try:
+            vecenv.learn
+        except AttributeError as error:
+            assert "needs torch" in str(error), error
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

@@ -78,7 +78,10 @@ _PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return _import_module(f"{__name__}.{name}")  # which sets the attribute
+        try:
+            return _import_module(f"{__name__}.{name}")  # which sets the attribute
+        except ModuleNotFoundError as error:  # of an extra; hasattr and notebooks look at all names
+            raise AttributeError(str(error), name=name) from error
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(_import_module(_LATE[name]), name)
