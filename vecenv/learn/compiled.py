@@ -1,7 +1,8 @@
 """The gradient of a loss as one compiled function of a vector of weights and a batch's tensors.
 
 All that is not a stable interface of torch is in this file: the options of the compiler
-(`cpp_wrapper`, filters of guards, its table of decompositions), and code objects of our own.
+(`cpp_wrapper`, filters of guards, its table of decompositions), code objects of our own, and the
+code that it has made of them.
 """
 
 from __future__ import annotations
@@ -204,6 +205,9 @@ class Part:
     torch makes of the function then runs for all: a call from Python to C++, which lets go of the
     interpreter's lock.
 
+    From the second call on, the code that torch has made is called here and not found by torch,
+    which takes 40 us longer; its guards are checked as torch would check them.
+
     Args:
         function: Of the weights and a list of tensors; returns two tensors that may be summed.
         device: Of the weights.
@@ -227,7 +231,11 @@ class Part:
             options["guard_filter_fn"] = _choose_guards
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
             settings["recompile_limit"] = _MAX_COMPILATIONS
+        self._own = own
         self._function: Any = torch.compile(own, **settings)
+        self._made: Callable[..., Any] | None = None  # the code that torch has made of it
+        self._guards: Any = None  # of that code
+        self._seen: dict[str, Any] = {}  # what they look at, by name
 
     def __call__(
         self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
@@ -247,9 +255,37 @@ class Part:
         backend = self._backend
         backend.shares, backend.workers, backend.num_done = shares, workers, 1
         try:
-            return self._function(vector, shares[0]), backend.num_done
+            seen, leaves = self._seen, shares[0]
+            if self._made is not None:
+                seen["vector"], seen["leaves"] = vector, leaves
+                if self._guards.check(seen):
+                    return self._made(vector, leaves), backend.num_done
+            totals = self._function(vector, leaves)
+            self._find_made(vector, leaves)
+            return totals, backend.num_done
         finally:
             backend.shares, backend.workers = [], ()
+            for name in ("vector", "leaves"):
+                self._seen.pop(name, None)
+
+    def _find_made(self, vector: Tensor, leaves: list[Tensor]) -> None:
+        """Find the code that torch runs for such tensors, if this version of torch shows it."""
+        own, self._made = self._own, None
+        with suppress(Exception):
+            from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+            names, cells = own.__code__.co_freevars, own.__closure__ or ()
+            closure = dict(zip(names, cells, strict=True))
+            self._seen = {name: cell.cell_contents for name, cell in closure.items()}
+            seen = {**self._seen, "vector": vector, "leaves": leaves}
+            for entry in _debug_get_cache_entry_list(own.__code__):
+                if entry.guard_manager.check(seen):
+                    self._made = types.FunctionType(
+                        entry.code, own.__globals__, own.__name__, None,
+                        tuple(closure[name] for name in entry.code.co_freevars),
+                    )  # fmt: skip
+                    self._guards = entry.guard_manager
+                    return
 
 
 class _Backend:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.batches import Reads, take_apart
+from vecenv.learn.batches import Layout, Reads, read_as, take_apart
 from vecenv.learn.choosing import (
     DTYPES,
     Eager,
@@ -130,7 +130,9 @@ class Gradient:
         self._compiled: CompiledGradient | None = None
         self._names: list[str] = []  # of the compiled function's results
         self._reads: Reads = {}
-        self._kind: Any = None  # of the batches that the compiled function takes
+        self._layout: Layout | None = None  # of the batches that the compiled function takes
+        self._kinds: list[Any] = []  # of their tensors
+        self._mode: Any = None  # of the module
         self._has_seen_another_kind = False
 
     def parameters(self) -> list[nn.Parameter]:
@@ -206,7 +208,7 @@ class Gradient:
     def _by_compiled(self, batch: Any) -> dict[str, Tensor] | None:
         """The scalars, or None if the compiled function does not take such a batch."""
         leaves: list[Tensor] = []
-        if self._kind_of(batch, leaves) != self._kind:
+        if not self._fits(batch, leaves):
             if not self._has_seen_another_kind:
                 self._has_seen_another_kind = True
                 self._log(
@@ -225,21 +227,20 @@ class Gradient:
             return None
         return dict(zip(self._names, values.unbind(), strict=True))
 
-    def _kind_of(self, batch: Any, leaves: list[Tensor]) -> Any:
-        """All that the compiled function is made for; the batch's tensors are put into leaves."""
+    def _fits(self, batch: Any, leaves: list[Tensor]) -> bool:
+        """Whether all is as it was compiled for; the batch's tensors are put into leaves."""
+        assert self._layout is not None
         try:
-            layout = take_apart(batch, self._reads, leaves)
-        except (TypeError, AttributeError):
-            return None
-        kinds = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
+            if not read_as(self._layout, batch, leaves):
+                return False
+        except AttributeError:
+            return False
+        return [*map(_kind_of, leaves)] == self._kinds and self._mode_of_module() == self._mode
+
+    def _mode_of_module(self) -> Any:
+        """What users change in modules, and decides what they compute."""
         training = [module.training for module in self._modules]
-        return (
-            layout,
-            kinds,
-            training,
-            [*map(len, self._hooks)],
-            [[*c.values()] for c in self._parts],
-        )
+        return training, [*map(len, self._hooks)], [[*parts.values()] for parts in self._parts]
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         scalars, grads = self._eager(self.module, batch)
@@ -291,7 +292,9 @@ class Gradient:
         self._settings = Settings(plan.precision, 1 if plan.parts > 1 else None)
         if found is not None:
             self._compiled, self._names, self._reads = found
-            self._kind = self._kind_of(batch, [])
+            leaves: list[Tensor] = []
+            self._layout = take_apart(batch, self._reads, leaves)
+            self._kinds, self._mode = [*map(_kind_of, leaves)], self._mode_of_module()
         self.plan = plan._asdict()
         self._log(plan.sentence())
 
@@ -332,6 +335,10 @@ class Gradient:
             "has changed, and no gradient is left to apply: look for a division by zero, a root or "
             "a logarithm of zero, or try a smaller learning rate"
         )
+
+
+def _kind_of(leaf: Tensor) -> Any:
+    return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
 
 
 def _count_rows(batch: Any) -> Tensor:
