@@ -158,7 +158,7 @@ class Agent(nn.Module):
         if not self.is_discrete:
             return Normals(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
         if mask is not None:
-            outputs = outputs.masked_fill(mask == 0, -1e9)
+            outputs = torch.where(mask.bool(), outputs, -1e9)
         most = max(self.sizes)
         if outputs.shape[1] < most * len(self.sizes):  # padded with choices that are never taken
             parts = outputs.split(self.sizes, 1)

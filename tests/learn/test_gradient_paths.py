@@ -284,7 +284,7 @@ def test_all_shares_count_where_torch_runs_the_function_as_it_is():
 
 
 @pytest.mark.slow
-def test_a_compiled_gradient_is_freed_and_sees_that_its_module_has_changed():
+def test_a_compiled_gradient_sees_that_its_module_has_changed():
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
     gradient = Gradient(module, square_loss, compile="on", threads=1)
     assert_equal(gradient, make_square_batch(0))
@@ -293,6 +293,24 @@ def test_a_compiled_gradient_is_freed_and_sees_that_its_module_has_changed():
     assert_equal(gradient, make_square_batch(1))
     module[1].register_forward_hook(lambda _module, _args, result: 2 * result)
     assert_equal(gradient, make_square_batch(2))
+
+
+@pytest.mark.slow
+def test_a_compiled_gradient_sees_that_numbers_of_its_modules_have_changed():
+    slope = nn.LeakyReLU(0.1)
+    module = nn.Sequential(nn.Linear(6, 8), slope, nn.LayerNorm(8), nn.Linear(8, 6))
+    gradient = Gradient(module, square_loss, compile="on", threads=1)
+    for seed, slope.negative_slope in enumerate((0.1, 0.1, 0.5, 0.5, 0.1)):
+        assert_equal(gradient, make_square_batch(seed))
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+
+
+@pytest.mark.slow
+def test_a_compiled_gradient_is_freed_with_its_module():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    gradient = Gradient(module, square_loss, compile="on", threads=1)
+    for seed in range(3):
+        assert_equal(gradient, make_square_batch(seed))
     found = weakref.ref(module)
     del gradient, module
     gc.collect()

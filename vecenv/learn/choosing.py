@@ -370,7 +370,8 @@ class _Choice:
             with settings, warnings.catch_warnings(), quick_parts(self.eager.weights.device):
                 warnings.simplefilter("ignore")  # of the compiler about itself
                 candidates = self._build(num_parts, combine, threads)
-                self._verify(candidates[min(candidates)])
+                for candidate in candidates.values():
+                    self._verify(candidate)
         except Exception as error:
             return plan._replace(reason=f"the loss does not compile ({first_line(error)})"), None
         compile_seconds = time.perf_counter() - start
