@@ -17,7 +17,8 @@ twice that.
 "out=" overwrites a batch, "graph" replays a captured `sample(out=)`. Beside the draws stand a bare
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
 TorchRL's buffer on the device where it is installed. "busy" adds are those behind a queue of matrix
-products of a learner, whose time counts for the device and not for the host. GAE and the PPO update
+products of a learner, whose time counts for the device and not for the host. GAE is one kernel where
+numba-cuda is installed; "by torch" is what takes its place elsewhere. GAE and the PPO update
 (128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into host pages
 and leave everything on the device.
 
@@ -302,15 +303,14 @@ def time_advantages(timer: Timer, num_envs: int) -> None:
     options: Any = {"final_values": finals, "gamma": 0.99, "gae_lambda": 0.95}
     size = sum(tensor.nbytes for tensor in (*inputs, finals, *out))
 
-    def compute() -> None:
-        gae(*inputs, **options, out=out, compiled=False)
-
-    timer.measure(f"gae 128 x {num_envs}", compute, size)
-    if timer.device.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            compute()
-        timer.measure(f"gae 128 x {num_envs}, graph", graph.replay, size)
+    for name, compiled in (("", None), (" by torch", False)):
+        compute = partial(gae, *inputs, **options, out=out, compiled=compiled)
+        timer.measure(f"gae 128 x {num_envs}{name}", compute, size)
+        if timer.device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                compute()
+            timer.measure(f"gae 128 x {num_envs}{name}, graph", graph.replay, size)
     source = torch.zeros(size // 2, dtype=torch.uint8, device=timer.device)
     target = torch.zeros_like(source)
     timer.measure(

@@ -27,7 +27,7 @@ from buffers.core.state import (
     check_settings,
     contradiction,
 )
-from buffers.rollout.gae import check_discounts, fill_advantages_torch
+from buffers.rollout.gae import check_discounts, fill_advantages_there
 from buffers.rollout.kernels import (
     UNWRITTEN,
     UNWRITTEN_FLAG,
@@ -751,7 +751,7 @@ class RolloutBuffer(StatefulBuffer):
         self.values[-1].copy_(last)
         rows.complete()
         results = self.advantages, self.returns
-        fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
+        fill_advantages_there(self._gae_inputs, *results, self.gamma, self.gae_lambda)
         self._stop_passes()
         self._is_computed = True
         self._open_steps = 0
@@ -769,7 +769,7 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.upload_result(name, self.num_steps)
         self._storage.upload("valid")
         results = self.advantages, self.returns
-        fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
+        fill_advantages_there(self._gae_inputs, *results, self.gamma, self.gae_lambda)
 
     def check(self) -> None:
         """Wait, and raise what `compute_advantages` of a deferred buffer has found since last time.

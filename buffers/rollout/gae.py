@@ -9,9 +9,10 @@ import torch
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
+from buffers.rollout.device_kernels import advantages_kernel
 from buffers.rollout.kernels import fill_advantages
 
-__all__ = ["GaeInputs", "check_discounts", "fill_advantages_torch", "gae"]
+__all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "fill_advantages_torch", "gae"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
@@ -77,8 +78,9 @@ def gae(
         gae_lambda: Lambda, 0 to 1.
         out: Pair (advantages, returns), same dtype (T, N), C-contiguous, filled and returned. It
             must not overlap the inputs. Without it two new arrays are allocated.
-        compiled: Use the compiled kernel. By default that is so for memory of the CPU; tensors of
-            other devices are handled by torch operations, without waiting for the device.
+        compiled: Use the compiled kernel. By default that is so for memory of the CPU, and of a
+            CUDA device where numba-cuda is installed. False uses torch operations, as other devices
+            do. Neither waits for the device.
 
     Returns:
         advantages and returns (T, N), of the type, dtype and device of rewards. Inputs that are
@@ -102,9 +104,10 @@ def gae(
     inputs = _check_inputs(GaeInputs(*map(_plain, given)))
     rewards = inputs.rewards
     on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
-    if compiled and not on_cpu:
+    if compiled and not on_cpu and advantages_kernel(rewards.dtype).on(rewards.device) is None:
         raise BufferMisuseError(
-            f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
+            "compiled=True needs memory of the CPU, or of a CUDA device and numba-cuda, rewards is "
+            f"on {rewards.device}; leave it out"
         )
     results: Any = _empty_pair(rewards) if out is None else out
     if out is not None:
@@ -116,8 +119,31 @@ def gae(
         named = inputs._asdict().items()
         tensors = GaeInputs(*(None if a is None else as_tensor(name, a) for name, a in named))
         advantages, returns = map(_as_tensor, results)
-        fill_advantages_torch(tensors, advantages, returns, gamma, gae_lambda)
+        fill = fill_advantages_torch if compiled is False else fill_advantages_there
+        fill(tensors, advantages, returns, gamma, gae_lambda)
     return results if out is None else out
+
+
+def fill_advantages_there(
+    inputs: GaeInputs,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> None:
+    """As `fill_advantages_torch`, by one kernel on a CUDA device if there can be one."""
+    launch = advantages_kernel(advantages.dtype).on(advantages.device)
+    if launch is None:
+        fill_advantages_torch(inputs, advantages, returns, gamma, gae_lambda)
+        return
+    num_steps, num_envs = advantages.shape
+    dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
+    has_final, has_valid = (tensor is not None for tensor in dense[-2:])
+    pages = [0 if tensor is None else tensor for tensor in dense]
+    discounts = gamma, gamma * gae_lambda
+    launch(
+        num_envs, *pages, has_final, has_valid, num_steps, num_envs, *discounts, advantages, returns
+    )
 
 
 def fill_advantages_torch(

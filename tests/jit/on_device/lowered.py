@@ -120,14 +120,26 @@ _compiled = {}  # by the key of the program; engines must be kept
 
 def compiled(program):
     """Compile a program for the processor; return a function of the rows and ARGUMENTS."""
-    if program.key in _compiled:
-        return _compiled[program.key]
+    if program.key not in _compiled:
+        _compiled[program.key] = compiled_texts(program, ["i64"] * len(ARGUMENTS))
+    return _compiled[program.key]
 
+
+_C_TYPES = {"ptr": ctypes.c_int64, "i64": ctypes.c_int64}
+_C_TYPES |= {"float": ctypes.c_float, "double": ctypes.c_double}
+
+
+def compiled_texts(program, kinds):
+    """The same of whatever has `modules` and `entry`, with arguments of LLVM's types.
+
+    Returns:
+        The function, and what must be kept as long as it.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     main = None
-    named = ", ".join(f"i64 %a{k}" for k in range(len(ARGUMENTS)))
-    types = ", ".join(["i64"] * len(ARGUMENTS))
+    named = ", ".join(f"{kind} %a{k}" for k, kind in enumerate(kinds))
+    types = ", ".join(kinds)
     texts = [untyped(text) for text in program.modules]
     texts += [_REGISTERS, _LOOP.format(entry=program.entry, types=types, named=named)]
     for text in texts:
@@ -149,7 +161,5 @@ def compiled(program):
     engine = llvm.create_mcjit_compiler(main, machine)
     engine.finalize_object()
     address = engine.get_function_address("vecenv_all")
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(ARGUMENTS)))
-
-    _compiled[program.key] = kind(address), (engine, machine)
-    return _compiled[program.key]
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, *[_C_TYPES[kind] for kind in kinds])
+    return kind(address), (engine, machine)

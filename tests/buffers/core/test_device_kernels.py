@@ -1,0 +1,133 @@
+"""Kernels of our own: how they are launched, and what takes their place."""
+
+import ctypes
+import importlib
+import logging
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from buffers.core import device_kernels
+from buffers.core.device_kernels import DeviceKernel
+
+GPU = torch.device("cuda", 1)
+cuda = None  # which DeviceKernel puts there
+
+
+def scale_thread(numbers, size, factor):
+    i = cuda.grid(1)  # type: ignore[union-attr]
+    if i < size:
+        numbers[i] = numbers[i] * factor
+
+
+KINDS = ("float32*", "int64", "float32")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A CUDA device, which is not here: notes what its driver is given."""
+    done, refused = types.SimpleNamespace(name="SUCCESS"), types.SimpleNamespace(name="REFUSED")
+    seen = types.SimpleNamespace(code=[], launches=[], entries=[], answer=done)
+    seen.refused, seen.done = refused, done
+
+    def launch(*arguments):
+        function, *sizes, stream, places, extra = arguments
+        at = (ctypes.c_int64 * 3).from_address(places)
+        address, size = (ctypes.c_int64.from_address(place).value for place in at[:2])
+        factor = ctypes.c_float.from_address(at[2]).value
+        seen.launches.append((function, sizes, stream, extra, address, size, factor))
+        return (seen.answer,)
+
+    def load(code):
+        seen.code.append(code)
+        return seen.answer, "module"
+
+    def find(module, name):
+        seen.entries.append((module, name))
+        return done, "function"
+
+    fake = types.SimpleNamespace(
+        CUresult=types.SimpleNamespace(CUDA_SUCCESS=done), cuLaunchKernel=launch,
+        cuModuleLoadData=load, cuModuleGetFunction=find,
+    )  # fmt: skip
+    monkeypatch.setitem(importlib.import_module("sys").modules, "cuda.bindings.driver", fake)
+    monkeypatch.setattr(device_kernels, "_cuda", lambda: None)
+    device_kernels._say.cache_clear()
+    monkeypatch.setattr(DeviceKernel, "ptx", lambda self, capability: f"{self.name} {capability}")
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    state = {"capturing": False}
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.inference_mode(False))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=77)
+    )
+    seen.state = state
+    return seen
+
+
+def test_a_launch_goes_to_the_current_stream_with_each_argument_at_its_address(driver):
+    kernel, numbers = DeviceKernel(scale_thread, KINDS), torch.ones(300)
+    for _ in range(2):
+        launch = kernel.on(GPU)
+        assert launch is not None
+        launch(300, numbers[4:], 296, 0.5)
+    assert driver.code == [b"scale_thread (9, 1)\0"]  # compiled once
+    assert driver.entries == [("module", b"buffers_kernel")]
+    sizes = [3, 1, 1, 128, 1, 1, 0]
+    assert driver.launches == [("function", sizes, 77, 0, numbers.data_ptr() + 16, 296, 0.5)] * 2
+    driver.answer = driver.refused
+    with pytest.raises(RuntimeError, match="launching a kernel failed with REFUSED"):
+        launch(300, numbers, 300, 0.5)
+
+
+def test_nothing_is_compiled_while_a_graph_is_captured(driver):
+    kernel = DeviceKernel(scale_thread, KINDS)
+    driver.state["capturing"] = True
+    assert kernel.on(GPU) is None
+    driver.state["capturing"] = False
+    assert kernel.on(GPU) is not None
+    driver.state["capturing"] = True
+    assert kernel.on(GPU) is not None
+
+
+def test_where_code_is_refused_torch_has_to_do_and_it_is_said_once(driver, caplog):
+    driver.answer = driver.refused
+    with caplog.at_level(logging.INFO, "buffers"):
+        for _ in range(2):
+            assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "scale_thread can't be compiled for cuda:1: loading scale_thread failed" in told[0]
+    assert "operations of torch do the same" in told[0]
+
+
+def test_without_numba_cuda_torch_has_to_do(driver, monkeypatch, caplog):
+    def missing():
+        raise ModuleNotFoundError("No module named 'numba_cuda'")
+
+    monkeypatch.setattr(device_kernels, "_cuda", missing)
+    with caplog.at_level(logging.INFO, "buffers"):
+        assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
+    assert 'pip install "vecenv[cuda]"' in caplog.text
+    assert not driver.code
+
+
+def test_memory_of_the_cpu_has_no_kernels():
+    assert DeviceKernel(scale_thread, KINDS).on(torch.device("cpu")) is None
+
+
+@pytest.mark.cuda
+def test_a_kernel_is_compiled_without_a_device():
+    kernel = DeviceKernel(scale_thread, KINDS)
+    text = kernel.ptx((8, 0))
+    assert ".target sm_80" in text
+    head = text[text.index(".visible .entry buffers_kernel(") :].partition(")")[0]
+    assert [line.split()[1] for line in head.splitlines()[1:] if line] == [".u64", ".u64", ".f32"]
+    from device_kernels import lowered  # of the tests
+
+    numbers = torch.arange(10.0)
+    lowered(kernel)(10, numbers, 9, 2.0)
+    np.testing.assert_array_equal(numbers, [0, 2, 4, 6, 8, 10, 12, 14, 16, 9])
