@@ -16,11 +16,11 @@ twice that.
 
 "out=" overwrites a batch, "graph" replays a captured `sample(out=)`. Beside the draws stand a bare
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
-TorchRL's buffer on the device where it is installed. "busy" adds are those behind a queue of matrix
-products of a learner, whose time counts for the device and not for the host. GAE is one kernel where
-numba-cuda is installed; "by torch" is what takes its place elsewhere. GAE and the PPO update
-(128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into host pages
-and leave everything on the device.
+TorchRL's buffer on the device where it is installed. "busy" adds are those behind a queue of
+matrix products of a learner, whose time counts for the device and not for the host. GAE, and
+gathering of windows, are one kernel where numba-cuda is installed; "by torch" is what takes its
+place elsewhere. GAE and the PPO update (128 steps of 2048 envs, four times 16 minibatches) take
+what the environment wrote into host pages and leave everything on the device.
 
 At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
 their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph
@@ -41,6 +41,7 @@ from functools import partial
 from importlib import import_module
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ from buffers import (
     SharedReplayBuffer,
     gae,
 )
+from buffers.core.device_kernels import DeviceKernel
 
 OBS, ACTIONS = Box(-np.inf, np.inf, (52,), np.float32), Discrete(7)
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
@@ -192,6 +194,9 @@ def time_replay(timer: Timer, capacity: int, options: dict[str, Any]) -> None:
         filled(buffer, capacity)
         timer.measure(f"{name}: add 2048", partial(buffer.add, **columns), size)
         time_draws(timer, name, buffer, size // NUM_ENVS)
+        if name in ("3 steps", "stored once"):
+            with mock.patch.object(DeviceKernel, "on", lambda self, device: None):
+                time_draws(timer, f"{name} by torch", buffer, size // NUM_ENVS)
     if timer.device.type == "cuda":
         timer.measure("shared: add 2048, busy", add_behind_a_learner, size)
     per: Any = buffers["prioritized"]

@@ -1,4 +1,4 @@
-"""Drawing of batches by torch operations, for devices other than the CPU.
+"""Drawing of batches on devices other than the CPU, by torch operations and a kernel of our own.
 
 Nothing here reads a value back from the device: counts of live rows, links and flags stay there, so
 the host never waits, and `sample(out=...)` can be captured in a CUDA graph (register the
@@ -18,6 +18,7 @@ from buffers.core.memory import check_fits
 from buffers.core.rows import Field, FrameLayout, RowLayout, as_words, plan_view, view_fields
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, ReplayBatch
+from buffers.replay.device_kernels import gather_kernel
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["TorchReader"]
@@ -191,6 +192,58 @@ class TorchReader:
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""
         memory = batch.memory
+        if not self._gather_at_once(memory):
+            self._gather_in_steps(memory)
+        if memory.successors is not None and self._is_capturing():
+            kept = self._storage.successors
+            assert kept is not None
+            kept.is_captured = True
+        for stack in memory.stacks.values():
+            self._stack(stack)
+
+    def _gather_at_once(self, memory: TorchMemory) -> bool:
+        """Do it by one kernel, if there is one and more to do than to copy rows.
+
+        Returns:
+            Whether that was done.
+        """
+        if self._gamma is None and memory.successors is None:
+            return False
+        layout, kept, table = self._layout, self._storage.successors, self._storage.rows
+        word, once = torch.int64, [0, 0, 0]
+        obs_words = obs_at = 0
+        if memory.successors is not None:
+            assert kept is not None
+            begin = int(self._storage.state[at.OBS_AT])
+            observations, *once = as_words(
+                table[:, begin : begin + layout.obs_bytes],
+                kept.device_finals,
+                kept.device_pending,
+                memory.successors,
+            )
+            word, obs_words = observations.dtype, observations.shape[1]
+            obs_at = begin // word.itemsize
+        launch = gather_kernel(str(word).removeprefix("torch.")).on(table.device)
+        if launch is None:
+            return False
+        fields, row_words = layout.fields, layout.stride // 8
+        size, is_long = len(memory.indices), memory.last is not memory.own
+        last_words = row_words if is_long else 0
+        found = (fields.get(name) for name in ("rewards", "link", "env_ids"))
+        places = [0 if field is None else field.offset // 4 for field in found]
+        launch(
+            size * (row_words + last_words + obs_words),
+            *(table,) * 5, *once[:2],
+            memory.indices, memory.own, memory.last if is_long else 0, once[2],
+            *(0 if sums is None else sums for sums in (memory.rewards, memory.discounts)),
+            size, row_words, last_words, obs_words, layout.stride // word.itemsize, obs_at,
+            *places, fields["terminations"].offset, self._num_steps,
+            self._gamma is not None, memory.successors is not None, self._gamma or 0.0,
+        )  # fmt: skip
+        return True
+
+    def _gather_in_steps(self, memory: TorchMemory) -> None:
+        """The same by torch operations."""
         rows, own, last = as_words(self._storage.rows, memory.own, memory.last)
         torch.index_select(rows, 0, memory.indices, out=own)
         lasts = memory.indices
@@ -200,8 +253,6 @@ class TorchReader:
             torch.index_select(rows, 0, lasts, out=last)
         if memory.successors is not None:
             self._find_successors(lasts, memory.successors)
-        for stack in memory.stacks.values():
-            self._stack(stack)
 
     def _walk(self, memory: TorchMemory) -> torch.Tensor:
         """Sum rewards along each window; return the last rows int64 (B,)."""
@@ -249,8 +300,6 @@ class TorchReader:
     def _find_successors(self, lasts: torch.Tensor, target: torch.Tensor) -> None:
         kept, state = self._storage.successors, self._storage.state
         assert kept is not None
-        if self._is_capturing():
-            kept.is_captured = True
         begin = int(state[at.OBS_AT])
         observations, finals, pending, target = as_words(
             self._storage.rows[:, begin : begin + self._layout.obs_bytes],

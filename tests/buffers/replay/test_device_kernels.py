@@ -1,0 +1,107 @@
+"""Batches gathered by one kernel on a device, as it runs without one."""
+
+import device_kernels
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+from buffers.replay.device_kernels import gather_kernel
+
+WAYS = [
+    device_kernels.plain,
+    pytest.param(device_kernels.lowered, marks=pytest.mark.cuda),
+]
+FLOATS, BYTES = Box(-9, 9, (6,), np.float32), Box(0, 255, (3,), np.uint8)
+BOTH = Dict({"a": Box(-9, 9, (2,), np.float64), "b": Box(0, 255, (5,), np.uint8)})
+THREE = {"n_step": 3, "gamma": 0.9}
+CASES = {
+    "three steps": (SharedReplayBuffer, FLOATS, THREE),
+    "one step with a discount": (SharedReplayBuffer, FLOATS, {"gamma": 0.9}),
+    "stored once": (SharedReplayBuffer, FLOATS, {"store_next": False}),
+    "bytes stored once": (SharedReplayBuffer, BYTES, {"store_next": False}),
+    "both": (PerEnvReplayBuffer, BOTH, {**THREE, "store_next": False}),
+    "by priority": (PrioritizedReplayBuffer, BOTH, {**THREE, "store_next": False}),
+    "stacks": (SharedReplayBuffer, Box(-9, 9, (2, 3), np.float32), {**THREE, "frame_stack": 2}),
+}
+
+
+def fill(buffer, space, num_steps=23):
+    """Steps of 4 envs, whose episodes end now and then; past the end of the ring."""
+    rng = np.random.default_rng(0)
+    space.seed(3)
+
+    def sample():
+        items = [space.sample() for _ in range(4)]
+        if isinstance(space, Dict):
+            return {name: np.stack([item[name] for item in items]) for name in space}
+        return np.stack(items)
+
+    obs = sample()
+    for _ in range(num_steps):
+        following, over = sample(), rng.random((2, 4)) < 0.15
+        if space.shape == (2, 3):  # a stack of two frames
+            following[:, 0] = obs[:, 1]
+        buffer.add(
+            obs=obs, next_obs=following, actions=rng.integers(0, 3, 4),
+            rewards=rng.standard_normal(4), terminations=over[0], truncations=over[1],
+        )  # fmt: skip
+        other, is_over = sample(), over[0] | over[1]
+        if isinstance(space, Dict):
+            obs = {k: np.where(is_over[:, None], other[k], following[k]) for k in space}
+        else:
+            obs = np.where(is_over.reshape(4, *[1] * (obs.ndim - 1)), other, following)
+
+
+def leaves(batch):
+    columns = (batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations)
+    columns += batch.truncations, batch.discounts, batch.indices
+    for column in columns:
+        yield from column.values() if isinstance(column, dict) else [column]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_torch_and_of_the_cpu(way, case, monkeypatch):
+    kind, space, options = CASES[case]
+    capacity = 15 if kind is PerEnvReplayBuffer else 60
+
+    def make(**more):
+        return kind(capacity, space, Discrete(3), num_envs=4, seed=0, **options, **more)
+
+    cpu, staged = make(), make(staged=True)
+    for buffer in (cpu, staged):
+        fill(buffer, space)
+    order = cpu.order()
+    drawn, of_cpu = staged.sample(50), list(leaves(cpu.get(order)))
+    found = [list(leaves(drawn)), list(leaves(staged.get(order)))]
+    again = make(staged=True)
+    fill(again, space)
+    seen = device_kernels.use(monkeypatch, way)
+    out = again.new_batch(50)
+    for one in out.memory[:5]:  # what is left unwritten differs
+        if isinstance(one, torch.Tensor):
+            one.fill_(77)
+    again.sample(50, out)
+    got = [list(leaves(out)), list(leaves(again.get(order)))]
+    for one, other in zip(found, got, strict=True):
+        for expected, tensor in zip(one, other, strict=True):
+            assert tensor.equal(expected)
+    for expected, tensor in zip(of_cpu, got[1], strict=True):
+        np.testing.assert_allclose(tensor, expected, rtol=1e-6)
+    assert seen == ["gather_thread"] * 2
+
+
+def test_single_steps_with_their_own_next_obs_are_one_copy_already(monkeypatch):
+    buffer = SharedReplayBuffer(60, FLOATS, Discrete(3), num_envs=4, seed=0, staged=True)
+    fill(buffer, FLOATS)
+    seen = device_kernels.use(monkeypatch, device_kernels.plain)
+    assert buffer.sample(8).size == 8
+    assert not seen
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("word", ["int64", "uint8"])
+def test_nothing_is_spilled(word):
+    device_kernels.check_resources(gather_kernel(word), most_registers=64)
