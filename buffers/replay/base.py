@@ -242,8 +242,11 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         return int(self._state[at.ADDED])
 
     def _refresh(self) -> None:
-        """Of readers of a folder: know of what was written since."""
-        if self._folder is not None and self._folder.read_only:
+        """Know of what others have written since: to a folder, or a graph in which `add` is."""
+        folder, storage = self._folder, self._storage
+        if folder is None and storage.ring is None:
+            return
+        if (folder is not None and folder.read_only) or not storage.are_counts_known:
             self._take_news()
 
     @exclusive
@@ -256,6 +259,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             self._folder.check_usable()
             if self._folder.read_only:
                 self._folder.refresh(self._state)
+        ring = self._storage.ring
+        if ring is not None and ring.is_captured and not self._storage.is_capturing():
+            ring.read_state()
 
     @exclusive
     def flush(self) -> None:
@@ -297,9 +303,11 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """Add K transitions, any number of them; all are copied.
 
         The quickest are C-contiguous NumPy arrays of the dtypes of the spaces. In a buffer on a
-        GPU also tensors there, of these dtypes, with float32 rewards and bool flags, if rows are
-        single steps with `next_obs` (n_step 1): they are copied on the device, nothing waits, and
-        their values are not looked at.
+        GPU also tensors there, of these dtypes, with float32 rewards and bool flags: they are
+        copied on the device, nothing waits, and their values are not looked at. If rows follow one
+        another (n_step > 1, store_next=False) or say whose they are, they have to be a whole step
+        of all environments, without env_ids. Such an add, other than the first, can be captured in
+        a CUDA graph; the buffer then asks the device where it has to know how many rows it holds.
 
         Args:
             obs: (K, *obs_shape), nested like the space.
@@ -372,8 +380,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         given = {name: column for name, column in columns.items() if column is not None}
         if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
             tensors = self._tensors_of({**given, **extras})
-            if tensors is not None:
-                self._add_tensors(tensors, env_ids)
+            if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
         self._add_checked({**given, **extras}, env_ids, valid)
 
@@ -390,11 +397,14 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if columns.keys() != names or not 0 < count <= self.capacity:
             return None
         found: dict[str, Any] = {name: columns[name] for name in names - {"obs", "next_obs"}}
-        for name, paths in (("obs", layout.obs), ("next_obs", layout.next_obs)):
-            leaves = tree_leaves(layout.observation_space, columns[name], name)
+        fields = dict(layout.fields)
+        for prefix in ("", "next_"):
+            leaves = tree_leaves(layout.observation_space, columns[f"{prefix}obs"], f"{prefix}obs")
+            paths = [prefix + path for path in layout.obs]
             found |= dict(zip(paths, leaves, strict=True))
+            fields |= {prefix + path: layout.fields[path] for path in layout.obs}
         for path, tensor in found.items():
-            field = layout.fields[path]
+            field = fields[path]
             if not (
                 isinstance(tensor, torch.Tensor)
                 and tensor.device == self.device
@@ -405,14 +415,15 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             found[path] = tensor.detach()
         return found
 
-    def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> None:
+    def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> bool:
+        """Add them on the device; return whether that could be done."""
         count, num_envs = len(tensors["rewards"]), self.num_envs or 0
         ids = read_row_ids(env_ids, count, num_envs, self.device)
-        self._write_tensors(tensors, ids if num_envs else self._no_ids)
+        return self._write_tensors(tensors, ids if num_envs else self._no_ids)
 
     @exclusive
-    def _write_tensors(self, tensors: Mapping[str, torch.Tensor], ids: np.ndarray) -> None:
-        self._storage.write_tensors(tensors, ids)
+    def _write_tensors(self, tensors: Mapping[str, torch.Tensor], ids: np.ndarray) -> bool:
+        return self._storage.write_tensors(tensors, ids)
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
         layout, num_envs = self._storage.layout, self.num_envs or 0
@@ -495,11 +506,13 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if kept is None or number <= len(kept.finals if storage.frames is None else kept.extra):
             return
         before, kept.is_captured = kept.is_captured, False
+        storage.settle()
         try:
             kept.resize(number)
         except BufferMemoryError:
             kept.is_captured = before
             raise
+        storage.push()
 
     def sample(self, batch_size: int, out: ReplayBatch | None = None) -> ReplayBatch:
         """Draw transitions; see the classes."""
@@ -516,7 +529,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if self._folder is not None:
             self._refresh()
             self._folder.check_usable()
-        if not self._state[at.COUNT]:
+        if not self._state[at.COUNT] and not len(self):  # which may know better
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
         return self._read_batch(batch_size, out, columns)
 
@@ -524,6 +537,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     def _fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows and gather them, where the reader cannot do it at once."""
         if draw == "distinct":
+            self._refresh_now()
             self._check_distinct(batch.size)
         self._reader.fill(batch, draw)
 
@@ -773,6 +787,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         check_meta(meta, self._described())
 
     def _saved_arrays(self) -> dict[str, Any]:
+        self._storage.settle()
         kept = self._storage.successors
         if self._folder is not None:  # the rest is in there
             self._folder.flush(self._storage.state)
@@ -837,6 +852,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
 
     def _place(self, state: LoadedState) -> Placed:
         storage, kept = self._storage, self._storage.successors
+        storage.settle()
         small = state.small
         num_finals = state.shapes["finals"][0] if kept is not None else 0
         if kept is not None and num_finals > len(kept.finals):
@@ -862,6 +878,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
                 kept.refresh_device()
             if storage.staging is not None:
                 storage.staging.refresh()
+            storage.push()
             if frames is not None:
                 storage.recount_frames(num_frames)
             if self._sequences is not None:
@@ -881,6 +898,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             storage.recount_frames(0)
         if storage.staging is not None:
             storage.staging.refresh()
+        storage.push()
         if self._sequences is not None:
             self._sequences.reset()
 

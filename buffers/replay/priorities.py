@@ -212,6 +212,11 @@ class BlockSums:
                 self.leaves[begin:stop] = value
                 self._sum_up(begin, stop)
 
+    def insert_rows(self, leaves: torch.Tensor, num_rows: torch.Tensor) -> None:
+        """The same of distinct leaves int64 (K,), and a number int64 (), that are on the device."""
+        self.num_rows.copy_(num_rows)
+        self._write(leaves, self.largest.pow(self.alpha).expand(len(leaves)))
+
     def _sum_up(self, begin: int, stop: int) -> None:
         """Add up what leaves begin .. stop - 1 are a part of."""
         values, groups = self._values.view(-1, GROUP), self._groups.view(-1)
@@ -234,15 +239,19 @@ class BlockSums:
         is_there = (leaves >= 0) & (leaves < self.num_rows)
         is_good = (given >= 0) & (given <= self.bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())
-        self._written.view(-1).index_copy_(0, leaves, given.pow(self.alpha))
-        values, groups = self._written.view(-1, GROUP), self._written_groups
-        parts = torch.div(leaves, GROUP, rounding_mode="floor")
-        groups.view(-1).index_copy_(0, parts, values.index_select(0, parts).sum(1))
-        parts = torch.div(leaves, BLOCK, rounding_mode="floor")
-        self._written_sums.index_copy_(0, parts, groups.index_select(0, parts).sum(1))
+        self._write(leaves, given.pow(self.alpha))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
+
+    def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
+        self._written.view(-1).index_copy_(0, leaves, values)
+        written, groups = self._written.view(-1, GROUP), self._written_groups
+        parts = torch.div(leaves, GROUP, rounding_mode="floor")
+        groups.view(-1).index_copy_(0, parts, written.index_select(0, parts).sum(1))
+        parts = torch.div(leaves, BLOCK, rounding_mode="floor")
+        self._written_sums.index_copy_(0, parts, groups.index_select(0, parts).sum(1))
 
     def draw(
         self,

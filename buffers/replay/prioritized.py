@@ -232,7 +232,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._bring_sums_up_to_date()
 
     def _bring_sums_up_to_date(self) -> None:
-        state = self._state
+        state, ring = self._state, self._storage.ring
+        if ring is not None and ring.is_captured:  # the host does not know which rows are new
+            rows, ring.added = ring.added, None
+            if rows is not None and self._sums is not None:
+                self._sums.insert_rows(rows, ring.count)
+            return
         count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
         if self._sums is not None and count:
             self._sums.insert(end, count, len(self))
@@ -315,6 +320,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
         bound = self._largest_priority()
+        self._refresh()
         rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
         wrong = check_update(
             leaves, given, self._state[at.COUNT], bound, self._largest, rows, values
@@ -333,6 +339,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
         drawn_at, state = batch.num_added, self._state
+        if not self._storage.are_counts_known:
+            raise BufferMisuseError(
+                "an add was captured in a CUDA graph, so the host does not know which rows of the "
+                "batch were overwritten since; pass batch.indices, before the next add"
+            )
         if drawn_at is None:
             raise BufferMisuseError(
                 "the batch was not drawn by sample of a PrioritizedReplayBuffer; pass its indices"
@@ -510,7 +521,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._given["beta"] is not None:
             self.beta = beta
         if self._given["alpha"] is not None and alpha != self.alpha:
-            values, held = arrays["priorities"].copy(), slice(0, len(self))  # later rows are empty
+            values, held = (
+                arrays["priorities"].copy(),
+                slice(0, int(self._state[at.COUNT])),
+            )  # later rows are empty
             powers, largest = values[held], arrays["exponents"][0]
             # With an exponent of 0 nothing is known of the priorities: all are like new.
             with np.errstate(over="ignore"):  # limited below
@@ -533,7 +547,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree.restore(values)
             self._tree.inserted[0] = self._num_inserted
         elif self._sums is not None:
-            self._sums.restore(torch.from_numpy(values).to(self.device), len(self))
+            count = int(self._state[at.COUNT])
+            self._sums.restore(torch.from_numpy(values).to(self.device), count)
             self._sums.largest.fill_(largest)
 
 

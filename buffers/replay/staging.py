@@ -65,17 +65,21 @@ class Staging:
         """See to memory for `write_tensors` of `count` rows; raises as `reserve`."""
         self._places.reserve(f"the places of {count} rows", 8 * (len(self.counts) + count))
 
-    def write_tensors(self, columns: Mapping[str, torch.Tensor], rows: np.ndarray) -> None:
+    def write_tensors(self, columns: Mapping[str, torch.Tensor], rows: np.ndarray) -> torch.Tensor:
         """Write transitions that are on the device, and as they are stored.
 
         Args:
             columns: (K, ...) by path.
             rows: int64 (K,), distinct, where they go.
+
+        Returns:
+            The latter on the device.
         """
         with self._places.sent("places", self.host_counts(), rows) as (counts, where):
             self.counts.copy_(counts)
             for path, column in columns.items():
                 self._columns[path].index_copy_(0, where, column)
+            return where.clone()
 
     def write(
         self,

@@ -12,6 +12,7 @@ from numba.core import config
 from numba.core.errors import NumbaError
 
 from buffers.core.compiling import njit
+from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import (
     address_of,
     bytes_at,
@@ -29,6 +30,7 @@ from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
 from buffers.replay.addresses import Addresses
+from buffers.replay.device_ring import DeviceRing
 from buffers.replay.folder import RowFolder
 from buffers.replay.frames import Frames
 from buffers.replay.layout import ReplayOptions, new_state
@@ -64,6 +66,7 @@ class ReplayStorage:
         addresses: Where table, state, `busy` and what `successors` or `frames` keep lie.
         sources: int64 (F, 4) of `write_packed`, without addresses: obs, next_obs, actions, extras.
         folder: Where the rows are files, else None.
+        ring: What tensors on the device are added by, once some were.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class ReplayStorage:
             sizes = num_rows, options.num_envs
             self.frames = Frames(layout.frames, *sizes, device, self.addresses, staged=staged)
         self.staging = Staging(layout, self.rows, self.state) if staged else None
+        self.ring: DeviceRing | None = None
         is_compiled = not staged and self.folder is None
         self.add_rows = _compiled_add(layout, _FLOAT64) if is_compiled else None
         self._places = layout.places()
@@ -132,13 +136,32 @@ class ReplayStorage:
             sizes["frames"] = self.frames.nbytes
         if self.staging is not None:
             sizes["staging"] = self.staging.nbytes
+        if self.ring is not None:
+            sizes["staging"] += self.ring.nbytes
         return sizes
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
         mark_cut(self.state, env_ids)
+        if self.ring is not None:
+            self.ring.cut(env_ids)
         if self.frames is not None:
             self.frames.cut(env_ids)
+
+    def settle(self) -> None:
+        """Let the host know all that was added on the device; waits if it does not."""
+        if self.ring is not None:
+            self.ring.settle()
+
+    def push(self) -> None:
+        """Let the device know what the host has changed."""
+        if self.ring is not None:
+            self.ring.push()
+
+    @property
+    def are_counts_known(self) -> bool:
+        """Whether the host knows what rows there are: not once an add was captured in a graph."""
+        return self.ring is None or not self.ring.is_captured
 
     def write(
         self,
@@ -164,6 +187,7 @@ class ReplayStorage:
         if self.folder is not None:
             self._write_folder(self.folder, arrays, env_ids, stops, cuts)
             return
+        self.settle()
         is_over = arrays["terminations"] | arrays["truncations"]
         is_over = is_over if stops is None else is_over | stops
         if count and self.frames is not None:
@@ -195,6 +219,9 @@ class ReplayStorage:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
         if self.staging is not None:
             self.staging.write(arrays, rows, befores, codes)
+            if self.ring is not None:
+                self.ring.push()
+                self.ring.added = torch.from_numpy(rows[rows >= 0]).to(self.device)
             return
         # Views of this buffer's rows are copied first: writing one field must not change another.
         arrays = {
@@ -208,27 +235,73 @@ class ReplayStorage:
 
     @property
     def takes_tensors(self) -> bool:
-        """Whether nothing of a row has to be known on the host; see `write_tensors`."""
-        others = {"link", "env_ids", "frame_ids"}
-        return self.staging is not None and not others & self.layout.fields.keys()
+        """Whether rows of tensors on the device can be written there; see `write_tensors`."""
+        return self.staging is not None and self.frames is None
 
-    def write_tensors(self, columns: Mapping[str, torch.Tensor], env_ids: np.ndarray) -> None:
-        """Write transitions that are on the device already.
+    def write_tensors(self, columns: Mapping[str, torch.Tensor], env_ids: np.ndarray) -> bool:
+        """Write transitions that are on the device already, if the host need not know them.
+
+        Rows that follow on others have to be whole steps.
 
         Args:
-            columns: Tensors (K, ...) by path, on the device, of the dtypes of the layout; no more
-                rows than a ring has.
+            columns: As of `DeviceRing.add`; no more rows than a ring has.
             env_ids: As in `write`.
 
+        Returns:
+            Whether that was done; else nothing was changed.
+
         Raises:
-            BufferMemoryError: There is no memory for K numbers; nothing was changed.
+            BufferMemoryError: There is no memory for the places of rows, or for more final
+                observations; nothing was changed.
+            BufferMisuseError: A graph is being captured, and the add can't be a part of it; nothing
+                was changed.
         """
         assert self.staging is not None
+        count, is_capturing = len(columns["rewards"]), self.is_capturing()
+        if self.ring is None:
+            if is_capturing:
+                raise BufferMisuseError(
+                    "the first add of tensors takes memory for the places of rows; add some before "
+                    "an add is captured in a CUDA graph"
+                )
+            parts = self.layout, self.state, self.rows, self.staging.counts, self.successors
+            self.ring = DeviceRing(*parts)
+        ring = self.ring
+        if not ring.fits(count, env_ids):
+            if is_capturing:
+                raise BufferMisuseError(
+                    f"add of {count} rows in a CUDA graph: expected whole steps of all "
+                    f"{self.state[at.NUM_ENVS]} envs, without env_ids"
+                )
+            return not ring.is_linked and self._place_tensors(columns, env_ids)
+        ring.reserve(count, is_capturing=is_capturing)
+        if is_capturing:
+            ring.is_captured = True
+            if self.successors is not None:
+                self.successors.is_captured = True
+        ring.add(columns)
+        if not ring.is_captured:  # episodes that are over are known to the device
+            rows, befores, envs = np.empty((3, count), np.int64)
+            place_rows(self.state, env_ids, np.zeros(count, np.bool_), rows, befores, envs)
+        return True
+
+    def _place_tensors(self, columns: Mapping[str, torch.Tensor], env_ids: np.ndarray) -> bool:
+        """The same of rows whose places the host says, such as those of some envs only."""
+        assert self.staging is not None
         count = len(columns["rewards"])
+        self.settle()
         self.staging.reserve_places(count)
         rows, befores, envs = np.empty((3, count), np.int64)
         place_rows(self.state, env_ids, np.zeros(count, np.bool_), rows, befores, envs)
-        self.staging.write_tensors(columns, rows)
+        where = self.staging.write_tensors(columns, rows)
+        self.push()
+        if self.ring is not None:
+            self.ring.added = where
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def envs_of(self, env_ids: np.ndarray, count: int) -> np.ndarray:
         """int64 (K,), the environment of each of `count` rows of an add."""

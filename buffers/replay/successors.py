@@ -38,6 +38,7 @@ class Successors:
         slots: int32 (rows,), slot + 1 of each row of the table, or 0.
         device_pending: `pending` on the device; the same memory if that is the CPU.
         device_finals: `finals` on the device.
+        device_finals_and_more: The same memory, and a row behind it, for what is nobody's.
         is_captured: Whether a CUDA graph reads `device_finals`.
     """
 
@@ -59,7 +60,8 @@ class Successors:
         self.is_captured = False
         self._blocks = StagingBlocks(device, _ADVICE)
         self.device_pending = self._twin(self.pending)
-        self.device_finals = self._twin(self.finals)
+        self.device_finals_and_more = self._finals_twin(self.finals)
+        self.device_finals = self.device_finals_and_more[: len(self.finals)]
         self._where = where
         where.name({addresses.SLOTS: self.slots, addresses.PENDING: self.pending})
         where.name({addresses.FINALS: self.finals, addresses.FREE: self.free})
@@ -98,10 +100,11 @@ class Successors:
         with allocation(f"{num_slots} final observations", needed, self._device, _ADVICE):
             finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
             finals[:before] = self.finals
-            twin = self._twin(finals)
+            twin = self._finals_twin(finals)
         free[:before] = self.free
         with interrupts_later():
-            self.finals, self.free, self.device_finals = finals, free, twin
+            self.finals, self.free, self.device_finals_and_more = finals, free, twin
+            self.device_finals = twin[:num_slots]
             self._where.name({addresses.FINALS: finals, addresses.FREE: free})
             self.add_slots(before)
 
@@ -159,6 +162,35 @@ class Successors:
         with torch.inference_mode(False):  # what is made in it can't be changed outside
             tensor = torch.from_numpy(pages)
             return tensor.to(self._device, copy=True) if self._staged else tensor
+
+    def _finals_twin(self, pages: np.ndarray) -> torch.Tensor:
+        if not self._staged:
+            return self._twin(pages)
+        with torch.inference_mode(False):
+            shape = len(pages) + 1, pages.shape[1]
+            twin = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        twin[:-1].copy_(torch.from_numpy(pages))
+        return twin
+
+    def pack_tensors(self, columns: Mapping[str, torch.Tensor], prefix: str) -> torch.Tensor:
+        """As `_pack`, of tensors on the device."""
+        layout, count = self._layout, len(columns["rewards"])
+        parts = [
+            columns[prefix + path].reshape(count, -1).contiguous().view(torch.uint8)
+            for path in sorted(layout.obs, key=lambda path: layout.fields[path].offset)
+        ]
+        if (padding := self._padding.stop - self._padding.start) > 0:
+            parts.append(parts[0].new_zeros((count, padding)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def take_back(self, slots: torch.Tensor, free: torch.Tensor) -> None:
+        """Take over what adds on the device have changed; waits."""
+        copies = (
+            (self.slots, slots), (self.free, free),
+            (self.pending, self.device_pending), (self.finals, self.device_finals),
+        )  # fmt: skip
+        for pages, tensor in copies:
+            torch.from_numpy(pages).copy_(tensor)
 
     def _upload(self, slots: np.ndarray, envs: np.ndarray) -> None:
         """Enqueue copies of some final and newest observations, in memory that `reserve` saw to.

@@ -104,7 +104,7 @@ def gae(
     inputs = _check_inputs(GaeInputs(*map(_plain, given)))
     rewards = inputs.rewards
     on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
-    if compiled and not on_cpu and advantages_kernel(rewards.dtype).on(rewards.device) is None:
+    if compiled and not on_cpu and not _has_kernel(rewards):
         raise BufferMisuseError(
             "compiled=True needs memory of the CPU, or of a CUDA device and numba-cuda, rewards is "
             f"on {rewards.device}; leave it out"
@@ -122,6 +122,10 @@ def gae(
         fill = fill_advantages_torch if compiled is False else fill_advantages_there
         fill(tensors, advantages, returns, gamma, gae_lambda)
     return results if out is None else out
+
+
+def _has_kernel(rewards: torch.Tensor) -> bool:
+    return advantages_kernel(rewards.dtype).on(rewards.device) is not None
 
 
 def fill_advantages_there(

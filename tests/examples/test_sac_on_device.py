@@ -1,5 +1,7 @@
 """examples/sac.py with envs on a device, which is none: the driver in plain Python."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -45,8 +47,10 @@ def staged(monkeypatch):
     monkeypatch.setattr(sac, "SharedReplayBuffer", made)
 
 
-def test_steps_and_updates_are_those_of_envs_on_the_cpu(staged):
-    cpu, device = (trainer_for(backend, graphs="on") for backend in ("jit", "cuda"))
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_steps_and_updates_are_those_of_envs_on_the_cpu(staged, n_step):
+    more: Any = {"graphs": "on", "n_step": n_step}
+    cpu, device = (trainer_for(backend, **more) for backend in ("jit", "cuda"))
     assert isinstance(device.envs, CudaVectorEnv)
     for _ in range(25):
         for trainer in (cpu, device):

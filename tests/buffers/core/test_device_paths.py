@@ -951,7 +951,7 @@ def test_tensors_on_the_device_are_added_there(kind):
     assert len(direct) == 24
 
 
-def test_rows_that_follow_one_another_go_through_the_host():
-    for options in ({"n_step": 2, "gamma": 0.9}, {"store_next": False}):
-        buffer = SharedReplayBuffer(16, OBS, ACTIONS, num_envs=4, staged=True, **options)
-        assert not buffer._storage.takes_tensors
+def test_frames_that_are_stored_once_go_through_the_host():
+    space = Box(-1, 1, (2, 3), np.float32)
+    buffer = SharedReplayBuffer(16, space, ACTIONS, num_envs=4, staged=True, frame_stack=2)
+    assert not buffer._storage.takes_tensors

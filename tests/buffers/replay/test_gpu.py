@@ -134,6 +134,56 @@ def test_tensors_are_added_without_waiting_also_from_other_streams():
         assert getattr(found, name).cpu().equal(getattr(expected, name)), name
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_adds_of_tensors_can_be_captured(kind, option):
+    capacity = 10 if kind == "per_env" else 40
+    buffer, plain = (
+        CLASSES[kind](capacity, OBS, ACTIONS, num_envs=4, seed=0, device=d, **OPTIONS[option])
+        for d in ("cuda", "cpu")
+    )
+    buffer.reserve_final_obs(44)
+    envs = CountingEnvs(4)
+
+    def step():
+        rows = columns_of(envs.random_steps(range(4)))
+        rows.pop("env_ids", None)
+        rows["rewards"] = rows["rewards"].astype(np.float32)
+        plain.add(**rows)
+        return {name: torch.from_numpy(np.array(column)).cuda() for name, column in rows.items()}
+
+    given = step()
+    buffer.add(**given)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            buffer.add(**given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    buffer.load_state_dict(CLASSES[kind](
+        capacity, OBS, ACTIONS, num_envs=4, seed=0, device="cuda", **OPTIONS[option]
+    ).state_dict())  # fmt: skip
+    buffer.add(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        buffer.add(**given)
+    for _ in range(30):
+        for name, column in step().items():
+            given[name].copy_(column)
+        graph.replay()
+    assert len(buffer) == len(plain) == 40
+    assert buffer.num_added == plain.num_added
+    found, expected = (one.get(plain.order()) for one in (buffer, plain))
+    for name in ("obs", "next_obs", "actions", "terminations", "truncations"):
+        assert getattr(found, name).cpu().equal(getattr(expected, name)), name
+    torch.testing.assert_close(found.rewards.cpu(), expected.rewards, rtol=1e-5, atol=1e-5)
+    if kind == "prioritized":
+        assert buffer.priorities.cpu().equal(plain.priorities)
+    rows = step()
+    buffer.add(**rows)  # of arrays or tensors: all go on behind the last replay
+    assert buffer.order().equal(plain.order())
+
+
 @pytest.mark.parametrize("kind", ["replay", "episodes", "priorities"])
 def test_the_host_does_not_wait_for_what_a_learner_has_queued(kind):
     rows = columns_of(CountingEnvs(1).random_steps([0] * 4, p=0.0))

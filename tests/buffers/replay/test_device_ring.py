@@ -1,0 +1,273 @@
+"""Adds of tensors on a device, which the host does not see, against those of arrays on the CPU."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from jit.on_device.host_device import refuse_host
+
+from buffers import (
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
+from buffers.core.staging import LateNumbers
+from buffers.replay.storage import ReplayStorage
+
+FLOATS = Box(-9, 9, (3,), np.float32)
+BOTH = Dict({"a": Box(-9, 9, (2,), np.float64), "b": Box(0, 255, (5,), np.uint8)})
+KINDS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
+OPTIONS = {
+    "plain": {},
+    "three steps": {"n_step": 3, "gamma": 0.9},
+    "stored once": {"store_next": False},
+    "both": {"n_step": 2, "gamma": 0.9, "store_next": False},
+    "whose": {"track_env": True},
+}
+NUM_ENVS = 4
+
+
+class Stream:
+    """Steps of some envs: most observations go on, some do not though nothing ended."""
+
+    def __init__(self, space, seed=0):
+        self.space, self.rng = space, np.random.default_rng(seed)
+        space.seed(seed)
+        self.obs = self.sample()
+
+    def sample(self):
+        items = [self.space.sample() for _ in range(NUM_ENVS)]
+        if isinstance(self.space, Dict):
+            return {name: np.stack([item[name] for item in items]) for name in self.space}
+        return np.stack(items)
+
+    def step(self):
+        rng, following, other = self.rng, self.sample(), self.sample()
+        over = rng.random((2, NUM_ENVS)) < 0.15
+        rows = {
+            "obs": self.obs, "next_obs": following, "actions": rng.integers(0, 3, NUM_ENVS),
+            "rewards": rng.standard_normal(NUM_ENVS, np.float32),
+            "terminations": over[0], "truncations": over[1],
+        }  # fmt: skip
+        is_other = (over[0] | over[1] | (rng.random(NUM_ENVS) < 0.1))[:, None]
+        if isinstance(self.space, Dict):
+            self.obs = {k: np.where(is_other, other[k], following[k]) for k in following}
+        else:
+            self.obs = np.where(is_other, other, following)
+        return rows
+
+
+def moved(column):
+    if isinstance(column, dict):
+        return {name: moved(part) for name, part in column.items()}
+    return torch.from_numpy(column.copy())
+
+
+def pair(kind, space, option, capacity=23, num_rooms=None):
+    """One on the CPU and one that does what those on devices do."""
+    capacity = 6 if kind is PerEnvReplayBuffer else capacity
+    options = {"num_envs": NUM_ENVS, "seed": 0, **OPTIONS[option]}
+    plain, direct = (
+        kind(capacity, space, Discrete(3), staged=staged, **options) for staged in (False, True)
+    )
+    direct._takes_tensors = direct._storage.takes_tensors
+    if num_rooms:
+        direct.reserve_final_obs(num_rooms)
+    return plain, direct
+
+
+def columns_of(batch):
+    for column in (
+        batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations,
+        batch.truncations, batch.discounts, batch.env_ids,
+    ):  # fmt: skip
+        yield from column.values() if isinstance(column, dict) else [column]
+
+
+def check_same(plain, direct):
+    assert len(plain) == len(direct)
+    assert plain.num_added == direct.num_added
+    order = plain.order()
+    assert order.equal(direct.order())
+    one, other = (columns_of(buffer.get(order)) for buffer in (plain, direct))
+    for expected, found in zip(one, other, strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    if isinstance(plain, PrioritizedReplayBuffer):
+        assert plain.priorities.equal(direct.priorities)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("space", [FLOATS, BOTH], ids=["floats", "both"])
+def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkeypatch):
+    plain, direct = pair(kind, space, option, num_rooms=64)
+    steps = Stream(space)
+    for number in range(40):  # past many ends of the ring
+        rows = steps.step()
+        plain.add(**rows)
+        tensors = {name: moved(column) for name, column in rows.items()}
+        if number == 0:
+            direct.add(**tensors)
+            continue
+        with monkeypatch.context() as patch:
+            refuse_host(patch)
+            direct.add(**tensors)
+        assert len(direct) == len(plain)
+        if number % 3 == 0:
+            check_same(plain, direct)
+    check_same(plain, direct)
+    assert not direct._storage.staging._blocks.nbytes  # for arrays of the host
+    other = pair(kind, space, option)[1]
+    other.load_state_dict(direct.state_dict())  # which is checked there
+    check_same(plain, other)
+    for copied in (other, pickle.loads(pickle.dumps(direct))):
+        copied._takes_tensors = direct._takes_tensors
+        again = plain if copied is not other else pair(kind, space, option)[0]
+        if again is not plain:
+            again.load_state_dict({**plain.state_dict()})
+        rows = Stream(space, 1).step()
+        again.add(**rows)
+        copied.add(**{name: moved(column) for name, column in rows.items()})
+        check_same(again, copied)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_adds_of_both_sides_and_cuts_may_take_turns(kind, option):
+    plain, direct = pair(kind, FLOATS, option)
+    steps, rng = Stream(FLOATS), np.random.default_rng(5)
+    for number in range(120):
+        rows = steps.step()
+        plain.add(**rows)
+        way = rng.integers(3)
+        if way == 0:
+            direct.add(**rows)
+        else:
+            direct.add(**{name: moved(column) for name, column in rows.items()})
+        if number % 7 == 0:
+            ids = rng.permutation(NUM_ENVS)[:2]
+            plain.cut_episodes(ids)
+            direct.cut_episodes(ids)
+        if number % 11 == 0:  # of one env, which tensors go through the host for
+            part = {name: column[2:3] for name, column in steps.step().items()}
+            plain.add(**part, env_ids=np.array([2]))
+            direct.add(**{n: moved(c) for n, c in part.items()}, env_ids=np.array([2]))
+        if number % 5 == 0:
+            check_same(plain, direct)
+    check_same(plain, direct)
+
+
+@pytest.mark.parametrize("option", ["plain", "three steps", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_add_goes_on_where_the_device_is(kind, option, monkeypatch):
+    """What is called while a graph is captured does what a replay does: the host learns nothing."""
+    needed = 64
+    plain, direct = pair(kind, FLOATS, option, num_rooms=needed)
+    steps, state = Stream(FLOATS), {"capturing": False}
+    monkeypatch.setattr(ReplayStorage, "is_capturing", lambda self: state["capturing"])
+    for number in range(30):
+        rows = steps.step()
+        plain.add(**rows)
+        state["capturing"] = number % 4 != 0
+        before = direct._state.copy()
+        direct.add(**{name: moved(column) for name, column in rows.items()})
+        if state["capturing"]:
+            np.testing.assert_array_equal(direct._state, before)
+        state["capturing"] = False
+        if number % 5 == 4:
+            check_same(plain, direct)
+        if number % 9 == 8:
+            rows = steps.step()
+            plain.add(**rows)
+            direct.add(**rows)
+            check_same(plain, direct)
+    check_same(plain, direct)
+    assert direct.sample(16).size == 16
+    other = pair(kind, FLOATS, option)[1]
+    other.load_state_dict(direct.state_dict())
+    check_same(plain, other)
+    direct.load_state_dict(other.state_dict())
+    check_same(plain, direct)
+    if kind is PrioritizedReplayBuffer:
+        batch = direct.sample(8)
+        with pytest.raises(BufferMisuseError, match=r"pass batch\.indices"):
+            direct.update_priorities(batch, torch.ones(8))
+        direct.update_priorities(batch.indices, np.ones(8))
+
+
+def test_what_cannot_be_captured_is_refused(monkeypatch):
+    _, direct = pair(SharedReplayBuffer, FLOATS, "stored once")
+    steps, state = Stream(FLOATS), {"capturing": True}
+    monkeypatch.setattr(ReplayStorage, "is_capturing", lambda self: state["capturing"])
+
+    def add(rows, **more):
+        direct.add(**{name: moved(column) for name, column in rows.items()}, **more)
+
+    with pytest.raises(BufferMisuseError, match="add some before an add is captured"):
+        add(steps.step())
+    state["capturing"] = False
+    add(steps.step())
+    state["capturing"] = True
+    with pytest.raises(BufferMisuseError, match=r"call reserve_final_obs\(27\) before"):
+        add(steps.step())
+    part = {name: column[:1] for name, column in steps.step().items()}
+    with pytest.raises(BufferMisuseError, match="expected whole steps of all 4 envs"):
+        add(part, env_ids=np.array([0]))
+    state["capturing"] = False
+    assert len(direct) == 4
+    direct.reserve_final_obs(27)
+    state["capturing"] = True
+    add(steps.step())
+    state["capturing"] = False
+    assert len(direct) == 8
+
+
+def test_room_for_final_observations_grows_between_adds():
+    """Every episode takes one step, so every row has a final observation."""
+    plain, direct = pair(SharedReplayBuffer, FLOATS, "stored once", capacity=200)
+    steps = Stream(FLOATS)
+    for _ in range(70):
+        rows = steps.step()
+        rows["truncations"][:] = True
+        plain.add(**rows)
+        direct.add(**{name: moved(column) for name, column in rows.items()})
+    assert len(direct._storage.successors.finals) >= 196
+    check_same(plain, direct)
+
+
+def test_the_host_knows_the_least_that_a_late_number_may_be(monkeypatch):
+    numbers = LateNumbers(torch.device("cpu"))
+    arrived = []
+
+    class Event:
+        def __init__(self, number):
+            self.number = number
+
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return self.number in arrived
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    numbers._events = [Event(number) for number in range(8)]
+    numbers.reset(100)
+    assert numbers.at_least() == 100
+    for value in (98, 95):  # into pages 7 and 6, the latter comes late
+        numbers.note(torch.tensor(value), 10)
+    assert numbers.at_least() == 80
+    arrived.append(7)
+    assert numbers.at_least() == 88
+    for _ in range(20):  # more than there are pages for
+        numbers.note(torch.tensor(50), 1)
+    assert numbers.at_least() == 68
+    arrived += range(8)
+    assert numbers.at_least() == 50 - 13  # the last ones were not sent
+    numbers.note(torch.tensor(44), 1)
+    assert numbers.at_least() == 44
+    numbers.reset(7)
+    assert numbers.at_least() == 7
