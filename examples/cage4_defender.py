@@ -343,12 +343,10 @@ class Trainer:
         parts = {"agent": self.agent, "optimizer": self.optimizer}
         if (found := run.restore(parts)) is not None:
             self.update = found["steps"] // (NUM_STEPS * self.options.num_games)
-            if self.update >= self.num_updates:
-                print(
-                    f"{run.folder} is finished, at step {found['steps']} of "
-                    f"{self.options.total_steps}; to train for longer, begin in another folder, "
-                    "with --save and a larger --total-steps"
-                )
+            per_update = NUM_STEPS * self.options.num_games
+            left_over = self.options.total_steps % per_update
+            if note := run.finished_note(found["steps"] + left_over, self.options.total_steps):
+                print(note)
         note = TextColumn("return {task.fields[score]:.1f}, KEEP -193.7")
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
         per_update, minutes = NUM_STEPS * self.options.num_games, int(run.seconds // 60)
@@ -411,9 +409,6 @@ def main(options: Options) -> float:
         )
     except RunError as error:
         raise SystemExit(str(error)) from None
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        raise SystemExit(f"{reason}; choose another folder with --save") from None
     with run:
         trainer = Trainer(options, run.read_json("gradient") if options.resume else None)
         if options.load is not None:

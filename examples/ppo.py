@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, make_vec, mask_width
-from vecenv.files import load_arrays, require_writable, save_arrays
+from vecenv.files import load_arrays, save_arrays
 from vecenv.learn import (
     Adam,
     EvaluationResult,
@@ -626,12 +626,9 @@ class Trainer:
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
         before, per_rollout = self.steps, options.num_envs * options.num_steps
-        is_over = 0 < options.total_steps < self.steps + per_rollout
-        if state is not None and is_over and self.ranks.rank == 0:
-            print(
-                f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
-                "train on, give a larger --total-steps"
-            )
+        note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
+        if note and self.ranks.rank == 0:
+            print(note)
         with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps
@@ -768,13 +765,6 @@ def main(
         return train(options, baselines, trainer_type, ranks)
 
 
-def told(error: Exception) -> str:
-    """Return what to say of a run folder that can't be used."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; choose another folder with --save"
-    return str(error)
-
-
 def train(
     options: Options,
     baselines: dict[str, float] | None,
@@ -785,22 +775,17 @@ def train(
     num_envs = num_own_envs(options, ranks)
     options = replace(options, device=str(ranks.device))
     folder = options.save if ranks.rank == 0 else options.save / f"rank{ranks.rank}"
-    try:
-        changeable = {"total_steps", "save", "save_every", "eval_episodes", "profile", "overwrite"}
-        changeable |= {"num_workers", "ray_address", "ray_lost", "tensorboard", "rank_timeout"}
-        run = Run(
-            folder,
-            options,
-            options.resume,
-            may_change=changeable,
-            save_every=options.save_every,
-            tensorboard=options.tensorboard and ranks.rank == 0,
-            overwrite=options.overwrite,
-        )
-        require_writable(folder / "policy.npz")
-    except (OSError, RunError) as error:
-        raise SystemExit(told(error)) from None
-    with run:
+    changeable = {"total_steps", "save", "save_every", "eval_episodes", "profile", "overwrite"}
+    changeable |= {"num_workers", "ray_address", "ray_lost", "tensorboard", "rank_timeout"}
+    with Run(
+        folder,
+        options,
+        options.resume,
+        may_change=changeable,
+        save_every=options.save_every,
+        tensorboard=options.tensorboard and ranks.rank == 0,
+        overwrite=options.overwrite,
+    ) as run:
         if options.resume and (size := run.read_json("ranks") or ranks.size) != ranks.size:
             expected = f"resume it with torchrun --nproc-per-node {size}"
             raise SystemExit(f"{folder} is of {size} processes, here are {ranks.size}: {expected}")

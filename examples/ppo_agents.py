@@ -409,11 +409,9 @@ class Trainer:
                 for name, learner in self.learners.items():
                     learner.rollout.start(obs[name])
         before, per_rollout = self.steps, self.num_rows * options.num_steps
-        if saved is not None and 0 < options.total_steps < self.steps + per_rollout:
-            print(
-                f"{run.folder} is finished, at step {self.steps} of {options.total_steps}; to "
-                "train on, give a larger --total-steps"
-            )
+        note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
+        if note:
+            print(note)
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
             while self.steps + per_rollout <= options.total_steps:
@@ -533,9 +531,6 @@ def main(options: Options) -> dict[str, EvaluationResult]:
         )
     except RunError as error:
         raise SystemExit(str(error)) from None
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        raise SystemExit(f"{reason}; choose another folder with --save") from None
     with run:
         envs = make_envs(options, options.num_games, on_device=True)
         plans = run.read_json("gradients") if options.resume else None

@@ -352,11 +352,8 @@ class Trainer:
         options, begin = self.options, perf_counter()
         self.restore(run)
         first, scalars = self.steps, dict[str, Any]()
-        if 0 < options.total_steps <= first:
-            print(
-                f"{run.folder} is finished, at step {first} of {options.total_steps}; to train for "
-                "longer, resume it with a larger --total-steps"
-            )
+        if note := run.finished_note(first, options.total_steps):
+            print(note)
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps

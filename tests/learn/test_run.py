@@ -542,6 +542,55 @@ def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeyp
     assert "was written with vecenv 0.1.0" in caplog.text and "not bit for bit" in caplog.text
 
 
+def test_a_training_that_is_refused_leaves_no_folder_but_what_was_there_stays(options, tmp_path):
+    options.folder = tmp_path / "of" / "runs" / "one"
+    with pytest.raises(SystemExit), begin(options):
+        raise SystemExit("these spaces can't be learned")
+    assert not (tmp_path / "of").exists()
+
+    (tmp_path / "of").mkdir()  # by the user
+    with pytest.raises(RuntimeError), begin(options):
+        raise RuntimeError
+    assert list((tmp_path / "of").iterdir()) == []
+
+    with pytest.raises(SystemExit), begin(options):
+        raise SystemExit(0)  # an end, as others than the first rank have
+    with pytest.raises(ValueError), begin(options) as run:
+        run.log(1, {"loss": 1.0})
+        raise ValueError
+    assert lines(options)[0]["loss"] == 1
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence_and_leaves_nothing(options, tmp_path):
+    (tmp_path / "file").touch()
+    options.folder = tmp_path / "file" / "run"
+    with pytest.raises(RunError, match=r"file.*Not a directory; choose another folder with --save"):
+        begin(options)
+    options.folder = tmp_path / "new" / "run"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run").symlink_to(tmp_path / "nowhere" / "deep")
+    with pytest.raises(RunError, match="choose another folder with --save"):
+        begin(options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
+
+
+@pytest.mark.parametrize(
+    ("may_change", "how"),
+    [
+        ({"total_steps"}, "to train on, give a larger --total-steps"),
+        ((), "to train on, begin in another folder, with --save and a larger --total-steps"),
+    ],
+)
+def test_a_finished_run_says_how_to_train_on(options, may_change, how):
+    with begin(options) as run:
+        assert run.finished_note(100, 100) == ""  # it was not resumed
+        run.save({"steps": 96})
+    with resume(options, may_change=may_change) as run:
+        assert run.finished_note(96, 100) == run.finished_note(0, 0) == ""
+        note = f"{options.folder} is finished, at step 96 of 100; {how}"
+        assert run.finished_note(96 + 5, 100) == note
+
+
 def test_a_folder_that_another_process_uses_is_refused(options):
     pytest.importorskip("fcntl")
     begin(options).close()
@@ -556,6 +605,16 @@ def test_a_folder_that_another_process_uses_is_refused(options):
             resume(options)
         other.communicate(b"\n")
     resume(options).close()
+
+
+def test_a_folder_that_another_process_has_made_meanwhile_stays(options, monkeypatch):
+    def lock(folder):
+        raise RunError(f"{folder} is in use by another process")
+
+    monkeypatch.setattr("vecenv.learn.run._lock", lock)
+    with pytest.raises(RunError, match="in use"):
+        begin(options)
+    assert options.folder.is_dir()
 
 
 # -- signals ---------------------------------------------------------------------------------------

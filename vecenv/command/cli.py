@@ -125,7 +125,7 @@ def _train(words: Sequence[str]) -> int:
         rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    with trainers.removed_if_refused(options.save), trainers.sent_to(given.track, options):
+    with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
 

@@ -23,7 +23,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +52,6 @@ __all__ = [
     "load",
     "make_single",
     "read_config",
-    "removed_if_refused",
     "require_tracker",
     "run_folder",
     "runs_of",
@@ -384,28 +383,6 @@ def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> No
                 f"--track {tracker} needs {name}, which is not installed: pip install {name}",
                 name=name,
             )
-
-
-@contextmanager
-def removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove a run folder that is made meanwhile, if an error comes before anything is in it."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException as error:
-        is_refused = not isinstance(error, SystemExit) or error.code not in (None, 0)
-        if is_refused and made and folder.is_dir() and not _has_run(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # others may have put something into them
-                for path in made[1:]:
-                    path.rmdir()
-        raise
-
-
-def _has_run(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    is_logged = metrics.is_file() and metrics.stat().st_size > 0
-    return is_logged or any((folder / "checkpoint").glob("*.npz"))
 
 
 @contextmanager

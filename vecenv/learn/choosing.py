@@ -36,7 +36,7 @@ __all__ = ["DTYPES", "Eager", "Plan", "choose", "first_line", "split_result", "t
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Rules with measured numbers: docs/learner.md has the measurements.
-_COMPILE_SECONDS = 15.0  # of a network of a few layers, on one idle core
+_COMPILE_SECONDS = 12.0  # of a network of a few layers, on one idle core
 _SAVED = 0.35  # of the time of autograd, at least
 _MANY_CALLS = 100_000  # stand for a number of calls that nobody told
 # A gradient is worth handing half of it to another thread from so many rows on, or products.

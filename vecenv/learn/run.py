@@ -14,6 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class Run:
 
     In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
     `should_stop` instead of ending the program: the loop saves and ends by itself. The second
-    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped.
+    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped. A folder that
+    was made here is removed if an error ends the statement before there is a checkpoint or a scalar
+    in it, so that a training that is refused leaves nothing behind.
 
     Args:
         folder: Made if it is not there.
@@ -89,9 +92,8 @@ class Run:
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
-            process; nothing in it was changed.
+            process, or can't be written; nothing in it was changed.
         CheckpointError: The checkpoint can't be read; it is a RunError, too.
-        OSError: It can't be written.
 
     Example:
         with Run(options.folder, options, options.resume, save_every=100_000) as run:
@@ -136,25 +138,42 @@ class Run:
         self._allow_pickle = allow_pickle
         self._wants_board = tensorboard  # until there is one
         self._board: Any = None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "checkpoint").mkdir(exist_ok=True)
-        require_writable(self.folder / OPTIONS_FILE)
-        self._lock = _lock(self.folder)
+        self._may_change = frozenset(may_change)
+        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
-            self._begin(resume, may_change, overwrite)
+            self._open(resume, overwrite)
+        except OSError as error:
+            self._remove_if_empty()
+            where = self.folder if error.filename is None else error.filename
+            reason = error.strerror or error
+            raise RunError(f"{where}: {reason}; choose another folder with --save") from error
+        except BaseException:
+            self._remove_if_empty()
+            raise
+
+    def _open(self, resume: bool, overwrite: bool) -> None:
+        (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        require_writable(self.folder / OPTIONS_FILE)
+        try:
+            self._lock = _lock(self.folder)
+        except RunError:
+            self._made = []  # in use: the folders are another process's now
+            raise
+        try:
+            self._begin(resume, overwrite)
             self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
         except BaseException:
             self._lock.close()
             raise
 
-    def _begin(self, resume: bool, may_change: Collection[str], overwrite: bool) -> None:
+    def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
         for left in (self.folder / "checkpoint").glob(".*.npz"):  # of a save that was killed
             left.unlink(missing_ok=True)
         options_path = self.folder / OPTIONS_FILE
         if resume:
             if options_path.exists():
-                self._check_options(_read_json(options_path), options_path, may_change)
+                self._check_options(_read_json(options_path), options_path)
             if (self.folder / _LAST).exists():
                 self._take_over()
             else:
@@ -173,7 +192,15 @@ class Run:
         metrics = self.folder / _METRICS_FILE
         return (self.folder / _LAST).exists() or (metrics.exists() and metrics.stat().st_size > 0)
 
-    def _check_options(self, found: Any, path: Path, may_change: Collection[str]) -> None:
+    def _remove_if_empty(self) -> None:
+        """Remove the folders that were made here, if nothing that a training makes is in them."""
+        with suppress(OSError):  # others may have put something into them
+            if self._made and not self._has_run():
+                shutil.rmtree(self.folder)
+                for path in self._made[1:]:
+                    path.rmdir()
+
+    def _check_options(self, found: Any, path: Path) -> None:
         own = self._plain_options
         had: dict[str, Any] = found if isinstance(found, dict) else {}
         # Of an earlier version: what was no option then is what it is by default now.
@@ -181,7 +208,7 @@ class Run:
         for name in dict.fromkeys([*own, *had]):
             before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            if name not in may_change and before != now and not is_folder:
+            if name not in self._may_change and before != now and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
@@ -259,7 +286,11 @@ class Run:
                     self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        is_end = isinstance(error, SystemExit) and error.code in (None, 0)
+        if error is not None and not is_end:
+            self._close_files()
+            self._remove_if_empty()  # as long as no other process can lock it
         self.close()
 
     def close(self) -> None:
@@ -267,11 +298,14 @@ class Run:
         while self._handlers:
             number, handler = self._handlers.popitem()
             signal.signal(number, handler)
+        self._close_files()
+        self._lock.close()
+
+    def _close_files(self) -> None:
         self._metrics.close()
         if self._board is not None:
             self._board.close()
             self._board = None
-        self._lock.close()
 
     @property
     def resume_command(self) -> str:
@@ -288,6 +322,25 @@ class Run:
         if "--resume" not in words:
             words.append("--resume")
         return shlex.join(words)
+
+    def finished_note(self, steps: int, total_steps: int) -> str:
+        """Return what to tell a user whose resumed run has no steps left to make.
+
+        Args:
+            steps: Env steps made so far, with those that are left over and make no update.
+            total_steps: How many there are to be.
+
+        Returns:
+            A sentence, also of how to train for longer; "" if there are steps left, if none were
+            asked for, or if this run was not resumed from a checkpoint.
+        """
+        if self._saved is None or steps < total_steps or total_steps <= 0:
+            return ""
+        how = "give a larger --total-steps"
+        if "total_steps" not in self._may_change:
+            how = "begin in another folder, with --save and a larger --total-steps"
+        where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
+        return f"{where}; to train on, {how}"
 
     # -- scalars ---------------------------------------------------------------------------------
 
