@@ -428,7 +428,7 @@ class Trainer:
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
         self.plan = plan or {}  # how gradients are computed, of the run that is resumed
-        self.is_captured = takes_graphs(options, envs, agent, self.ranks)
+        self.is_captured = takes_graphs(options, envs)
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed + self.first)
         spaces = envs.single_observation_space, envs.single_action_space
@@ -478,7 +478,10 @@ class Trainer:
             deferred=self.is_captured,
         )
         if self.is_captured:  # from here on these are replayed, and wait for nothing
-            for name in ("collect", "compute_advantages", "learn_once"):
+            # Of several ranks the sums are left out: torch does not watch those in a graph, and
+            # would wait for a rank that has ended for ever.
+            once = ("learn_once",) if self.ranks.size == 1 else ()
+            for name in ("collect", "compute_advantages", *once):
                 generators, call = [self.rollout.generator], getattr(self, name)
                 setattr(self, name, Graph(call, options.device, generators=generators, log=print))
 
@@ -521,6 +524,7 @@ class Trainer:
         envs, rollout, agent = self.envs, self.rollout, self.agent
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
         masks, states = (rollout.extras.get(name) for name in ("action_mask", "state"))
+        state: Any = self.state
         # In (0, 1); drawn at once for all, so that actions depend on no number of actors or ranks.
         device = rollout.device if self.is_captured else "cpu"
         shape = num_steps, num_envs * self.ranks.size, len(agent.sizes)
@@ -538,12 +542,12 @@ class Trainer:
                     if masks is not None:
                         mask = masks[t].copy_(torch.as_tensor(envs.action_masks()))
                     if states is not None:
-                        states[t], is_first = self.state, rollout.is_first_at(t)
-                    actions, self.state = agent.act(
-                        rollout.obs_at(t), drawn, mask, self.state, is_first
-                    )
+                        states[t], is_first = state, rollout.is_first_at(t)
+                    actions, state = agent.act(rollout.obs_at(t), drawn, mask, state, is_first)
                     row.copy_(actions.view_as(row))
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
+        if state is not None:
+            self.state.copy_(state)  # where a graph reads it
         # Steps whose rows fit the processor's cache; on a device as many as make it busy.
         count = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // num_envs)
         parts = [slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)]
@@ -622,7 +626,9 @@ class Trainer:
         parts["envs"] = self.envs
         if (state := run.restore(parts)) is not None:
             self.steps = state["steps"]
-            self.num_updates, self.state = state["num_updates"], state["memory"]
+            self.num_updates = state["num_updates"]
+            if self.state is not None:
+                self.state.copy_(state["memory"])
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
         before, per_rollout = self.steps, options.num_envs * options.num_steps
@@ -671,7 +677,7 @@ class Trainer:
         for module, state in zip(modules, states, strict=True):
             module.load_state_dict(state)
         if self.state is not None:
-            self.state = torch.zeros_like(self.state)
+            self.state.zero_()
         return True
 
     def save(self, run: Run, parts: dict[str, Any], score: float | None = None) -> None:
@@ -856,18 +862,11 @@ def is_on_device(envs: VecEnv) -> bool:
     return hasattr(envs, "device")
 
 
-def takes_graphs(options: Options, envs: VecEnv, agent: Agent, ranks: Ranks) -> bool:
+def takes_graphs(options: Options, envs: VecEnv) -> bool:
     """Return whether rollout and update are done by the device alone, in CUDA graphs."""
-    reason = ""
-    if not is_on_device(envs):
-        reason = "the envs are not on the device"
-    elif agent.memory is not None:
-        reason = "a recurrent policy learns from sequences, which the host cuts"
-    elif ranks.size > 1:
-        reason = "several processes wait for one another"
-    if options.graphs == "on" and reason:
-        raise SystemExit(f"--graphs on: {reason}; leave it out")
-    return options.graphs != "off" and not reason
+    if options.graphs == "on" and not is_on_device(envs):
+        raise SystemExit("--graphs on: the envs are not on the device; leave it out")
+    return options.graphs != "off" and is_on_device(envs)
 
 
 def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:

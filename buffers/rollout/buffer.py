@@ -955,7 +955,8 @@ class RolloutBuffer(StatefulBuffer):
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
         (length, sequences of a batch, ...): where a sequence is shorter its last step is repeated,
-        and where sequences are too few for the batches some are repeated. `batch.weights` float32
+        and where sequences are too few for the batches some are repeated (of a deferred buffer also
+        if there are fewer than batches: the host does not know). `batch.weights` float32
         (L, S) is 0 there and where rows are not valid (the step of NEXT_STEP that only resets), and
         1 elsewhere. Sequences without valid row are left out, so that each batch has a weight of 1.
 
@@ -979,8 +980,6 @@ class RolloutBuffer(StatefulBuffer):
                 there is no such column; or, at the next batch, another pass or rollout has begun.
             BufferMemoryError: Memory for the batches is missing.
         """
-        if self._deferred is not None:
-            raise BufferMisuseError("a deferred buffer has no sequences; leave deferred out")
         self._require_computed("sequences")
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
         for name in names:
@@ -996,10 +995,14 @@ class RolloutBuffer(StatefulBuffer):
                 names,
                 valid=self._flags["valid"],
                 generator=self._sampler.generator,
+                deferred=self._deferred,
             )
         plan = sampler.plan(
             num_minibatches, batch_size, length, normalizes=normalize_advantages, columns=columns
         )
+        if self._deferred is not None:
+            self._deferred.mark_all_first()
+            return sampler.draw(plan)
         for t in range(self.num_steps + 1):
             self._mark_first(t)
         self._storage.upload("is_first")

@@ -125,6 +125,20 @@ class DeviceRows:
             row.logical_or_(~written[t - 1])
         return row
 
+    def mark_all_first(self) -> None:
+        """Do what `mark_first` does for each step, of the flags as they are."""
+        later, over, written = self._is_first[1:], self._over(), self._storage.written_valid.tensor
+        if self._is_next_step:
+            later[0].copy_(self.over_before)
+            later[1:].copy_(over[:-1])
+        elif written is None:
+            later.copy_(over)
+        else:
+            ends, cuts = (self._columns[name] for name in ("terminations", "truncations"))
+            later.copy_(ends | (cuts & self._is_given))
+        if written is not None:
+            later.logical_or_(~written)
+
     def set_final_values(self, t: int, mask: torch.Tensor, values: torch.Tensor) -> None:
         """Write the final values float32 (N,) of step t where mask bool (N,)."""
         row = self._storage.tensor("final_values")[t]
@@ -230,22 +244,37 @@ class DeviceRows:
         Returns:
             int64 and float32 (num_batches * size,).
         """
-        count, device = self.num_valid, self.num_valid.device
-        keys = torch.empty(self._num_rows, dtype=torch.int64, device=device)
+        rows = self._shuffled(self._columns["valid"].reshape(-1))
+        order, weights = _pad(rows, self.num_valid, num_batches, size)
+        return [order, weights.float()]
+
+    def padded_sequences(self, length: int, num_batches: int, size: int) -> list[torch.Tensor]:
+        """Rows of the sequences that have a valid one, in random order, and their weights.
+
+        As `kernels.lay_out_sequences` lists them, in batches of one size as above.
+
+        Returns:
+            int64 and float32 (num_batches * length * size,).
+        """
+        (num_steps, num_envs), valid = self._shape, self._columns["valid"]
+        num_chunks = -(-num_steps // length)
+        missing = num_chunks * length - num_steps
+        chunks = torch.nn.functional.pad(valid, (0, 0, 0, missing)).view(num_chunks, length, -1)
+        has_row = chunks.any(1).reshape(-1)
+        ids, is_own = _pad(self._shuffled(has_row), has_row.sum(), num_batches, size)
+        ids, is_own = ids.view(num_batches, 1, size), is_own.view(num_batches, 1, size)
+        chunk, env = torch.div(ids, num_envs, rounding_mode="floor"), ids % num_envs
+        step = chunk * length + torch.arange(length, device=valid.device)[:, None]
+        last = step.clamp(max=num_steps - 1)
+        rows = (last * num_envs + env).reshape(-1)
+        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
+        return [rows, weights.float()]
+
+    def _shuffled(self, mask: torch.Tensor) -> torch.Tensor:
+        """Places in a mask bool (K,), in random order, those where it is set first."""
+        keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
-        keys.masked_fill_(~self._columns["valid"].reshape(-1), _LAST_KEY)
-        rows = keys.argsort()
-        batch = torch.arange(num_batches, device=device)[:, None]
-        place = torch.arange(size, device=device)[None]
-        each, longer = torch.div(count, num_batches, rounding_mode="floor"), count % num_batches
-        own = each + (batch < longer)
-        start = batch * each + torch.minimum(batch, longer)
-        # Up to and with a place ceil((place + 1) * own / size) rows are taken.
-        taken = torch.div((place + 1) * own + size - 1, size, rounding_mode="floor")
-        before = torch.div(place * own + size - 1, size, rounding_mode="floor")
-        weights = (taken > before) | ((own == 0) & (place == 0))
-        chosen = (start + taken - 1).clamp_(min=0)
-        return [rows[chosen.reshape(-1)], weights.reshape(-1).float()]
+        return keys.masked_fill_(~mask, _LAST_KEY).argsort()
 
     def carry(self) -> dict[str, np.ndarray]:
         """What the next rollout starts from beside observations, as arrays; waits."""
@@ -269,3 +298,24 @@ def _at(sums: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     rows = steps.clamp(min=0)
     found = sums.gather(0, rows if rows.ndim == 2 else rows[None]).view(rows.shape)
     return torch.where(steps >= 0, found, 0)
+
+
+def _pad(
+    rows: torch.Tensor, count: torch.Tensor, num_batches: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `count` rows int64 (K,) in batches of one size; see `DeviceRows.padded`.
+
+    Returns:
+        int64 and bool (num_batches * size,), the rows and whether they count.
+    """
+    batch = torch.arange(num_batches, device=rows.device)[:, None]
+    place = torch.arange(size, device=rows.device)[None]
+    each, longer = torch.div(count, num_batches, rounding_mode="floor"), count % num_batches
+    own = each + (batch < longer)
+    start = batch * each + torch.minimum(batch, longer)
+    # Up to and with a place ceil((place + 1) * own / size) rows are taken.
+    taken = torch.div((place + 1) * own + size - 1, size, rounding_mode="floor")
+    before = torch.div(place * own + size - 1, size, rounding_mode="floor")
+    weights = (taken > before) | ((own == 0) & (place == 0))
+    chosen = (start + taken - 1).clamp_(min=0)
+    return rows[chosen.reshape(-1)], weights.reshape(-1)

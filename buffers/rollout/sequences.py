@@ -22,6 +22,7 @@ from buffers.rollout.minibatches import (
     normalize_advantages,
     read_split,
 )
+from buffers.rollout.on_device import DeviceRows
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
@@ -72,6 +73,7 @@ class SequenceSampler:
         initial_states: Names of those of which batches have only what was before their first step.
         valid: uint8 (T, N), the host pages.
         generator: For the shuffling.
+        deferred: What shuffles on the device instead, in as many batches as there can be, or None.
     """
 
     def __init__(
@@ -81,10 +83,11 @@ class SequenceSampler:
         *,
         valid: np.ndarray,
         generator: HostGenerator,
+        deferred: DeviceRows | None = None,
     ):
         self._source, self._initial = rows, list(initial_states)
         self._columns: dict[frozenset[str] | None, BatchColumns] = {}
-        self._valid, self._generator = valid, generator
+        self._valid, self._generator, self._deferred = valid, generator, deferred
         order, is_host = rows.indices.tensor, rows.is_host
         states = [rows.extras[name].flatten(0, 1) for name in self._initial]
         self._states = BatchPool(states, is_host=is_host) if states else None
@@ -161,6 +164,8 @@ class SequenceSampler:
     @exclusive
     def _order(self, plan: SequencePlan) -> list[torch.Tensor]:
         """The rows int64 (K,) of all batches of a pass, and their weights float32 (K,)."""
+        if self._deferred is not None:
+            return self._deferred.padded_sequences(plan.length, plan.most, plan.size)
         ids = np.empty(plan.most * plan.size, np.int64)
         count = int(collect_sequences(self._valid, plan.length, ids))
         shuffle(ids[:count], self._generator.words)

@@ -9,7 +9,7 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers.core.generator import HostGenerator
-from buffers.rollout.kernels import pad_batches, shuffle
+from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
 from buffers.rollout.on_device import DeviceRows
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
@@ -48,6 +48,7 @@ class OrderOfTheHost:
 
         monkeypatch.setattr(DeviceRows, "complete", begin)
         monkeypatch.setattr(DeviceRows, "padded", self.padded)
+        monkeypatch.setattr(DeviceRows, "padded_sequences", self.sequences_for(seed))
 
     def padded(self, num_batches, size):
         shuffle(self.rows, self.generator.words)
@@ -55,15 +56,36 @@ class OrderOfTheHost:
         pad_batches(self.rows, num_batches, size, *order)
         return list(map(torch.from_numpy, order))
 
+    def sequences_for(self, seed):
+        generator = HostGenerator(seed)
 
-@pytest.mark.parametrize(("recurrent", "graphs"), [("no", "off"), ("no", "on"), ("gru", "auto")])
+        def sequences(rows, length, num_batches, size):
+            valid = rows._columns["valid"].numpy().view(np.uint8)
+            ids = np.zeros(-(-len(valid) // length) * valid.shape[1], np.int64)
+            count = collect_sequences(valid, length, ids)
+            shuffle(ids[:count], generator.words)
+            order = np.zeros((num_batches, size), np.int64), np.zeros((num_batches, size))
+            flat = order[0].reshape(-1), order[1].astype(np.float32).reshape(-1)
+            pad_batches(ids[:count], num_batches, size, *flat)
+            shape = num_batches, length, size
+            found = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+            lay_out_sequences(*flat, valid, length, size, *found)
+            return [torch.from_numpy(part.reshape(-1)) for part in found]
+
+        return sequences
+
+
+CASES = [("no", "off"), ("no", "on"), ("gru", "off"), ("gru", "on"), ("lstm", "auto")]
+
+
+@pytest.mark.parametrize(("recurrent", "graphs"), CASES)
 def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     cpu, device = (
         make_trainer(kind, "NextStep", recurrent=recurrent, graphs=wish)
         for kind, wish in ((JitVectorEnv, "auto"), (CudaVectorEnv, graphs))
     )
     assert not cpu.is_captured
-    assert device.is_captured == (graphs == "on")
+    assert device.is_captured == (graphs != "off")
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         torch.manual_seed(2)
@@ -84,9 +106,44 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     assert mask.any() and not mask.all()  # and they came from the device, step by step
 
 
-@pytest.mark.parametrize("graphs", ["on", "off"])
-def test_no_step_goes_through_the_host(graphs, monkeypatch):
-    trainer = make_trainer(CudaVectorEnv, "NextStep", graphs=graphs)
+class Twice(ppo.Ranks):
+    """Two ranks, of which the other does the same as this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+
+    def sum_(self, tensor):
+        return tensor.mul_(2)
+
+    def gather(self, value):
+        return [value, value]
+
+
+def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
+    """Their updates are those of envs on the CPU, too."""
+    monkeypatch.setattr(ppo, "Ranks", Twice)
+    cpu, device = (
+        make_trainer(kind, "NextStep", graphs=wish, num_minibatches=2)
+        for kind, wish in ((JitVectorEnv, "auto"), (CudaVectorEnv, "on"))
+    )
+    names = ("collect", "compute_advantages", "learn_once")
+    assert [isinstance(getattr(device, name), ppo.Graph) for name in names] == [True, True, False]
+    assert not any(isinstance(getattr(cpu, name), ppo.Graph) for name in names)
+    OrderOfTheHost(monkeypatch, device.options.seed)
+    for _ in range(3):
+        torch.manual_seed(2)
+        expected = cpu.update()
+        torch.manual_seed(2)
+        found = device.update()
+        for name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+    assert device.steps == cpu.steps > 0
+
+
+@pytest.mark.parametrize(("graphs", "recurrent"), [("on", "no"), ("on", "gru"), ("off", "no")])
+def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
+    trainer = make_trainer(CudaVectorEnv, "NextStep", graphs=graphs, recurrent=recurrent)
     trainer.update()
 
     with monkeypatch.context() as steps:
@@ -107,10 +164,7 @@ def test_no_step_goes_through_the_host(graphs, monkeypatch):
 
 
 def test_graphs_are_refused_in_a_sentence_where_there_can_be_none():
-    for kind, changes, told in (
-        (JitVectorEnv, {}, "the envs are not on the device"),
-        (CudaVectorEnv, {"recurrent": "gru"}, "a recurrent policy"),
-    ):
+    for kind, changes, told in ((JitVectorEnv, {}, "the envs are not on the device"),):
         with pytest.raises(SystemExit, match=f"--graphs on: {told}.*; leave it out"):
             make_trainer(kind, "NextStep", graphs="on", **changes)
 

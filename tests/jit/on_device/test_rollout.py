@@ -179,6 +179,44 @@ def test_batches_of_a_deferred_rollout_are_laid_out_as_on_the_cpu(num_valid):
     assert num_valid < 5 or not first.equal(second)
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize(("number", "length"), [(3, 3), (2, 8), (1, 1), (7, 4)])
+def test_sequences_of_a_deferred_rollout_are_those_of_the_cpu_but_for_their_order(
+    mode, number, length, monkeypatch
+):
+    found = []
+    for envs, rollout in pair(mode, deferred=True):
+        envs.single_action_space.seed(1)
+        for seed in range(2):
+            collect(envs, rollout, seed)
+            rollout.compute_advantages(torch.ones(N))
+            with monkeypatch.context() as patch:
+                if rollout.generator is not None:
+                    refuse_host(patch)
+                batches = list(rollout.sequences(number, length=length))
+            assert len(batches) == number
+            one = {}
+            for batch in batches:
+                assert batch.weights.shape == batch.indices.shape == batches[0].indices.shape
+                assert batch.weights.sum() > 0
+                columns = batch.obs, batch.actions, batch.returns, batch.is_first
+                for s in range(len(batch)):
+                    rows = batch.indices[:, s]
+                    steps = rows // N
+                    assert set(steps.diff().tolist()) <= {0, 1}
+                    assert (rows % N == rows[0] % N).all()
+                    if batch.weights[:, s].any():
+                        parts = [array(column[:, s]) for column in columns]
+                        one[int(rows[0])] = [array(batch.weights[:, s]), *parts]
+            found.append(one)
+            rollout.advance()
+    for expected, got in zip(found[:2], found[2:], strict=True):
+        assert expected.keys() == got.keys()
+        for row, parts in expected.items():
+            for a, b in zip(parts, got[row], strict=True):
+                np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
 def test_what_a_deferred_rollout_lacks_is_told_by_check():
     _, (envs, rollout) = pair("SameStep", deferred=True)
     envs.single_action_space.seed(1)
@@ -207,8 +245,6 @@ def test_what_a_deferred_rollout_lacks_is_told_by_check():
     rollout.compute_advantages(torch.ones(N), policy_outputs=False)
     with pytest.raises(BufferMisuseError, match="deferred buffer does not know"):
         rollout.minibatches(3)
-    with pytest.raises(BufferMisuseError, match="has no sequences"):
-        rollout.sequences(3)
     (cpu, _), _ = pair("SameStep")
     spaces = cpu.single_observation_space, cpu.single_action_space
     with pytest.raises(BufferMisuseError, match="deferred=True is for envs on the buffer's device"):
