@@ -16,11 +16,12 @@ twice that.
 
 "out=" overwrites a batch, "graph" replays a captured `sample(out=)`. Beside the draws stand a bare
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
-TorchRL's buffer on the device where it is installed. "busy" adds are those behind a queue of
-matrix products of a learner, whose time counts for the device and not for the host. GAE, and
-gathering of windows, are one kernel where numba-cuda is installed; "by torch" is what takes its
-place elsewhere. GAE and the PPO update (128 steps of 2048 envs, four times 16 minibatches) take
-what the environment wrote into host pages and leave everything on the device.
+TorchRL's buffer on the device where it is installed. Adds are of arrays of the host; those of
+"tensors" are on the device already. "busy" adds are those behind a queue of matrix products of a
+learner, whose time counts for the device and not for the host. GAE, and gathering of windows, are
+one kernel where numba-cuda is installed; "by torch" is what takes its place elsewhere. GAE and the
+PPO update (128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into
+host pages and leave everything on the device.
 
 At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
 their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph
@@ -206,7 +207,24 @@ def time_replay(timer: Timer, capacity: int, options: dict[str, Any]) -> None:
         timer.measure(
             f"prioritized: update {batch_size}", partial(per.update_priorities, indices, errors)
         )
+    tensors = {name: torch.from_numpy(column).to(timer.device) for name, column in columns.items()}
+    for name, buffer in buffers.items():
+        time_tensor_adds(timer, name, buffer, tensors, size)
     time_others(timer, capacity, OBS, "small")
+
+
+def time_tensor_adds(
+    timer: Timer, name: str, buffer: Any, tensors: dict[str, torch.Tensor], size: int
+) -> None:
+    """Time adds of what is on the device; last, as the host no longer knows of captured ones."""
+    buffer.reserve_final_obs(buffer.capacity + NUM_ENVS)  # nothing, if they are not kept apart
+    add = partial(buffer.add, **tensors)
+    timer.measure(f"{name}: add 2048 tensors", add, size)
+    if timer.device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            add()
+        timer.measure(f"{name}: add 2048 tensors, graph", graph.replay, size)
 
 
 def time_images(timer: Timer, capacity: int, options: dict[str, Any]) -> None:

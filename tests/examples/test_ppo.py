@@ -391,11 +391,18 @@ def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path
 
 
 @pytest.mark.parametrize(
-    "env_id",
-    ["Countdown-v0", pytest.param("vecenv:JitCartPole-v1", marks=pytest.mark.slow)],
+    ("env_id", "recurrent"),
+    [
+        ("Countdown-v0", "no"),
+        ("Countdown-v0", "gru"),
+        pytest.param("vecenv:JitCartPole-v1", "no", marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, env_id, monkeypatch, capsys):
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    tmp_path, env_id, recurrent, monkeypatch, capsys
+):
     options = {"env_id": env_id, "total_steps": 700, "normalize": True}
+    options |= {"recurrent": recurrent, "memory_size": 8, "sequence_length": 8}
     options["backend"] = "sync" if env_id.startswith("Count") else "jit"
     main(tmp_path / "through", **options)
     update, count = ppo.Trainer.update, itertools.count(1)
