@@ -1,6 +1,7 @@
 """Gradients of every path against `loss.backward()`, parameter by parameter."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -147,3 +148,19 @@ def test_a_module_moved_afterwards_is_an_error():
     module.double()
     with pytest.raises(RuntimeError, match=r"memory of 0\.weight, 0\.bias.* was exchanged"):
         gradient(make_batch())
+
+
+def test_a_copy_of_the_module_is_independent_and_one_of_the_gradient_is_refused():
+    module, batch = make_mlp(), make_batch()
+    gradient = Gradient(module, squared_error, compile="off")
+    gradient(batch)
+    for duplicate in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        again = Gradient(duplicate, squared_error, plan=gradient.plan)
+        again(batch)
+        with torch.no_grad():
+            duplicate[0].weight.zero_()
+        assert module[0].weight.abs().min() > 0
+        assert_gradients_equal(duplicate, gradients_of(module, squared_error, batch))
+    for duplicated in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can't be copied or pickled: copy its module"):
+            duplicated(gradient)

@@ -179,6 +179,17 @@ class Gradient:
         self._weights.attach()
         return scalars
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies and pickles, which would share weights with nobody's module.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a Gradient can't be copied or pickled: copy its module, and make another Gradient of "
+            "that, with plan=gradient.plan to go on as this one does"
+        )
+
     @torch.no_grad()
     def _deferred(self, scalars: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
         """Note whether what a number depends on is finite; if not, the gradient is zero."""
