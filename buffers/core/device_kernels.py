@@ -102,8 +102,8 @@ class DeviceKernel:
             capability = torch.cuda.get_device_capability(index)
             with torch.cuda.device(index):
                 torch.zeros(1, device="cuda")  # makes torch's context, in which the code is loaded
-                function = _load(self.name, self.ptx(capability).encode() + b"\0")
-            return _launcher(function, self.kinds, torch.device("cuda", index))
+                loaded = _load(self.name, self.ptx(capability).encode() + b"\0")
+            return _launcher(*loaded, self.kinds, torch.device("cuda", index))
         except Exception as error:  # whatever a compiler or driver of another version says
             _say(f"{self.name} can't be compiled for cuda:{index}: {error}", logging.WARNING)
             return None
@@ -169,8 +169,8 @@ def _say(told: str, level: int) -> None:
     _logger.log(level, "%s; operations of torch do the same, in more and smaller steps", told)
 
 
-def _load(name: str, code: bytes) -> Any:
-    """Load PTX into the current context; return the kernel.
+def _load(name: str, code: bytes) -> tuple[Any, Any]:
+    """Load PTX into the current context; return the kernel and the context.
 
     Raises:
         RuntimeError: The driver of the device refuses the code.
@@ -180,13 +180,13 @@ def _load(name: str, code: bytes) -> Any:
     if error == driver.CUresult.CUDA_SUCCESS:
         error, function = driver.cuModuleGetFunction(module, _ENTRY.encode())
         if error == driver.CUresult.CUDA_SUCCESS:
-            return function
+            return function, driver.cuCtxGetCurrent()[1]
     raise RuntimeError(f"loading {name} failed with {error.name}")
 
 
-def _launcher(function: Any, kinds: tuple[str, ...], device: torch.device) -> Launch:
+def _launcher(function: Any, context: Any, kinds: tuple[str, ...], device: torch.device) -> Launch:
     driver = importlib.import_module("cuda.bindings.driver")
-    run, is_done = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+    run, results = driver.cuLaunchKernel, driver.CUresult
 
     def launch(num_threads: int, *arguments: Any) -> None:
         values = pack_arguments(kinds, arguments)  # which the driver copies before it returns
@@ -196,7 +196,11 @@ def _launcher(function: Any, kinds: tuple[str, ...], device: torch.device) -> La
         given = num_blocks, 1, 1, _BLOCK_SIZE, 1, 1, 0, stream, places.ctypes.data, 0
         with torch.cuda.device(device):
             result = run(function, *given)
-        if result[0] != is_done:
+            if result[0] == results.CUDA_ERROR_INVALID_CONTEXT:
+                # A thread in which torch has not needed one so far.
+                driver.cuCtxSetCurrent(context)
+                result = run(function, *given)
+        if result[0] != results.CUDA_SUCCESS:
             raise RuntimeError(f"launching a kernel failed with {result[0].name}")
 
     return launch

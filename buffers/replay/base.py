@@ -73,6 +73,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
+    _has_news = False  # others may have written: another process, or a graph
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         raise NotImplementedError
 
     def _open_folder(self, place: Place, options: ReplayOptions, state: np.ndarray) -> RowFolder:
-        layout = options.layout
+        layout, self._has_news = options.layout, place.read_only
         settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
         own = describe_rows(self._kind, layout, state, settings)
         empty = state.copy()
@@ -243,10 +244,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
 
     def _refresh(self) -> None:
         """Know of what others have written since: to a folder, or a graph in which `add` is."""
-        folder, storage = self._folder, self._storage
-        if folder is None and storage.ring is None:
-            return
-        if (folder is not None and folder.read_only) or not storage.are_counts_known:
+        if self._has_news:
             self._take_news()
 
     @exclusive
@@ -423,7 +421,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
 
     @exclusive
     def _write_tensors(self, tensors: Mapping[str, torch.Tensor], ids: np.ndarray) -> bool:
-        return self._storage.write_tensors(tensors, ids)
+        is_written = self._storage.write_tensors(tensors, ids)
+        self._has_news = not self._storage.are_counts_known
+        return is_written
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
         layout, num_envs = self._storage.layout, self.num_envs or 0

@@ -320,7 +320,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
         bound = self._largest_priority()
-        self._refresh()
+        if self._tree is None:
+            self._refresh()
         rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
         wrong = check_update(
             leaves, given, self._state[at.COUNT], bound, self._largest, rows, values

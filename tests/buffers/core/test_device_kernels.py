@@ -30,9 +30,11 @@ def driver(monkeypatch):
     """A CUDA device, which is not here: notes what its driver is given."""
     done, refused = types.SimpleNamespace(name="SUCCESS"), types.SimpleNamespace(name="REFUSED")
     seen = types.SimpleNamespace(code=[], launches=[], entries=[], answer=done)
-    seen.refused, seen.done = refused, done
+    seen.refused, seen.context, lost = refused, "context", types.SimpleNamespace(name="LOST")
 
     def launch(*arguments):
+        if seen.context is None:
+            return (lost,)
         function, *sizes, stream, places, extra = arguments
         at = (ctypes.c_int64 * 3).from_address(places)
         address, size = (ctypes.c_int64.from_address(place).value for place in at[:2])
@@ -49,7 +51,9 @@ def driver(monkeypatch):
         return done, "function"
 
     fake = types.SimpleNamespace(
-        CUresult=types.SimpleNamespace(CUDA_SUCCESS=done), cuLaunchKernel=launch,
+        CUresult=types.SimpleNamespace(CUDA_SUCCESS=done, CUDA_ERROR_INVALID_CONTEXT=lost),
+        cuCtxGetCurrent=lambda: (done, seen.context), cuLaunchKernel=launch,
+        cuCtxSetCurrent=lambda context: setattr(seen, "context", context),
         cuModuleLoadData=load, cuModuleGetFunction=find,
     )  # fmt: skip
     monkeypatch.setitem(importlib.import_module("sys").modules, "cuda.bindings.driver", fake)
@@ -70,14 +74,16 @@ def driver(monkeypatch):
 
 def test_a_launch_goes_to_the_current_stream_with_each_argument_at_its_address(driver):
     kernel, numbers = DeviceKernel(scale_thread, KINDS), torch.ones(300)
-    for _ in range(2):
+    for context in ("context", None):  # as in a thread of which the driver knows nothing
         launch = kernel.on(GPU)
         assert launch is not None
+        driver.context = context
         launch(300, numbers[4:], 296, 0.5)
     assert driver.code == [b"scale_thread (9, 1)\0"]  # compiled once
     assert driver.entries == [("module", b"buffers_kernel")]
     sizes = [3, 1, 1, 128, 1, 1, 0]
     assert driver.launches == [("function", sizes, 77, 0, numbers.data_ptr() + 16, 296, 0.5)] * 2
+    assert driver.context == "context"
     driver.answer = driver.refused
     with pytest.raises(RuntimeError, match="launching a kernel failed with REFUSED"):
         launch(300, numbers, 300, 0.5)
