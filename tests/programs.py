@@ -31,6 +31,7 @@ KINDS = {
     ),
     "interpreted": (_WORKERS, {"NUMBA_DISABLE_JIT": "1"}),
     "buffers": ("import buffers, gymnasium", {}),
+    "learn": ("import vecenv.learn.workers", {}),
 }
 _NUMBER = struct.Struct("q")
 _nurseries = {}  # by kind: the file to ask for a program

@@ -1,10 +1,15 @@
 """A whole comparison, in processes of its own: what it reports, and what it survives."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import time
+import types
+import warnings
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +24,63 @@ from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
 from vecenv.compare.sampling import Diversity
-from vecenv.compare.serving import Round, Runner, Setting, describe
+from vecenv.compare.serving import Round, Runner, Setting, describe, serve
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
 TOYS = "compare.toy_envs"
-SOME = ("loop", "sync", "async-first-ready", "jit")  # each is a process that begins with imports
+SOME = ("loop", "sync", "async-first-ready", "jit")
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` starts for a runner, forked from here: without a second of imports.
+
+    The start itself is tested where `RunnerProcess` is called by itself, and by the command.
+    """
+
+    def __init__(self, args, *, stdin, stdout, stderr, pass_fds, env, start_new_session):
+        (self._file,) = pass_fds
+        self.returncode, caller = None, os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            self.pid = os.fork()
+        if self.pid == 0:
+            with contextlib.suppress(BaseException):
+                os.setsid()
+                for number in (1, 2):
+                    os.dup2(stdout.fileno(), number)
+                sys.stdout = sys.stderr = open(1, "w", buffering=1)  # noqa: SIM115
+                serve(self._file, caller, is_child_of_main_thread=True)
+            os._exit(0)
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout=60.0):
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a runner", timeout)
+            time.sleep(0.002)
+        return self.returncode
+
+
+@contextlib.contextmanager
+def forking():
+    there = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedProcess})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vecenv.compare.processes.subprocess", there)
+        yield
+
+
+@pytest.fixture
+def forked():
+    with forking():
+        yield
 
 
 def as_text(result, width=120):
@@ -47,7 +102,8 @@ def compared(backends):
 
 @pytest.fixture(scope="module")
 def cartpole():
-    return compared(SOME)
+    with forking():
+        return compared(SOME)
 
 
 @pytest.mark.slow
@@ -156,6 +212,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
         assert picture.width > 800
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_env_that_raises_is_reported_and_the_others_finish():
     options = Options(
         f"{TOYS}:OnlyInMainProcess",
@@ -173,6 +230,7 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
     assert "(1) RuntimeError: not in a worker" in text
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_is_killed_or_hangs_is_reported():
     options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
     kwargs = {"how": "kill", "after": 5}
@@ -200,6 +258,7 @@ def test_what_fails_without_a_chance_is_said_once_for_each_reason():
     assert "is a factory of single envs; compiled ones have ids" in text
 
 
+@pytest.mark.usefixtures("forked")
 def test_envs_without_single_envs_run_compiled_only():
     backends = ("loop", "jit")
     result = run_comparison(Options("JitCartPole-v1", num_envs=(4,), backends=backends, **QUICK))
@@ -210,6 +269,7 @@ def test_envs_without_single_envs_run_compiled_only():
     as_text(result)
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_loop_alone_and_no_loop():
     result = run_comparison(
         Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), diversity=False, **QUICK)
@@ -242,6 +302,7 @@ def test_unknown_envs_are_refused_before_anything_is_started():
         run_comparison(Options("NoSuchEnv-v0"))
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
     started = []
     begin = RunnerProcess.__init__
@@ -448,6 +509,7 @@ def test_resets_that_hardly_came_are_told():
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_slow_resets_are_in_the_rates():
     """An episode is 10 steps of 1 ms and a reset of 20: 333 steps/s, however it is stepped here."""
     options = {**QUICK, "rounds": 2, "round_s": 0.02, "diversity": False}

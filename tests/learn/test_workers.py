@@ -1,11 +1,10 @@
 """Threads that compute shares of a gradient."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
+from programs import run
 
 from vecenv.learn import workers
 from vecenv.learn.workers import Worker
@@ -62,7 +61,7 @@ def test_a_worker_works_in_a_forked_process():
             os._exit(0 if worker.end() == 27 else 1)
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+    assert run(code, kind="learn").returncode == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells cores apart")
@@ -102,5 +101,5 @@ def test_a_process_ends_while_a_thread_looks_or_computes(after):
         worker.begin(torch.mm, a, a)
         {after}
     """
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    for _ in range(5):
+        assert run(code, kind="learn").returncode == 0

@@ -172,7 +172,14 @@ def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915
     envs.close()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float32,
+        np.uint8,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (np.float64, np.int64)),
+    ],
+)  # each is compiled for itself
 @pytest.mark.parametrize("width", [1, 5])
 def test_kernels_and_torch_have_the_same_moments(dtype, width):
     rng = np.random.default_rng(1)

@@ -32,8 +32,18 @@ def inputs_of(num_steps, num_envs, dtype, *, has_final, has_valid, seed=0):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("has_final", "has_valid"), [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize(
+    ("dtype", "has_final", "has_valid"),
+    [
+        (np.float32, False, False),
+        (np.float32, True, True),
+        (np.float64, True, True),
+        # Each is compiled for itself, for the CPU; test_gae.py compiles those above as well.
+        pytest.param(np.float32, True, False, marks=pytest.mark.slow),
+        pytest.param(np.float64, False, False, marks=pytest.mark.slow),
+        pytest.param(np.float64, True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernel_does_bit_for_bit_what_the_compiled_one_does(
     way, dtype, has_final, has_valid, monkeypatch
 ):
