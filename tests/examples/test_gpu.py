@@ -37,6 +37,8 @@ def updated(graph_type, monkeypatch, env_id, **changes):
     [
         ("JitCartPole-v1", {"target_kl": 1.0, "entropy_weight": 0.01, "entropy_falls": True}),
         ("vecenv:Cage2-v0", {"normalize": True}),  # with masks
+        ("JitCartPole-v1", {"recurrent": "gru", "sequence_length": 8}),
+        ("JitCartPole-v1", {"recurrent": "lstm", "sequence_length": 5}),
     ],
 )
 def test_graphs_of_ppo_do_what_calls_do(env_id, changes, monkeypatch):
