@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
 
 from vecenv.command.cli import main
@@ -222,6 +223,7 @@ def test_compare_prints_tables_and_writes_files(capsys, tmp_path):
     assert json.loads(files["trace"].read_text())["traceEvents"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_compare_ends_with_an_error_if_nothing_ran(capsys):
     args = ["compare", "Synthetic-v0", "--num-envs", "1", "--backends", "jit", "--no-diversity"]
     assert main(args) == 2
@@ -250,6 +252,7 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
     assert sum(event["name"] == "step" and event["ph"] == "X" for event in events) == 7
 
 
+@pytest.mark.usefixtures("forked")
 def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
     args = ["trace", "Blackjack-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]
     assert main(args) == 2

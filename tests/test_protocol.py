@@ -191,7 +191,7 @@ class Protocol(RuleBasedStateMachine):
             assert all(env.is_closed for env in self.envs.envs)
 
 
-Protocol.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+Protocol.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 TestProtocol = Protocol.TestCase
 
 

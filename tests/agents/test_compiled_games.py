@@ -266,8 +266,8 @@ def test_kernels_that_fit_no_game_are_refused():
 
 
 def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
-    def observe(state, agent, out):
-        out[0, 0] = state.plce[agent, 0]
+    def reset(state, rng):
+        state.plce[0, 0] = 0.0
 
     with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place"):
-        make(dataclasses.replace(WALK, observe=observe))
+        make(dataclasses.replace(WALK, reset=reset))

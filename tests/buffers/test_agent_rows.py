@@ -31,7 +31,7 @@ GAMMA = 0.9
 SEEN = Box(-np.inf, np.inf, (1,), np.float32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     ring=st.sampled_from(RINGS),
     num_envs=st.integers(1, 4),
@@ -131,7 +131,7 @@ def lists_of(lives):
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(num_envs=st.integers(1, 4), staged=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_episodes_begin_and_end_with_the_valid_rows(num_envs, staged, seed):
     envs, rng = CountingEnvs(num_envs, seed), np.random.default_rng(seed)
@@ -186,7 +186,7 @@ def play(games, writer, num_steps, *, by_halves=False):
             writer.reset(games.reset(), rows)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     mode=st.sampled_from(MODES),
     num_games=st.integers(1, 3),

@@ -1,21 +1,17 @@
 """A whole comparison, in processes of its own: what it reports, and what it survives."""
 
-import contextlib
 import json
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import time
-import types
-import warnings
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_runners import forked, forking  # noqa: F401 - a fixture
 from PIL import Image
 from rich.console import Console
 
@@ -24,63 +20,13 @@ from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
 from vecenv.compare.sampling import Diversity
-from vecenv.compare.serving import Round, Runner, Setting, describe, serve
+from vecenv.compare.serving import Round, Runner, Setting, describe
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
 TOYS = "compare.toy_envs"
 SOME = ("loop", "sync", "async-first-ready", "jit")
-
-
-class ForkedProcess:
-    """What `subprocess.Popen` starts for a runner, forked from here: without a second of imports.
-
-    The start itself is tested where `RunnerProcess` is called by itself, and by the command.
-    """
-
-    def __init__(self, args, *, stdin, stdout, stderr, pass_fds, env, start_new_session):
-        (self._file,) = pass_fds
-        self.returncode, caller = None, os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            self.pid = os.fork()
-        if self.pid == 0:
-            with contextlib.suppress(BaseException):
-                os.setsid()
-                for number in (1, 2):
-                    os.dup2(stdout.fileno(), number)
-                sys.stdout = sys.stderr = open(1, "w", buffering=1)  # noqa: SIM115
-                serve(self._file, caller, is_child_of_main_thread=True)
-            os._exit(0)
-
-    def poll(self):
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout=60.0):
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a runner", timeout)
-            time.sleep(0.002)
-        return self.returncode
-
-
-@contextlib.contextmanager
-def forking():
-    there = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedProcess})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vecenv.compare.processes.subprocess", there)
-        yield
-
-
-@pytest.fixture
-def forked():
-    with forking():
-        yield
 
 
 def as_text(result, width=120):

@@ -109,6 +109,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow  # as test_ppo.py and test_sac.py have it
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
     dqn.main(dqn.Options(save=tmp_path, **SMALL))
 

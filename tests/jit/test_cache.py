@@ -1,4 +1,5 @@
 import contextlib
+import importlib
 import itertools
 import logging
 import os
@@ -390,24 +391,30 @@ def divide(x, y):
     return x / y
 
 
-def test_fingerprints_are_equal_in_every_process(tmp_path):
-    (tmp_path / "rules.py").write_text(
+def test_fingerprints_are_equal_in_every_process(tmp_path, monkeypatch):
+    """One process here, whose hashes of texts are others by chance, and two that are started."""
+    rules = (
         "import enum\nclass Move(enum.IntEnum):\n    UP = 1\n    LEFT = 2\n"
         "def allowed(x):\n    return x in {'up', 'down', 'left', 'right'} or x == Move.LEFT\n"
     )
+    for folder, text in (("now", rules), ("then", rules.replace("LEFT = 2", "LEFT = 3"))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rules.py").write_text(text)
     script = "import rules; from vecenv.fingerprint import *; print(fingerprint([rules.allowed]))"
+    paths = os.pathsep.join([str(tmp_path / "now"), str(Path(vecenv.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-B", "-c", script]
+    found = subprocess.check_output(command, env=environment, text=True, timeout=120)
 
-    def run(seed):
-        paths = os.pathsep.join([str(tmp_path), str(Path(vecenv.__file__).parents[1])])
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(seed)}
-        command = [sys.executable, "-B", "-c", script]
-        return subprocess.check_output(command, env=environment, text=True, timeout=120)
+    def here(folder):
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / folder)
+            patch.delitem(sys.modules, "rules", raising=False)
+            return fingerprint([importlib.import_module("rules").allowed])
 
-    before = {run(1), run(2)}
-    assert len(before) == 1
-    rules = (tmp_path / "rules.py").read_text()
-    (tmp_path / "rules.py").write_text(rules.replace("LEFT = 2", "LEFT = 3"))
-    assert run(1) not in before
+    assert here("now") == found.strip()
+    assert here("then") != found.strip()
+    del sys.modules["rules"]
 
 
 FACTOR = 2

@@ -101,5 +101,5 @@ def test_a_process_ends_while_a_thread_looks_or_computes(after):
         worker.begin(torch.mm, a, a)
         {after}
     """
-    for _ in range(5):
+    for _ in range(3):
         assert run(code, kind="learn").returncode == 0

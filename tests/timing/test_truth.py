@@ -33,6 +33,13 @@ BACKENDS = {  # and the thread of each env
 }
 
 
+OTHER_CASES = [  # by which no other line runs
+    *(("equal", backend) for backend in ("threads", "both", "caller")),
+    *(("resets", backend) for backend in ("sync", "workers")),
+    ("tails", "threads"),
+]
+
+
 def measured_anew(test):
     """Repeat a test that fails: others on the machine spoil a measurement, but not every one.
 
@@ -146,10 +153,11 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
 @pytest.mark.parametrize(
     ("workload", "backend"),
     [
-        *(("equal", backend) for backend in BACKENDS),
-        *(("resets", backend) for backend in ("sync", "workers", "both")),
+        *(("equal", backend) for backend in ("sync", "workers")),
+        ("resets", "both"),
         *(("one slow", backend) for backend in ("threads", "caller")),
-        *(("tails", backend) for backend in ("workers", "threads")),
+        ("tails", "workers"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_CASES),
     ],
 )
 @measured_anew

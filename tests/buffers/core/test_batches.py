@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import (
@@ -128,8 +129,10 @@ def assert_same(left, right):
         torch.testing.assert_close(leaves(one), leaves(other), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(
+    ("space", "staged"),
+    fast_are([("flat", False), ("nested", True)], product(SPACES, [False, True])),
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_of_batches_are_used_alike(kind, space, staged):
     batch_class, draw = KINDS[kind]

@@ -180,7 +180,7 @@ class EpisodicMachine(RuleBasedStateMachine):
 
 
 TestEpisodicMachine = EpisodicMachine.TestCase
-TestEpisodicMachine.settings = settings(max_examples=12, stateful_step_count=30)
+TestEpisodicMachine.settings = settings(max_examples=6, stateful_step_count=30)
 
 
 def make_buffer(capacity=200, space=SPACE, **options):

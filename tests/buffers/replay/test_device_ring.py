@@ -1,10 +1,12 @@
 """Adds of tensors on a device, which the host does not see, against those of arrays on the CPU."""
 
 import pickle
+from itertools import cycle, repeat
 
 import numpy as np
 import pytest
 import torch
+from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete
 from jit.on_device.host_device import refuse_host
 
@@ -100,10 +102,21 @@ def check_same(plain, direct):
         assert plain.priorities.equal(direct.priorities)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("space", [FLOATS, BOTH], ids=["floats", "both"])
+@pytest.mark.parametrize(
+    ("kind", "option", "space"),
+    fast_are(
+        [
+            *zip(repeat(SharedReplayBuffer), OPTIONS, cycle(["floats", "both"])),
+            (PerEnvReplayBuffer, "three steps", "floats"),
+            (PerEnvReplayBuffer, "both", "both"),
+            (PrioritizedReplayBuffer, "plain", "both"),
+            (PrioritizedReplayBuffer, "both", "floats"),
+        ],
+        product(KINDS, OPTIONS, ["floats", "both"]),
+    ),
+)
 def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkeypatch):
+    space = {"floats": FLOATS, "both": BOTH}[space]
     plain, direct = pair(kind, space, option, num_rooms=64)
     steps = Stream(space)
     for number in range(40):  # past many ends of the ring
@@ -135,8 +148,19 @@ def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkey
         check_same(again, copied)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    fast_are(
+        [
+            (SharedReplayBuffer, "plain"),
+            (SharedReplayBuffer, "both"),
+            (PerEnvReplayBuffer, "three steps"),
+            (PerEnvReplayBuffer, "whose"),
+            (PrioritizedReplayBuffer, "stored once"),
+        ],
+        product(KINDS, OPTIONS),
+    ),
+)
 def test_adds_of_both_sides_and_cuts_may_take_turns(kind, option):
     plain, direct = pair(kind, FLOATS, option)
     steps, rng = Stream(FLOATS), np.random.default_rng(5)
@@ -161,8 +185,18 @@ def test_adds_of_both_sides_and_cuts_may_take_turns(kind, option):
     check_same(plain, direct)
 
 
-@pytest.mark.parametrize("option", ["plain", "three steps", "both"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    fast_are(
+        [
+            (SharedReplayBuffer, "plain"),
+            (SharedReplayBuffer, "both"),
+            (PerEnvReplayBuffer, "three steps"),
+            (PrioritizedReplayBuffer, "both"),
+        ],
+        product(KINDS, ["plain", "three steps", "both"]),
+    ),
+)
 def test_a_captured_add_goes_on_where_the_device_is(kind, option, monkeypatch):
     """What is called while a graph is captured does what a replay does: the host learns nothing."""
     needed = 64

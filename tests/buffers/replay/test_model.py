@@ -160,6 +160,6 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 ReplayMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=15, deadline=None, derandomize=True
+    max_examples=12, stateful_step_count=15, deadline=None, derandomize=True
 )
 test_any_sequence = ReplayMachine.TestCase

@@ -58,8 +58,7 @@ def die(writer):
     writer._pid = 0
 
 
-@pytest.mark.parametrize("space", [OBS, NESTED], ids=["array", "nested"])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(("space", "n_step"), [(OBS, 1), (NESTED, 3)], ids=["array-1", "nested-3"])
 def test_rows_are_those_of_buffers_in_memory_that_were_given_the_same(space, n_step):
     rng = np.random.default_rng(n_step)
     options = {"num_envs": 3, "n_step": n_step, "gamma": 0.5, "track_env": n_step > 1}

@@ -153,7 +153,7 @@ def test_sums_do_not_drift_in_a_million_updates():
     assert tree.total == pytest.approx(500)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     capacity=st.integers(1, 300),
     steps=st.lists(

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of, decode
 
@@ -74,8 +75,10 @@ def test_per_env_draws(over, staged):
     check_law(counts_of(buffer), weights.reshape(-1))
 
 
-@STAGED
-@pytest.mark.parametrize("kind", ["shared", "per_env"])
+@pytest.mark.parametrize(
+    ("kind", "staged"),
+    fast_are([("shared", False), ("per_env", True)], product(["shared", "per_env"], [False, True])),
+)
 def test_draws_without_replacement_are_different_and_uniform(kind, staged):
     buffer = filled(kind, rows=27, capacity=20, staged=staged)
     everything = buffer.sample(len(buffer), replace=False).indices
@@ -89,8 +92,10 @@ def test_draws_without_replacement_are_different_and_uniform(kind, staged):
     check_law(total, held.astype(float))
 
 
-@STAGED
-@pytest.mark.parametrize("kind", ["shared", "per_env"])
+@pytest.mark.parametrize(
+    ("kind", "staged"),
+    fast_are([("shared", True), ("per_env", False)], product(["shared", "per_env"], [False, True])),
+)
 @pytest.mark.parametrize(("size", "count"), [(2, 5), (4, 4)])
 def test_every_order_of_every_choice_is_drawn_equally_often(size, count, kind, staged):
     buffer = filled(kind, rows=count, capacity=20, staged=staged, seed=size)

@@ -186,7 +186,7 @@ def check_states(batch, games):
     assert batch.extras["state"].equal(torch.stack([game, t], dim=-1).double())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     mode=st.sampled_from(MODES),
     num_games=st.integers(1, 4),

@@ -96,7 +96,7 @@ def test_float64_keeps_its_precision(compiled):
     check_against_twin(rollout, 0.99, 0.95, compiled)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_steps=st.integers(1, 12),
@@ -114,7 +114,7 @@ def test_any_rollout_matches_slow_twin(
     check_against_twin(rollout, gamma, gae_lambda, compiled)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), num_envs=st.sampled_from([3, WIDE]))
 def test_what_must_not_be_read_has_no_influence(seed, num_envs):
     rng = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def test_what_must_not_be_read_has_no_influence(seed, num_envs):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), num_envs=st.sampled_from([2, WIDE]), cut=st.integers(1, 9))
 def test_episodes_are_independent(seed, num_envs, cut):
     rng = np.random.default_rng(seed)
@@ -147,7 +147,7 @@ def test_episodes_are_independent(seed, num_envs, cut):
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.floats(0, 1))
 def test_lambda_one_gives_discounted_rewards_to_go(seed, gamma):
     rng = np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def test_lambda_one_gives_discounted_rewards_to_go(seed, gamma):
         np.testing.assert_allclose(returns[t], expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_lambda_zero_gives_one_step_errors(seed):
     rng = np.random.default_rng(seed)

@@ -102,7 +102,7 @@ DRAWS = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=18)
 @given(**DRAWS)
 def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_size):
     valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
@@ -133,7 +133,7 @@ def padded(batches, size):
     return indices, weights
 
 
-@settings(max_examples=40)
+@settings(max_examples=18)
 @given(**DRAWS, staged=st.booleans())
 def test_fixed_batches_have_one_size_whatever_is_valid(
     num_steps, num_envs, seed, parts, by_size, staged

@@ -140,7 +140,7 @@ def check_values(batch, policy):
     torch.testing.assert_close(torch.stack(values)[is_own], batch.values[is_own])
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     mode=st.sampled_from(MODES),
     num_steps=st.integers(1, 9),

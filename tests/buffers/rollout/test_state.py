@@ -192,4 +192,4 @@ class CallOrder(RuleBasedStateMachine):
 
 
 TestCallOrder = CallOrder.TestCase
-TestCallOrder.settings = settings(max_examples=40, stateful_step_count=25)
+TestCallOrder.settings = settings(max_examples=20, stateful_step_count=25)

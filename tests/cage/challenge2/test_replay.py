@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from cage.golden import COMPACT_FIELDS, RULES_OF_TRACE, load_trace
+from choices import fast_are
 
 from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
@@ -41,7 +42,7 @@ def replay_singly(name, episodes):
         assert_replays(single, replay_episodes(single, cage2_scenario(RULES_OF_TRACE[name])))
 
 
-@pytest.mark.parametrize("name", RULES_OF_TRACE)
+@pytest.mark.parametrize("name", fast_are([next(iter(RULES_OF_TRACE))], RULES_OF_TRACE))
 def test_episodes_replay_one_at_a_time(name):
     replay_singly(name, range(0, len(load_trace(name)["red_agent"]), 9))
 
