@@ -265,9 +265,24 @@ def test_kernels_that_fit_no_game_are_refused():
         make(dataclasses.replace(WALK, observe=observe))
 
 
-def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
-    def reset(state, rng):
-        state.plce[0, 0] = 0.0
+def reset_a_misspelt_field(state, rng):
+    state.plce[0, 0] = 0.0
 
-    with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place"):
-        make(dataclasses.replace(WALK, reset=reset))
+
+def observe_a_misspelt_field(state, agent, out):
+    out[0, 0] = state.plce[agent, 0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reset": reset_a_misspelt_field},
+        # What comes before it is compiled first.
+        pytest.param({"observe": observe_a_misspelt_field}, marks=pytest.mark.slow),
+    ],
+    ids=["reset", "observe"],
+)
+def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line(changes):
+    with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place") as caught:
+        make(dataclasses.replace(WALK, **changes))
+    assert "plce" in str(caught.value).splitlines()[1]
