@@ -103,3 +103,16 @@ def test_a_process_ends_while_a_thread_looks_or_computes(after):
     """
     for _ in range(3):
         assert run(code, kind="learn").returncode == 0
+
+
+def test_threads_have_ended_when_the_interpreter_goes():
+    code = """if True:
+        import atexit
+        import time
+        from vecenv.learn.workers import Worker
+        worker = Worker()
+        worker.begin(time.sleep, 0.1)
+        atexit._run_exitfuncs()
+        assert not worker._thread.is_alive()
+    """
+    assert run(code, kind="learn").returncode == 0
