@@ -153,9 +153,8 @@ def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkey
     fast_are(
         [
             (SharedReplayBuffer, "plain"),
-            (SharedReplayBuffer, "both"),
-            (PerEnvReplayBuffer, "three steps"),
-            (PerEnvReplayBuffer, "whose"),
+            *((SharedReplayBuffer, option) for option in OPTIONS if option != "plain"),
+            *((PerEnvReplayBuffer, option) for option in OPTIONS),
             (PrioritizedReplayBuffer, "stored once"),
         ],
         product(KINDS, OPTIONS),
