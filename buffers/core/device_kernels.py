@@ -2,8 +2,9 @@
 
 A kernel is a plain function of addresses and numbers, of which each thread does a part. numba-cuda
 is used as a compiler only: it lowers the function to LLVM's language, NVIDIA's libNVVM makes PTX of
-that, and the driver of the device machine code. Memory and streams are torch's: a launch goes to
-its current stream, waits for nothing, and becomes part of a CUDA graph that is being captured.
+that, and its ptxas machine code, which drivers of the same major version load; PTX of a later minor
+version than theirs they refuse. Memory and streams are torch's: a launch goes to its current
+stream, waits for nothing, and becomes part of a CUDA graph that is being captured.
 
 Where numba-cuda is missing, or the driver refuses its code, callers do the same by operations of
 torch. (`vecenv.jit.cuda` compiles whole envs likewise; the packages know nothing of each other.)
@@ -14,8 +15,12 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import subprocess
+import tempfile
 import types
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -102,7 +107,7 @@ class DeviceKernel:
             capability = torch.cuda.get_device_capability(index)
             with torch.cuda.device(index):
                 torch.zeros(1, device="cuda")  # makes torch's context, in which the code is loaded
-                loaded = _load(self.name, self.ptx(capability).encode() + b"\0")
+                loaded = _load(self.name, _machine_code(self.ptx(capability), capability))
             return _launcher(*loaded, self.kinds, torch.device("cuda", index))
         except Exception as error:  # whatever a compiler or driver of another version says
             _say(f"{self.name} can't be compiled for cuda:{index}: {error}", logging.WARNING)
@@ -147,9 +152,19 @@ def _cuda() -> Any:
     Raises:
         ImportError: It is not there, or its simulator takes its place.
     """
-    importlib.import_module("numba_cuda")
-    importlib.import_module("numba.cuda.compiler")  # which the simulator does not have
-    return importlib.import_module("numba.cuda")
+    is_lacking = not hasattr(np, "row_stack")
+    try:
+        with warnings.catch_warnings():  # NumPy 2.5 warns of numba-cuda 0.30, and lacks `row_stack`
+            warnings.simplefilter("ignore")
+            if is_lacking:
+                vars(np)["row_stack"] = np.vstack
+            importlib.import_module("numba_cuda")
+            importlib.import_module("numba.cuda.compiler")  # which the simulator does not have
+            importlib.import_module("numba.cuda.np.arrayobj")
+            return importlib.import_module("numba.cuda")
+    finally:
+        if is_lacking:
+            vars(np).pop("row_stack", None)
 
 
 def _numba_type(kind: str) -> Any:
@@ -169,8 +184,28 @@ def _say(told: str, level: int) -> None:
     _logger.log(level, "%s; operations of torch do the same, in more and smaller steps", told)
 
 
+def _machine_code(text: str, capability: tuple[int, int]) -> bytes:
+    """What ptxas makes of PTX; the PTX where it is missing, for the driver of the device.
+
+    Raises:
+        RuntimeError: ptxas fails.
+    """
+    tool = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
+    if tool is None:
+        return text.encode() + b"\0"
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(text)
+        major, minor = capability
+        command = [tool, "-O3", f"-arch=sm_{major}{minor}", str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
+        return target.read_bytes()
+
+
 def _load(name: str, code: bytes) -> tuple[Any, Any]:
-    """Load PTX into the current context; return the kernel and the context.
+    """Load machine code or PTX into the current context; return the kernel and the context.
 
     Raises:
         RuntimeError: The driver of the device refuses the code.

@@ -1,18 +1,25 @@
-"""Copies of many numbers in few instructions, for kernels whose observations are most of the work.
+"""Many numbers in few instructions, for kernels whose observations are most of the work.
 
 In a loop that reads one array and writes another, the compiler must expect that each write changes
 what is read next, and so copies number by number. `copy_numbers` reads all before it writes any.
+
+What is fast differs by processor: here stand the plain functions and what the CPU does instead of
+them; what devices do is in `vecenv.jit.cuda.compiler`.
 """
 
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import overload
 
-__all__ = ["copy_numbers"]
+__all__ = ["copy_numbers", "write_bits"]
+
+_ONE, _EIGHT, _BYTE, _BYTE_SHIFT = map(np.uint64, (1, 8, 255, 3))
+_BITS_OF_BYTE = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.float32)
 
 # Called without the first argument of the definition, which type checkers don't know.
 intrinsic = cast("Any", numba_intrinsic)
@@ -44,6 +51,32 @@ def _can_convert(given: Any, wanted: Any) -> bool:
     return given == wanted or (
         isinstance(given, types.Integer) and wanted in (types.float32, types.float64)
     )
+
+
+def write_bits(bits, num_bits, out):
+    """Write the lowest num_bits uint64 bits of a uint64 to the front of `out`, as numbers 0 and 1.
+
+    `out` (N,) of any number type has room for them.
+    """
+    for bit in range(num_bits):
+        out[np.uint64(bit)] = (bits >> np.uint64(bit)) & _ONE
+
+
+@overload(write_bits, jit_options={"forceinline": True})
+def _write_bits(bits, num_bits, out):
+    def by_table(bits, num_bits, out):
+        """Look bytes up in a table: that is one wide load and store each."""
+        num_bytes = num_bits >> _BYTE_SHIFT
+        for byte in range(num_bytes):
+            start = np.uint64(byte) << _BYTE_SHIFT
+            for bit in range(8):
+                out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
+            bits >>= _EIGHT
+        start = num_bytes << _BYTE_SHIFT
+        for bit in range(num_bits - start):
+            out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
+
+    return by_table
 
 
 @intrinsic(prefer_literal=True)

@@ -34,7 +34,7 @@ from vecenv.cage.challenge2.rules.codes import (
     RESTORE,
     SLEEP,
 )
-from vecenv.cage.challenge2.rules.observation import write_bits
+from vecenv.jit.copying import write_bits
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["add_choices", "memory_space", "with_memory"]

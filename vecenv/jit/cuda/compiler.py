@@ -6,7 +6,7 @@ streams and launches are the business of `devices`. So nothing here needs a devi
 without one counts registers and spills.
 
 What numba-cuda lacks is put in here, see `_prepare`: `np.add` and `np.multiply` of numbers, which
-`vecenv.jit.random` uses, `copy_numbers`, and compilation where there is no device.
+`vecenv.jit.random` uses, what `copying` does, and compilation where there is no device.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from llvmlite import ir
 from numba import config, from_dtype, njit
 from numba import types as numba_types
 
@@ -151,8 +152,11 @@ def _prepare() -> Any:
         ModuleNotFoundError: It is not installed; says how to install it.
     """
     try:
-        _module("numba_cuda")
-        cuda = _module("numba.cuda")
+        with _earlier_numpy():
+            _module("numba_cuda")
+            cuda = _module("numba.cuda")
+            if not is_simulated():
+                _module("numba.cuda.np.arrayobj")
     except ImportError as error:
         raise ModuleNotFoundError(
             f"compiled envs on a CUDA device need numba-cuda: {_INSTALL} ({error})",
@@ -170,7 +174,82 @@ def _prepare() -> Any:
     def copy_numbers(source, source_start, target, target_start, count):
         return copying.copy_numbers
 
+    _overload_write_bits(extending)
     return cuda
+
+
+def _overload_write_bits(extending: Any) -> None:
+    """Let threads, whose rows lie apart, store four numbers at once: each store is a transaction.
+
+    A table in constant memory, as of the CPU, would be read one thread after the other.
+    """
+    cgutils = _module("numba.cuda.cgutils")
+    four = ir.VectorType(ir.FloatType(), 4)
+
+    def address(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+        return context.make_array(array_type)(context, builder, array).data
+
+    @extending.intrinsic
+    def is_aligned(typingctx, out):
+        def codegen(context, builder, signature, args):
+            word = context.get_value_type(numba_types.intp)
+            place = builder.ptrtoint(address(context, builder, out, args[0]), word)
+            return builder.icmp_unsigned("==", builder.and_(place, word(15)), word(0))
+
+        return numba_types.boolean(out), codegen
+
+    @extending.intrinsic
+    def store_four(typingctx, out, start, a, b, c, d):
+        def codegen(context, builder, signature, args):
+            numbers = ir.Constant(four, ir.Undefined)
+            for place, number in enumerate(args[2:]):
+                numbers = builder.insert_element(numbers, number, ir.IntType(32)(place))
+            first = address(context, builder, out, args[0])
+            place = cgutils.gep(builder, first, args[1])
+            builder.store(numbers, builder.bitcast(place, four.as_pointer()), align=16)
+            return context.get_dummy_value()
+
+        floats = (numba_types.float32,) * 4
+        return numba_types.none(out, numba_types.uint64, *floats), codegen
+
+    one, step = np.uint64(1), np.uint64(4)
+
+    @extending.overload(copying.write_bits)
+    def write_bits(bits, num_bits, out):
+        if out.dtype != numba_types.float32 or out.layout != "C":
+            return copying.write_bits
+
+        def by_four(bits, num_bits, out):
+            done = np.uint64(0)
+            if is_aligned(out):
+                while done + step <= num_bits:
+                    a, b = np.float32(bits & one), np.float32((bits >> one) & one)
+                    c = np.float32((bits >> np.uint64(2)) & one)
+                    d = np.float32((bits >> np.uint64(3)) & one)
+                    store_four(out, done, a, b, c, d)
+                    bits >>= step
+                    done += step
+            while done < num_bits:
+                out[done] = np.float32(bits & one)
+                bits >>= one
+                done += one
+
+        return by_four
+
+
+@contextlib.contextmanager
+def _earlier_numpy() -> Iterator[None]:
+    """Let numba-cuda 0.30 be imported beside NumPy 2.5, which warns, and lacks `row_stack`."""
+    is_lacking = not hasattr(np, "row_stack")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if is_lacking:
+                vars(np)["row_stack"] = np.vstack
+            yield
+    finally:
+        if is_lacking:
+            vars(np).pop("row_stack", None)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from vecenv.cage.challenge2.rules.codes import (
     NO_RED,
     SHELL_SEEN,
 )
+from vecenv.jit.copying import write_bits
 
 _MANY = np.uint64(MANY)
 _MANY_EVENTS = np.uint64(MANY_EVENTS)
@@ -35,11 +36,7 @@ _BELIEF_UNKNOWN = np.uint64(BELIEF_UNKNOWN)
 _BELIEF_USER = np.uint64(BELIEF_USER)
 _BELIEF_PRIVILEGED = np.uint64(BELIEF_PRIVILEGED)
 _BITS_PER_HOST = np.uint64(BITS_PER_HOST)
-_BYTE_SHIFT = np.uint64(3)
-_EIGHT = np.uint64(8)
-_BYTE = np.uint64(255)
 _NUM_BITS = np.uint64(64)
-_BITS_OF_BYTE = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.float32)
 _ALL_BELIEFS = np.uint64(BELIEF_BITS * 0x1111111111111111)
 _NOT_SLEEP = ~np.uint64(1 << NO_RED)
 _NOT_B_LINE = ~np.uint64(1 << B_LINE)
@@ -99,23 +96,6 @@ def show_found(state, found):
     if found != ZERO:
         shift = count(found - ONE) * _BITS_PER_HOST
         state.obs_bits = np.uint64(state.obs_bits) | (_BELIEF_PRIVILEGED << shift)
-
-
-@njit(forceinline=True)
-def write_bits(bits, num_bits, out):
-    """Write the lowest num_bits uint64 bits of a uint64 to the front of `out`, as numbers 0 and 1.
-
-    `out` has room for them. Bytes are looked up in a table: that is one wide load and store each.
-    """
-    num_bytes = num_bits >> _BYTE_SHIFT
-    for byte in range(num_bytes):
-        start = np.uint64(byte) << _BYTE_SHIFT
-        for bit in range(8):
-            out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
-        bits >>= _EIGHT
-    start = num_bytes << _BYTE_SHIFT
-    for bit in range(num_bits - start):
-        out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
 
 
 @njit(forceinline=True)
