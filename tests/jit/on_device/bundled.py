@@ -53,9 +53,9 @@ FLOATS = {
 
 
 # Goals of the grids are worth 1 - 0.9 * share, which devices compute without rounding in between.
-RETURNS_OF_FLOATS = {
-    name: ("episode_return", "last_return") for name in ("JitGridDoorKey-v0", "JitGridFourRooms-v0")
-}
+RETURNS_OF_FLOATS = dict.fromkeys(
+    ("JitGridDoorKey-v0", "JitGridFourRooms-v0"), ("episode_return", "last_return")
+)
 
 
 def check_step(found, expected):

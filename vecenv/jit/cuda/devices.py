@@ -7,6 +7,7 @@ waits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -187,6 +188,7 @@ def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
+@functools.cache
 def torch_dtype(dtype: Any) -> Any:
     """Return torch's dtype for one of NumPy's.
 

@@ -38,6 +38,9 @@ ARGUMENTS = (
     "final_obs",
     "masks",
     "faults",  # int64 (1,)
+    "over",  # bool (num_rows,), or 0: where a STEP ended the episode
+    "over_returns",  # float64 (num_rows,), or 0: its return there, else 0
+    "over_lengths",  # int64 (num_rows,), or 0: its length there, else 0
 )
 
 # What is noted in `faults`: one of these, shifted, and the number of the env.
@@ -82,6 +85,9 @@ def run_thread(
     final_obs,
     masks,
     faults,
+    over,
+    over_returns,
+    over_lengths,
 ):
     """Do one row of a job; see ARGUMENTS."""
     row = cuda.grid(1)
@@ -124,6 +130,13 @@ def run_thread(
     count = run_rows(batch, row, row + 1)
     if row_op == MASK and count != 0:
         fault = BAD_MASK
+    if op == STEP and over != 0:
+        is_over = bools_at(terminations, num_rows)[row] or bools_at(truncations, num_rows)[row]
+        bools_at(over, num_rows)[row] = is_over
+        if over_returns != 0:
+            run = runs_at(runs, num_envs)[env]
+            doubles_at(over_returns, num_rows)[row] = run["last_return"] if is_over else 0.0
+            ids_at(over_lengths, num_rows)[row] = run["last_length"] if is_over else 0
     if fault != 0:
         ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env
 

@@ -35,6 +35,12 @@ __all__ = ["CudaVectorEnv", "DeviceActions", "checked_tensor"]
 _FIELDS: Any = RUN_DTYPE.fields
 _WORD_BYTES = 8
 _PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
+_OF_A_CALL = (
+    "actions", "obs", "terminations", "truncations", "masks", "env_ids", "chosen", "over",
+    "over_returns", "over_lengths",
+)  # fmt: skip
+_NUMBERS_OF_A_CALL = "op", "num_rows", "rewards32", "rewards64"
+_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in (*_NUMBERS_OF_A_CALL, *_OF_A_CALL)])
 _seed_streams = cached_njit(random.seed_streams)
 
 
@@ -45,6 +51,14 @@ class Outputs(NamedTuple):
     rewards: torch.Tensor
     terminations: torch.Tensor
     truncations: torch.Tensor
+
+
+class Ended(NamedTuple):
+    """Which episodes a call with R rows ended, if anybody asks; see `driver.ARGUMENTS`."""
+
+    over: torch.Tensor | None
+    over_returns: torch.Tensor | None
+    over_lengths: torch.Tensor | None
 
 
 class CudaVectorEnv(VecEnv):
@@ -323,8 +337,7 @@ class CudaVectorEnv(VecEnv):
     def _step(self, actions: Any, out: Any) -> StepResult:
         self._raise_faults()
         outputs = self._new_outputs(self.num_envs) if out is None else self._slot(out)
-        self._run(STEP, self.num_envs, actions=actions, **outputs._asdict())
-        infos = self._end_infos(outputs, None)
+        infos = self._run_step(self.num_envs, actions, outputs)
         if out is None:
             obs, rewards, terminations, truncations = map(self._result, outputs)
             return obs, rewards, terminations, truncations, infos
@@ -356,40 +369,44 @@ class CudaVectorEnv(VecEnv):
         actions = torch.cat([part for _, part, _ in self._sent])
         outputs, chosen = self._new_outputs(count), env_ids[:count]
         rows = self._upload(chosen)
-        self._run(STEP, count, actions=actions[:count], env_ids=rows, **outputs._asdict())
+        infos = self._run_step(count, actions[:count], outputs, rows)
         num_left = len(env_ids) - count
         self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
-        infos = self._end_infos(outputs, rows)
         obs, rewards, terminations, truncations = map(self._result, outputs)
         return StepBatch(obs, rewards, terminations, truncations, infos, chosen)
 
-    def _end_infos(self, outputs: Outputs, rows: torch.Tensor | None) -> dict[str, Any]:
-        """Return the infos of a step of all envs, or of `rows`, int64 (R,).
+    def _run_step(
+        self, count: int, actions: Any, outputs: Outputs, rows: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """Step all envs, or those of `rows`, int64 (R,), and return the infos.
 
         They have the same keys after every step, as nobody waits to see whether an episode ended.
         """
-        infos: dict[str, Any] = {}
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        if self.episode_infos or is_same_step:
-            is_over = outputs.terminations | outputs.truncations
-            if self.episode_infos:
-                returns, lengths = self.last_returns, self.last_lengths
-                if rows is not None:
-                    returns, lengths = returns[rows], lengths[rows]
-                found = {"r": returns.where(is_over, 0.0), "l": lengths.where(is_over, 0)}
-                episode = {name: self._result(one) for name, one in found.items()}
-                infos = {"episode": episode, "_episode": self._result(is_over)}
-            if is_same_step:
-                final_obs = self.final_obs if rows is None else self.final_obs[rows]
-                infos = {
-                    **infos,
-                    "final_obs": self._result(final_obs),
-                    "_final_obs": self._result(is_over),
-                    "final_info": infos,
-                    "_final_info": self._result(is_over),
-                }
+        ended = Ended(None, None, None)
+        if self.episode_infos:
+            kinds = np.bool_, np.float64, np.int64
+            ended = Ended(*[self._empty((count,), kind) for kind in kinds])
+        elif is_same_step:
+            ended = Ended(self._empty((count,), np.bool_), None, None)
+        given = outputs._asdict() | ended._asdict()
+        self._run(STEP, count, actions=actions, env_ids=rows, **given)
+        infos: dict[str, Any] = {}
+        if self.episode_infos:
+            found = {"r": ended.over_returns, "l": ended.over_lengths}
+            episode = {name: self._result(one) for name, one in found.items()}
+            infos = {"episode": episode, "_episode": self._result(ended.over)}
+        if is_same_step:
+            final_obs = self.final_obs if rows is None else self.final_obs[rows]
+            infos = {
+                **infos,
+                "final_obs": self._result(final_obs),
+                "_final_obs": self._result(ended.over),
+                "final_info": infos,
+                "_final_info": self._result(ended.over),
+            }
         if self.mask_infos:
-            infos = self._with_masks(infos, rows, outputs.terminations.new_ones(len(outputs.obs)))
+            infos = self._with_masks(infos, rows, outputs.terminations.new_ones(count))
         return infos
 
     def observe(self, *, out: Any = None) -> Any:
@@ -417,7 +434,7 @@ class CudaVectorEnv(VecEnv):
 
         def write(obs: torch.Tensor) -> None:
             arguments[:] = self._arguments
-            for name in ("actions", "terminations", "truncations", "masks", "env_ids", "chosen"):
+            for name in _OF_A_CALL:
                 arguments[_PLACE[name]] = 0
             arguments[_PLACE["rewards32"]] = arguments[_PLACE["rewards64"]] = 0
             settings = {"op": OBSERVE, "num_rows": self.num_envs, "obs": obs.data_ptr()}
@@ -575,14 +592,15 @@ class CudaVectorEnv(VecEnv):
 
     def _run(self, op: int, num_rows: int, *, rewards: Any = None, **tensors: Any) -> None:
         """Launch one job; `tensors` are by the names of ARGUMENTS."""
-        arguments = self._arguments
-        arguments[_PLACE["op"]] = op
-        arguments[_PLACE["num_rows"]] = num_rows
-        for name in ("actions", "obs", "terminations", "truncations", "masks", "env_ids", "chosen"):
-            arguments[_PLACE[name]] = _address(tensors.get(name))
+        arguments, rewards_at = self._arguments, _address(rewards)
         is_float32 = rewards is not None and rewards.element_size() == 4
-        arguments[_PLACE["rewards32"]] = _address(rewards) if is_float32 else 0
-        arguments[_PLACE["rewards64"]] = 0 if is_float32 else _address(rewards)
+        arguments[_PLACES_OF_A_CALL] = [
+            op,
+            num_rows,
+            rewards_at if is_float32 else 0,
+            0 if is_float32 else rewards_at,
+            *[_address(tensors.get(name)) for name in _OF_A_CALL],
+        ]
         if num_rows:
             self._launch(num_rows, arguments)
 
@@ -650,24 +668,26 @@ def checked_tensor(
     import torch
 
     wanted = [torch_dtype(one) for one in dtypes]
+    if (
+        isinstance(tensor, torch.Tensor)
+        and tensor.device == device
+        and tensor.shape == shape
+        and tensor.dtype in wanted
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+    ):
+        return tensor
     listed = " or ".join(map(str, wanted))
     expected = f"expected a contiguous tensor {listed} {shape} on {device}"
     if not isinstance(tensor, torch.Tensor):
         raise SlotError(f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped")
-    if (
-        tensor.device != device
-        or tensor.shape != shape
-        or tensor.dtype not in wanted
-        or not tensor.is_contiguous()
-    ):
-        layout = "" if tensor.is_contiguous() else ", not contiguous"
-        raise SlotError(
-            f"out.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}; "
-            f"{expected}; nothing was stepped"
-        )
     if tensor.requires_grad:
-        raise SlotError(f"out.{name} requires gradients, {expected} without")
-    return tensor
+        raise SlotError(f"out.{name} requires gradients, {expected} without; nothing was stepped")
+    layout = "" if tensor.is_contiguous() else ", not contiguous"
+    raise SlotError(
+        f"out.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}; "
+        f"{expected}; nothing was stepped"
+    )
 
 
 class DeviceActions:
