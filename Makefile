@@ -79,6 +79,7 @@ test-gpu: $(VENV)/.installed-test $(VENV)/.installed-cuda  ## the tests that nee
 
 bench-gpu: $(VENV)/.installed-test $(VENV)/.installed-cuda  ## time envs and buffers on a CUDA device
 	PYTHONPATH=. $(RUN) benchmarks/gpu_envs.py $(GPU_ARGS)
+	PYTHONPATH=. $(RUN) benchmarks/gpu_ppo.py $(GPU_ARGS)
 	PYTHONPATH=. $(RUN) benchmarks/device.py $(GPU_ARGS)
 
 # What a device would run, without one: compiled for devices and measured, and run by the processor.

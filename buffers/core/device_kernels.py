@@ -103,6 +103,9 @@ class DeviceKernel:
         except ImportError as error:
             _say(f"kernels of our own need numba-cuda: {_INSTALL} ({error})", logging.INFO)
             return None
+        except Exception as error:  # it is not made for this NumPy, say
+            _say(f"numba-cuda can't be imported: {error!r}", logging.WARNING)
+            return None
         try:
             capability = torch.cuda.get_device_capability(index)
             with torch.cuda.device(index):
@@ -185,23 +188,20 @@ def _say(told: str, level: int) -> None:
 
 
 def _machine_code(text: str, capability: tuple[int, int]) -> bytes:
-    """What ptxas makes of PTX; the PTX where it is missing, for the driver of the device.
-
-    Raises:
-        RuntimeError: ptxas fails.
-    """
-    tool = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
-    if tool is None:
+    """What ptxas makes of PTX; where that fails the PTX, for the driver of the device."""
+    try:
+        tool = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+            source.write_text(text)
+            architecture = "-arch=sm_{}{}".format(*capability)
+            command = [tool, "-O3", architecture, str(source), "-o", str(target)]
+            # In a session of its own Ctrl-C does not reach it.
+            subprocess.run(command, capture_output=True, check=True, start_new_session=True)
+            return target.read_bytes()
+    except Exception as error:
+        _logger.debug("ptxas: %r; the driver of the device has to compile", error)
         return text.encode() + b"\0"
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(text)
-        major, minor = capability
-        command = [tool, "-O3", f"-arch=sm_{major}{minor}", str(source), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
-        return target.read_bytes()
 
 
 def _load(name: str, code: bytes) -> tuple[Any, Any]:

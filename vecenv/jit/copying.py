@@ -54,11 +54,12 @@ def _can_convert(given: Any, wanted: Any) -> bool:
 
 
 def write_bits(bits, num_bits, out):
-    """Write the lowest num_bits uint64 bits of a uint64 to the front of `out`, as numbers 0 and 1.
+    """Write the lowest num_bits bits, 64 at most, of a uint64 as numbers 0 and 1.
 
-    `out` (N,) of any number type has room for them.
+    They go to the front of `out` (N,), of any number type, which has room for them.
     """
-    for bit in range(num_bits):
+    bits = np.uint64(bits)
+    for bit in range(np.uint64(num_bits)):
         out[np.uint64(bit)] = (bits >> np.uint64(bit)) & _ONE
 
 
@@ -66,6 +67,7 @@ def write_bits(bits, num_bits, out):
 def _write_bits(bits, num_bits, out):
     def by_table(bits, num_bits, out):
         """Look bytes up in a table: that is one wide load and store each."""
+        bits, num_bits = np.uint64(bits), np.uint64(num_bits)
         num_bytes = num_bits >> _BYTE_SHIFT
         for byte in range(num_bytes):
             start = np.uint64(byte) << _BYTE_SHIFT

@@ -60,6 +60,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(device_kernels, "_cuda", lambda: None)
     device_kernels._say.cache_clear()
     monkeypatch.setattr(DeviceKernel, "ptx", lambda self, capability: f"{self.name} {capability}")
+    monkeypatch.setattr(device_kernels, "_machine_code", lambda text, _: f"code of {text}".encode())
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
     state = {"capturing": False}
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.inference_mode(False))
@@ -79,7 +80,7 @@ def test_a_launch_goes_to_the_current_stream_with_each_argument_at_its_address(d
         assert launch is not None
         driver.context = context
         launch(300, numbers[4:], 296, 0.5)
-    assert driver.code == [b"scale_thread (9, 1)\0"]  # compiled once
+    assert driver.code == [b"code of scale_thread (9, 1)"]  # compiled once
     assert driver.entries == [("module", b"buffers_kernel")]
     sizes = [3, 1, 1, 128, 1, 1, 0]
     assert driver.launches == [("function", sizes, 77, 0, numbers.data_ptr() + 16, 296, 0.5)] * 2
@@ -121,6 +122,25 @@ def test_without_numba_cuda_torch_has_to_do(driver, monkeypatch, caplog):
     assert not driver.code
 
 
+def test_numba_cuda_that_cannot_be_imported_is_told_and_torch_has_to_do(
+    driver, monkeypatch, caplog
+):
+    def broken():
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(device_kernels, "_cuda", broken)
+    assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
+    assert "numba-cuda can't be imported" in caplog.text
+    assert "row_stack" in caplog.text
+
+
+@pytest.mark.parametrize("tool", [None, "/bin/false", "/there/is/none"])
+def test_where_ptxas_fails_the_driver_gets_ptx(tool, monkeypatch):
+    found = types.SimpleNamespace(find_nvidia_binary_utility=lambda name: tool)
+    monkeypatch.setitem(importlib.import_module("sys").modules, "cuda.pathfinder", found)
+    assert device_kernels._machine_code("text", (9, 0)) == b"text\0"
+
+
 def test_memory_of_the_cpu_has_no_kernels():
     assert DeviceKernel(scale_thread, KINDS).on(torch.device("cpu")) is None
 
@@ -130,6 +150,7 @@ def test_a_kernel_is_compiled_without_a_device():
     kernel = DeviceKernel(scale_thread, KINDS)
     text = kernel.ptx((8, 0))
     assert ".target sm_80" in text
+    assert device_kernels._machine_code(text, (8, 0)).startswith(b"\x7fELF")
     head = text[text.index(".visible .entry buffers_kernel(") :].partition(")")[0]
     assert [line.split()[1] for line in head.splitlines()[1:] if line] == [".u64", ".u64", ".f32"]
     from device_kernels import lowered  # of the tests

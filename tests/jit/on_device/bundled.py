@@ -52,10 +52,8 @@ FLOATS = {
 }  # fmt: skip
 
 
-# Goals of the grids are worth 1 - 0.9 * share, which devices compute without rounding in between.
-RETURNS_OF_FLOATS = dict.fromkeys(
-    ("JitGridDoorKey-v0", "JitGridFourRooms-v0"), ("episode_return", "last_return")
-)
+# Goals of these are worth 1 - 0.9 * share, which devices compute without rounding in between.
+RETURNS_ARE_FLOATS = {"JitGridDoorKey-v0", "JitGridFourRooms-v0"}
 
 
 def check_step(found, expected):
@@ -75,6 +73,18 @@ def check_agents(device, cpu, found, expected):
             final = expected[4]["final_obs"][row]
             np.testing.assert_array_equal(found[4]["final_obs"][row], final)
     return over
+
+
+def check_infos(found, expected):
+    """The same of infos of a step: those of the device have all envs, those of the CPU some."""
+    over = expected.get("_episode", np.zeros(len(found["_episode"]), np.bool_))
+    np.testing.assert_array_equal(found["_episode"].cpu(), over)
+    for name in "rl":
+        values = expected["episode"][name] if "episode" in expected else np.zeros(len(over))
+        wanted = np.where(over, values, 0)
+        np.testing.assert_array_equal(found["episode"][name].cpu(), wanted, name)
+    if "_final_obs" in found:
+        np.testing.assert_array_equal(found["_final_obs"].cpu(), over)
 
 
 def check_states(found, expected, nearly=()):

@@ -86,6 +86,18 @@ def test_machine_code_is_kept_on_disk_and_made_anew_for_other_kernels(tmp_path, 
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+@pytest.mark.parametrize("tool", [None, "/bin/false", "/there/is/none"])
+def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "_cache_folder", lambda: tmp_path)
+    from cuda import pathfinder
+
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: tool)
+    code = compiler.kept_code(MAKERS["cartpole"](1).kernels, None, (9, 0))
+    assert b".target sm_90" in code
+    assert code.endswith(b"\0")
+    assert not list(tmp_path.iterdir())
+
+
 # What a driver of NVIDIA's would be called with: it writes that to its output.
 _DRIVER = r"""
 #include <dlfcn.h>

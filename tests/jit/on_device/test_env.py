@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
+from jit.on_device.bundled import check_infos
 from jit.on_device.host_device import HostDevice, use
 from jit.on_device.recorded import count_differences, load_trace
 from jit.toy_env import PARAMS, TOY
@@ -92,7 +93,7 @@ def test_sends_and_receives_are_those_of_the_cpu():
     cpu, device = pair(episode_infos=True)
     cpu.reset(seed=1)
     device.reset(seed=1)
-    rng = np.random.default_rng(1)
+    rng, num_ended = np.random.default_rng(1), 0
     for _ in range(12):
         order = rng.permutation(N)
         cut = int(rng.integers(1, N + 1))
@@ -105,6 +106,9 @@ def test_sends_and_receives_are_those_of_the_cpu():
             most = int(rng.integers(1, N + 1))
             expected, found = cpu.recv(max_envs=most), device.recv(max_envs=most)
             assert_same([*found[:4], found.env_ids], [*expected[:4], expected.env_ids])
+            check_infos(found.infos, expected.infos)
+            num_ended += len(expected.infos)
+    assert num_ended
     assert_same_state(device, cpu)
 
 

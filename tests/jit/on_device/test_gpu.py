@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jit.on_device.bundled import FLOATS, MAKERS, RETURNS_OF_FLOATS, ZOO, check_states
+from jit.on_device.bundled import FLOATS, MAKERS, RETURNS_ARE_FLOATS, ZOO, check_infos, check_states
 from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 import vecenv
@@ -62,7 +62,28 @@ def test_steps_are_those_of_the_processor(name):
         if is_float:
             device.load_state_dict(cpu.state_dict())
     device.check()
-    check_states(device.state_dict(), cpu.state_dict(), RETURNS_OF_FLOATS.get(name, ()))
+    nearly = ("episode_return", "last_return") if name in RETURNS_ARE_FLOATS else ()
+    check_states(device.state_dict(), cpu.state_dict(), nearly)
+    device.close()
+    cpu.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_infos_are_those_of_the_processor(mode):
+    rng = np.random.default_rng(0)
+    cpu, device = pair("cage2 memory", 256, autoreset_mode=mode, episode_infos=True)
+    cpu.reset(seed=7)
+    device.reset(seed=7)
+    num_ended = 0
+    for _ in range(120):
+        actions = rng.integers(0, cpu.single_action_space.n, 256)
+        expected, found = cpu.step(actions), device.step(actions)
+        check_infos(found[4], expected[4])
+        over = expected[2] | expected[3]
+        num_ended += over.sum()
+        if mode == "SameStep":
+            np.testing.assert_array_equal(array(found[4]["final_obs"])[over], cpu.final_obs[over])
+    assert num_ended > 256
     device.close()
     cpu.close()
 

@@ -4,14 +4,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jit.on_device.bundled import MAKERS, ZOO, check_agents, check_states, check_step
+from gymnasium.spaces import Box, Discrete
+from jit.on_device.bundled import (
+    MAKERS,
+    ZOO,
+    check_agents,
+    check_infos,
+    check_states,
+    check_step,
+)
 from jit.on_device.host_device import use
 from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
+from vecenv.jit import EnvKernels
 from vecenv.jit.binding import uncompiled
+from vecenv.jit.copying import write_bits
 from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.jit.random import next_word
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -50,7 +61,7 @@ def test_every_bit_is_that_of_the_processor(name):
     rng = np.random.default_rng(0)
     num_steps = 60 if name.startswith("cage4") else NUM_STEPS
     for mode in MODES:
-        options = {"autoreset_mode": mode, **LIMITS.get(name, {})}
+        options = {"autoreset_mode": mode, "episode_infos": True, **LIMITS.get(name, {})}
         cpu = MAKERS[name](NUM_ENVS, **options)
         with uncompiled():
             device = CudaVectorEnv(MAKERS[name](1, **options), NUM_ENVS)
@@ -58,9 +69,10 @@ def test_every_bit_is_that_of_the_processor(name):
         np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), obs)
         num_ended = 0
         for _ in range(num_steps):
-            expected, _ = step_both(cpu, device, rng)
+            expected, found = step_both(cpu, device, rng)
             over = expected[2] | expected[3]
             num_ended += over.sum()
+            check_infos(found[4], expected[4])
             if mode == "SameStep":
                 np.testing.assert_array_equal(device.final_obs[over], cpu.final_obs[over])
             if mode == "Disabled" and over.any():
@@ -71,6 +83,34 @@ def test_every_bit_is_that_of_the_processor(name):
         check_states(device.state_dict(), cpu.state_dict())
         device.close()
         cpu.close()
+
+
+@pytest.mark.parametrize("num_bits", [3, 11, 52])
+def test_bits_are_written_wherever_rows_lie(num_bits):
+    """In fours from the first place on that lies at a multiple of 16 bytes; that of rows varies."""
+
+    def reset(state, rng):
+        state.bits = next_word(rng)
+
+    def step(state, action, rng):
+        state.bits = next_word(rng)
+        return 0.0, False, False
+
+    def observe(state, out):
+        write_bits(np.uint64(state.bits), np.uint64(num_bits), out)
+
+    space = Box(0, 1, (num_bits,), np.float32)
+    kernels = EnvKernels(
+        [("bits", np.uint64)], space, Discrete(2), reset, step, observe, name="bits"
+    )
+    with uncompiled():
+        device = CudaVectorEnv(kernels, NUM_ENVS)
+    obs = device.reset(seed=1)[0].numpy()
+    for _ in range(3):
+        words = device.state_dict()["states"]["bits"]
+        np.testing.assert_array_equal(obs, words[:, None] >> np.arange(num_bits, dtype="u8") & 1)
+        obs = device.step(np.zeros(NUM_ENVS, np.int64))[0].numpy()
+    assert 0.4 < obs.mean() < 0.6
 
 
 @pytest.mark.parametrize("name", [*ZOO][::3])

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from llvmlite import ir
+from numba import __version__ as numba_version
 from numba import config, from_dtype, njit
 from numba import types as numba_types
 
@@ -162,6 +163,11 @@ def _prepare() -> Any:
             f"compiled envs on a CUDA device need numba-cuda: {_INSTALL} ({error})",
             name="numba_cuda",
         ) from error
+    except Exception as error:  # it is not made for this NumPy, say
+        raise DeviceError(
+            f"numba-cuda can't be imported beside numpy {np.__version__} and numba "
+            f"{numba_version}: {error!r}; install other versions of them"
+        ) from error
     if is_simulated():
         return cuda
     extending, ufuncs = _module("numba.cuda.extending"), _module("numba.cuda.ufuncs")
@@ -190,13 +196,15 @@ def _overload_write_bits(extending: Any) -> None:
         return context.make_array(array_type)(context, builder, array).data
 
     @extending.intrinsic
-    def is_aligned(typingctx, out):
-        def codegen(context, builder, signature, args):
-            word = context.get_value_type(numba_types.intp)
-            place = builder.ptrtoint(address(context, builder, out, args[0]), word)
-            return builder.icmp_unsigned("==", builder.and_(place, word(15)), word(0))
+    def num_before_four(typingctx, out):
+        """How many numbers come before the first that lies at a multiple of 16 bytes, uint64."""
 
-        return numba_types.boolean(out), codegen
+        def codegen(context, builder, signature, args):
+            word = context.get_value_type(numba_types.uint64)
+            place = builder.ptrtoint(address(context, builder, out, args[0]), word)
+            return builder.lshr(builder.and_(builder.neg(place), word(15)), word(2))
+
+        return numba_types.uint64(out), codegen
 
     @extending.intrinsic
     def store_four(typingctx, out, start, a, b, c, d):
@@ -220,16 +228,20 @@ def _overload_write_bits(extending: Any) -> None:
             return copying.write_bits
 
         def by_four(bits, num_bits, out):
-            done = np.uint64(0)
-            if is_aligned(out):
-                while done + step <= num_bits:
-                    a, b = np.float32(bits & one), np.float32((bits >> one) & one)
-                    c = np.float32((bits >> np.uint64(2)) & one)
-                    d = np.float32((bits >> np.uint64(3)) & one)
-                    store_four(out, done, a, b, c, d)
-                    bits >>= step
-                    done += step
-            while done < num_bits:
+            bits, end, done = np.uint64(bits), np.uint64(num_bits), np.uint64(0)
+            first = min(num_before_four(out), end)
+            while done < first:
+                out[done] = np.float32(bits & one)
+                bits >>= one
+                done += one
+            while done + step <= end:
+                a, b = np.float32(bits & one), np.float32((bits >> one) & one)
+                c = np.float32((bits >> np.uint64(2)) & one)
+                d = np.float32((bits >> np.uint64(3)) & one)
+                store_four(out, done, a, b, c, d)
+                bits >>= step
+                done += step
+            while done < end:
                 out[done] = np.float32(bits & one)
                 bits >>= one
                 done += one
@@ -275,7 +287,8 @@ def require() -> None:
     _prepare()
 
 
-_OWN = (driver.run_thread, run_rows, *driver.CHECKS)  # what is bound to the kernels
+# What is bound to the kernels, and what this module puts in their place.
+_OWN = (driver.run_thread, run_rows, *driver.CHECKS, Path(__file__).read_bytes())
 _programs: dict[str, Program] = {}
 
 
@@ -517,7 +530,13 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
         source.write_text(text)
         major, minor = capability
         command = [tool, "-v", "-O3", f"-arch=sm_{major}{minor}", str(source), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # so that Ctrl-C does not reach it
+        )
         if done.returncode != 0:
             raise DeviceError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
         return target.read_bytes(), done.stdout + done.stderr
@@ -583,7 +602,7 @@ def resources(report: str) -> Resources:
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
     """Return machine code of the driver with these kernels, from disk, or made now and put there.
 
-    Where ptxas is missing, return PTX, which the driver of the device compiles.
+    Where ptxas is missing or fails, return PTX, which the driver of the device compiles.
     """
     _prepare()
     folder = _cache_folder()
@@ -594,7 +613,7 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     text = ptx(lower(kernels, params), capability)
     try:
         code, _ = machine_code(text, capability)
-    except DeviceError:
+    except (DeviceError, OSError):
         return text.encode() + b"\0"
     if not is_lasting(key):
         return code

@@ -39,8 +39,8 @@ _OF_A_CALL = (
     "actions", "obs", "terminations", "truncations", "masks", "env_ids", "chosen", "over",
     "over_returns", "over_lengths",
 )  # fmt: skip
-_NUMBERS_OF_A_CALL = "op", "num_rows", "rewards32", "rewards64"
-_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in (*_NUMBERS_OF_A_CALL, *_OF_A_CALL)])
+_FIRST_OF_A_CALL = "op", "num_rows", "rewards32", "rewards64"
+_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in (*_FIRST_OF_A_CALL, *_OF_A_CALL)])
 _seed_streams = cached_njit(random.seed_streams)
 
 
@@ -51,14 +51,6 @@ class Outputs(NamedTuple):
     rewards: torch.Tensor
     terminations: torch.Tensor
     truncations: torch.Tensor
-
-
-class Ended(NamedTuple):
-    """Which episodes a call with R rows ended, if anybody asks; see `driver.ARGUMENTS`."""
-
-    over: torch.Tensor | None
-    over_returns: torch.Tensor | None
-    over_lengths: torch.Tensor | None
 
 
 class CudaVectorEnv(VecEnv):
@@ -383,27 +375,27 @@ class CudaVectorEnv(VecEnv):
         They have the same keys after every step, as nobody waits to see whether an episode ended.
         """
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        ended = Ended(None, None, None)
+        ended: dict[str, torch.Tensor] = {}
+        if self.episode_infos or is_same_step:
+            ended["over"] = self._empty((count,), np.bool_)
         if self.episode_infos:
-            kinds = np.bool_, np.float64, np.int64
-            ended = Ended(*[self._empty((count,), kind) for kind in kinds])
-        elif is_same_step:
-            ended = Ended(self._empty((count,), np.bool_), None, None)
-        given = outputs._asdict() | ended._asdict()
+            ended["over_returns"] = self._empty((count,), np.float64)
+            ended["over_lengths"] = self._empty((count,), np.int64)
+        given = outputs._asdict() | ended
         self._run(STEP, count, actions=actions, env_ids=rows, **given)
         infos: dict[str, Any] = {}
         if self.episode_infos:
-            found = {"r": ended.over_returns, "l": ended.over_lengths}
+            found = {"r": ended["over_returns"], "l": ended["over_lengths"]}
             episode = {name: self._result(one) for name, one in found.items()}
-            infos = {"episode": episode, "_episode": self._result(ended.over)}
+            infos = {"episode": episode, "_episode": self._result(ended["over"])}
         if is_same_step:
             final_obs = self.final_obs if rows is None else self.final_obs[rows]
             infos = {
                 **infos,
                 "final_obs": self._result(final_obs),
-                "_final_obs": self._result(ended.over),
+                "_final_obs": self._result(ended["over"]),
                 "final_info": infos,
-                "_final_info": self._result(ended.over),
+                "_final_info": self._result(ended["over"]),
             }
         if self.mask_infos:
             infos = self._with_masks(infos, rows, outputs.terminations.new_ones(count))

@@ -1,0 +1,76 @@
+"""Steps per second of whole PPO updates on a CUDA device, envs and learner there.
+
+    python benchmarks/gpu_ppo.py
+
+Without a CUDA device it says so and measures nothing. CAGE 2, 64-64 networks, without masks; the
+trainer is that of `examples/ppo.py`, with CUDA graphs and gradients by autograd. The first five
+updates are not counted; then whole updates, and the parts by themselves, are timed five times each.
+A step is one step of one env in whole updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from measure import machine, markdown_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import ppo
+
+WARM_UP = REPETITIONS = 5
+# Products, envs, steps, passes, minibatches of a pass.
+CASES: tuple[tuple[Any, int, int, int, int], ...] = (
+    ("float32", 16_384, 64, 4, 8),
+    ("bfloat16", 16_384, 64, 4, 8),
+    ("float32", 16_384, 64, 1, 8),
+    ("bfloat16", 16_384, 64, 1, 8),
+)
+
+
+def time_calls(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, until the device is done."""
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(REPETITIONS):
+        call()
+    torch.cuda.synchronize()
+    return 1e3 * (perf_counter() - begin) / REPETITIONS
+
+
+def time_case(dtype: Any, num_envs: int, num_steps: int, epochs: int, batches: int) -> list[str]:
+    options = ppo.Options(
+        "vecenv:Cage2-v0", num_envs=num_envs, num_steps=num_steps, total_steps=10**9,
+        num_epochs=epochs, num_minibatches=batches, masks=False, dtype=dtype, device="cuda",
+        compile="off", graphs="on",
+    )  # fmt: skip
+    envs = ppo.make_envs(options, num_envs, on_device=True)
+    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options).to("cuda"))
+    for _ in range(WARM_UP):
+        trainer.update()
+    update = time_calls(trainer.update)
+    parts = [time_calls(part) for part in (trainer.collect, trainer.learn)]
+    envs.close()
+    rate = num_envs * num_steps / update / 1e3
+    sizes = f"{num_envs:,} × {num_steps}", str(epochs), str(batches)
+    return [dtype, *sizes, *(f"{one:.1f}" for one in (update, *parts, rate))]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description="Time PPO updates on a CUDA device.").parse_known_args()
+    if not torch.cuda.is_available():
+        print("torch sees no CUDA device: nothing was measured")
+        return
+    print(torch.cuda.get_device_name(), machine("numpy", "torch", "numba"), sep="\n")
+    header = ["products", "rollout", "passes", "minibatches"]
+    header += ["update, ms", "rollout, ms", "passes, ms", "M steps/s"]
+    print(markdown_table(header, [time_case(*case) for case in CASES]))
+
+
+if __name__ == "__main__":
+    main()
