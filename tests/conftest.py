@@ -97,6 +97,29 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return group_of(nodeid)
 
+        def remove_node(self, node):
+            """Hand on what a process that has ended leaves, but the test that ended it.
+
+            xdist 3.8 hands that on, too, and groups that are done, for whose end it waits forever.
+            """
+            groups = self.assigned_work.pop(node)
+            left = [
+                (group, test)
+                for group, tests in groups.items()
+                for test, is_done in tests.items()
+                if not is_done
+            ]
+            if not left:
+                return None
+            group, ended_by = left[0]
+            groups[group][ended_by] = True
+            self.workqueue.update(
+                {name: tests for name, tests in groups.items() if not all(tests.values())}
+            )
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return ended_by
+
     config.option.loadscopereorder = False  # the order of `LONGEST`, not by number of tests
     return ByGroup(config, log)
 
