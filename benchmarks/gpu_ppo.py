@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from measure import machine, markdown_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import ppo
+ppo: Any = import_module("ppo")
 
 WARM_UP = REPETITIONS = 5
 # Products, envs, steps, passes, minibatches of a pass.

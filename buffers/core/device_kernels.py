@@ -155,19 +155,20 @@ def _cuda() -> Any:
     Raises:
         ImportError: It is not there, or its simulator takes its place.
     """
+    numpy: Any = np
     is_lacking = not hasattr(np, "row_stack")
     try:
         with warnings.catch_warnings():  # NumPy 2.5 warns of numba-cuda 0.30, and lacks `row_stack`
             warnings.simplefilter("ignore")
             if is_lacking:
-                vars(np)["row_stack"] = np.vstack
+                numpy.row_stack = np.vstack
             importlib.import_module("numba_cuda")
             importlib.import_module("numba.cuda.compiler")  # which the simulator does not have
             importlib.import_module("numba.cuda.np.arrayobj")
             return importlib.import_module("numba.cuda")
     finally:
         if is_lacking:
-            vars(np).pop("row_stack", None)
+            del numpy.row_stack
 
 
 def _numba_type(kind: str) -> Any:

@@ -98,6 +98,29 @@ def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+_LATER_NUMPY = """
+import numpy as np
+import vecenv.jit
+from buffers.core import device_kernels
+
+vars(np).pop("row_stack", None)  # as of NumPy 2.5
+if {first!r} == "vecenv":
+    vecenv.jit.cuda.compiler.require()
+else:
+    device_kernels._cuda()
+assert not hasattr(np, "row_stack")
+from numba.cuda.np import arrayobj
+"""
+
+
+@pytest.mark.parametrize("first", ["vecenv", "buffers"])
+def test_numba_cuda_is_imported_beside_a_later_numpy(first):
+    program = "import vecenv.jit.cuda.compiler\n" + _LATER_NUMPY.format(first=first)
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # What a driver of NVIDIA's would be called with: it writes that to its output.
 _DRIVER = r"""
 #include <dlfcn.h>

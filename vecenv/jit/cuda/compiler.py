@@ -252,16 +252,17 @@ def _overload_write_bits(extending: Any) -> None:
 @contextlib.contextmanager
 def _earlier_numpy() -> Iterator[None]:
     """Let numba-cuda 0.30 be imported beside NumPy 2.5, which warns, and lacks `row_stack`."""
+    numpy: Any = np
     is_lacking = not hasattr(np, "row_stack")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if is_lacking:
-                vars(np)["row_stack"] = np.vstack
+                numpy.row_stack = np.vstack
             yield
     finally:
         if is_lacking:
-            vars(np).pop("row_stack", None)
+            del numpy.row_stack
 
 
 @contextlib.contextmanager
