@@ -22,7 +22,7 @@ LOWEST_ARGS ?=
 # The revision that `make against` measures this tree against, and options of benchmarks/against.py.
 REV ?= HEAD
 AGAINST_ARGS ?=
-# Options of benchmarks/gpu_envs.py and benchmarks/device.py.
+# Options of benchmarks/gpu_envs.py, gpu_ppo.py and device.py: each takes its own of them.
 GPU_ARGS ?=
 
 VENV := .venv

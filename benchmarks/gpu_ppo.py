@@ -4,27 +4,26 @@
 
 Without a CUDA device it says so and measures nothing. CAGE 2, 64-64 networks, without masks; the
 trainer is that of `examples/ppo.py`, with CUDA graphs and gradients by autograd. The first five
-updates are not counted; then whole updates, and the parts by themselves, are timed five times each.
-A step is one step of one env in whole updates.
+updates are not counted; then whole updates, and the parts by themselves, are timed nine times each,
+until the device is done (medians). A step is one step of one env in whole updates.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
+from gpu_envs import time_calls
 from measure import machine, markdown_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 ppo: Any = import_module("ppo")
 
-WARM_UP = REPETITIONS = 5
+WARM_UP = 5  # updates, until all is captured
 # Products, envs, steps, passes, minibatches of a pass.
 CASES: tuple[tuple[Any, int, int, int, int], ...] = (
     ("float32", 16_384, 64, 4, 8),
@@ -32,16 +31,6 @@ CASES: tuple[tuple[Any, int, int, int, int], ...] = (
     ("float32", 16_384, 64, 1, 8),
     ("bfloat16", 16_384, 64, 1, 8),
 )
-
-
-def time_calls(call: Callable[[], object]) -> float:
-    """Milliseconds of a call, until the device is done."""
-    torch.cuda.synchronize()
-    begin = perf_counter()
-    for _ in range(REPETITIONS):
-        call()
-    torch.cuda.synchronize()
-    return 1e3 * (perf_counter() - begin) / REPETITIONS
 
 
 def time_case(dtype: Any, num_envs: int, num_steps: int, epochs: int, batches: int) -> list[str]:
@@ -54,12 +43,12 @@ def time_case(dtype: Any, num_envs: int, num_steps: int, epochs: int, batches: i
     trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options).to("cuda"))
     for _ in range(WARM_UP):
         trainer.update()
-    update = time_calls(trainer.update)
-    parts = [time_calls(part) for part in (trainer.collect, trainer.learn)]
+    calls = trainer.update, trainer.collect, trainer.learn
+    times = [time_calls(call, torch.cuda.synchronize)[1] for call in calls]
     envs.close()
-    rate = num_envs * num_steps / update / 1e3
+    rate = num_envs * num_steps / times[0] / 1e6
     sizes = f"{num_envs:,} × {num_steps}", str(epochs), str(batches)
-    return [dtype, *sizes, *(f"{one:.1f}" for one in (update, *parts, rate))]
+    return [dtype, *sizes, *(f"{1e3 * one:.1f}" for one in times), f"{rate:.1f}"]
 
 
 def main() -> None:

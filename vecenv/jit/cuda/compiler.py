@@ -185,10 +185,7 @@ def _prepare() -> Any:
 
 
 def _overload_write_bits(extending: Any) -> None:
-    """Let threads, whose rows lie apart, store four numbers at once: each store is a transaction.
-
-    A table in constant memory, as of the CPU, would be read one thread after the other.
-    """
+    """Let threads store four numbers at once: their rows lie apart, so each store is one sector."""
     cgutils = _module("numba.cuda.cgutils")
     four = ir.VectorType(ir.FloatType(), 4)
 

@@ -426,9 +426,7 @@ class CudaVectorEnv(VecEnv):
 
         def write(obs: torch.Tensor) -> None:
             arguments[:] = self._arguments
-            for name in _OF_A_CALL:
-                arguments[_PLACE[name]] = 0
-            arguments[_PLACE["rewards32"]] = arguments[_PLACE["rewards64"]] = 0
+            arguments[_PLACES_OF_A_CALL] = 0
             settings = {"op": OBSERVE, "num_rows": self.num_envs, "obs": obs.data_ptr()}
             for name, value in settings.items():
                 arguments[_PLACE[name]] = value
