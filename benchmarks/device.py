@@ -14,7 +14,10 @@ device as `torch.cuda.set_sync_debug_mode` warns of them. "MB" are the bytes of 
 of what is added, and GB/s the same over the device's time: read and written once each they cost
 twice that.
 
-"out=" overwrites a batch, "graph" replays a captured `sample(out=)`. Beside the draws stand a bare
+"out=" overwrites a batch, "graph" replays a captured `sample(out=)`, "ten in a graph" ten of them,
+per draw: replaying a graph that draws random numbers costs the host about 35 µs, which is more than
+what the device has to do. "draw and update" is a captured draw by priority with the
+`update_priorities` of what was drawn. Beside the draws stand a bare
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
 TorchRL's buffer on the device where it is installed. Adds are of arrays of the host; those of
 "tensors" are on the device already. "busy" adds are those behind a queue of matrix products of a
@@ -65,6 +68,7 @@ OBS, ACTIONS = Box(-np.inf, np.inf, (52,), np.float32), Discrete(7)
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
 NUM_ENVS, NUM_STEPS = 2048, 128
 SIZES = 256, 4_096, 65_536  # of batches
+TEN = 10  # draws in one graph
 
 
 class Timer:
@@ -78,18 +82,23 @@ class Timer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def measure(self, name: str, call: Callable[[], object], num_bytes: int = 0) -> None:
+    def measure(
+        self, name: str, call: Callable[[], object], num_bytes: int = 0, parts: int = 1
+    ) -> None:
+        """Time a call that does `parts` times what is of interest, and is counted so often."""
         for _ in range(3):
             call()
         count = max(1, min(10_000, int(self._seconds / max(self._run(call, 3)[1], 1e-7))))
         times = [self._run(call, count) for _ in range(self._repetitions)]
-        host, device = (sorted(1e6 * one for one in column) for column in zip(*times, strict=True))
+        columns = zip(*times, strict=True)
+        host, device = (sorted(1e6 / parts * one for one in column) for column in columns)
         median = statistics.median(device)
         launches, waits = self._counts(call)
         rate = f"{num_bytes / median / 1e3:.4g}" if num_bytes else ""
         self.rows.append([
             name, f"{statistics.median(host):.4g}", f"{median:.4g}",
-            f"{device[0]:.4g} to {device[-1]:.4g}", str(launches), str(waits),
+            f"{device[0]:.4g} to {device[-1]:.4g}", f"{launches / parts:.4g}",
+            f"{waits / parts:.4g}",
             f"{num_bytes / 1e6:.4g}" if num_bytes else "", rate,
         ])  # fmt: skip
         print("  ".join(self.rows[-1]), flush=True)
@@ -207,6 +216,15 @@ def time_replay(timer: Timer, capacity: int, options: dict[str, Any]) -> None:
         timer.measure(
             f"prioritized: update {batch_size}", partial(per.update_priorities, indices, errors)
         )
+        if timer.device.type == "cuda":
+            out = per.new_batch(batch_size)
+
+            def draw_and_update(out: Any = out, errors: torch.Tensor = errors) -> None:
+                per.sample(len(errors), out)
+                per.update_priorities(out.indices, errors)
+
+            replay = captured(per, draw_and_update)
+            timer.measure(f"prioritized: draw and update {batch_size}, graph", replay)
     tensors = {name: torch.from_numpy(column).to(timer.device) for name, column in columns.items()}
     for name, buffer in buffers.items():
         time_tensor_adds(timer, name, buffer, tensors, size)
@@ -220,11 +238,24 @@ def time_tensor_adds(
     buffer.reserve_final_obs(buffer.capacity + NUM_ENVS)  # nothing, if they are not kept apart
     add = partial(buffer.add, **tensors)
     timer.measure(f"{name}: add 2048 tensors", add, size)
+    if timer.device.type == "cuda" and name != "per env":  # its adds go through the host
+        timer.measure(f"{name}: add 2048 tensors, graph", captured(buffer, add), size)
+
+
+def time_large_adds(timer: Timer, options: dict[str, Any]) -> None:
+    """Time adds of 64 MB on the device, beside a copy of as many bytes."""
+    count = 150_000
+    buffer = SharedReplayBuffer(2 * count, OBS, ACTIONS, **options)
+    columns = make_columns(count)
+    tensors = {name: torch.from_numpy(column).to(timer.device) for name, column in columns.items()}
+    size = bytes_of(columns)
+    add = partial(buffer.add, **tensors)
+    timer.measure(f"shared: add {count} tensors", add, size)
     if timer.device.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            add()
-        timer.measure(f"{name}: add 2048 tensors, graph", graph.replay, size)
+        timer.measure(f"shared: add {count} tensors, graph", captured(buffer, add), size)
+    source = torch.zeros(size, dtype=torch.uint8, device=timer.device)
+    target = torch.zeros_like(source)
+    timer.measure("copy of as many bytes on the device", lambda: target.copy_(source), size)
 
 
 def time_images(timer: Timer, capacity: int, options: dict[str, Any]) -> None:
@@ -246,8 +277,10 @@ def time_draws(
         in_place = partial(buffer.sample, size, out)
         timer.measure(f"{name}: sample {size}, out=", in_place, size * row_bytes)
         if timer.device.type == "cuda":
-            replay = captured(buffer, size, out)
+            replay = captured(buffer, in_place)
             timer.measure(f"{name}: sample {size}, graph", replay, size * row_bytes)
+            replay = captured(buffer, in_place, TEN)
+            timer.measure(f"{name}: sample {size}, ten in a graph", replay, size * row_bytes, TEN)
 
 
 def time_others(
@@ -289,11 +322,12 @@ def time_others(
         timer.measure(f"{name}: TorchRL, sample {size}", call, size * row_bytes)
 
 
-def captured(buffer: Any, size: int, out: Any) -> Callable[[], object]:
+def captured(buffer: Any, call: Callable[[], object], times: int = 1) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(buffer.generator)
     with torch.cuda.graph(graph):
-        buffer.sample(size, out)
+        for _ in range(times):
+            call()
     return graph.replay
 
 
@@ -404,6 +438,7 @@ def main() -> None:
     timer = Timer(device, arguments.repetitions, arguments.seconds)
     options = {"device": device, "seed": 0, "staged": True}
     time_replay(timer, arguments.capacity, options)
+    time_large_adds(timer, options)
     time_images(timer, arguments.capacity, options)
     time_episodes(timer, options)
     for num_envs in (256, NUM_ENVS, 16_384):
