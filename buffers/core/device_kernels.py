@@ -29,7 +29,7 @@ import torch
 
 from buffers.core.interrupts import interrupts_later
 
-__all__ = ["DeviceKernel", "Lowered"]
+__all__ = ["DeviceKernel", "Launch", "Lowered"]
 
 _BLOCK_SIZE = 128  # threads
 _ENTRY = "buffers_kernel"

@@ -1,4 +1,4 @@
-"""Gathering of batches on a device by one kernel: rows, windows of several steps, successors."""
+"""Kernels of replay on a device: gathering of batches, draws by priority and their updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from buffers.core.device_kernels import DeviceKernel
 
-__all__ = ["gather_kernel", "gather_thread"]
+__all__ = ["draw_kernel", "gather_kernel", "gather_thread", "sum_kernel", "update_kernel"]
 
 # `DeviceKernel` puts it here.
 cuda: Any = None
@@ -97,3 +97,107 @@ def gather_thread(
             env = np.int64(ints[row * (2 * row_words) + env_at])
             found = pending[env * obs_words + word]
         successors[place * obs_words + word] = found
+
+
+@functools.cache
+def draw_kernel() -> DeviceKernel:
+    """`draw_thread`."""
+    return DeviceKernel(draw_thread, (*("float64*",) * 5, "int64*", "float64*", *("int64",) * 3))
+
+
+def draw_thread(
+    ends, sums, groups, values, uniforms, leaves, drawn, num_draws, num_blocks, fan_out
+):
+    """Find the leaf of one draw; see `BlockSums.draw`.
+
+    Args:
+        ends: (num_blocks,), where the values of each block end if they lie end to end.
+        sums, groups, values: Of blocks, groups and leaves.
+        uniforms: (num_draws,), in 0 .. 1.
+        leaves, drawn: (num_draws,), written: the leaf, and its value.
+        num_draws, num_blocks, fan_out: Numbers; groups of a block, and leaves of a group.
+    """
+    draw = cuda.grid(1)
+    if draw >= num_draws:
+        return
+    mass = (draw + uniforms[draw]) * (ends[num_blocks - 1] / num_draws)
+    low, high = 0, num_blocks - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] > mass:
+            high = middle
+        else:
+            low = middle + 1
+    while low > 0 and not sums[low] > 0.0:  # where rounding led past the last that is not 0
+        low -= 1
+    while low < num_blocks - 1 and not sums[low] > 0.0:
+        low += 1
+    rest, part = mass - (ends[low] - sums[low]), low
+    for level in range(2):
+        found, base, total = 0, 0.0, 0.0
+        for place in range(fan_out):
+            at = part * fan_out + place
+            value = groups[at] if level == 0 else values[at]
+            if value > 0.0:
+                found, base = place, total
+                total += value
+                if total > rest:
+                    break
+        part, rest = part * fan_out + found, rest - base
+    leaves[draw] = part
+    drawn[draw] = values[part]
+
+
+@functools.cache
+def update_kernel() -> DeviceKernel:
+    """`update_thread`."""
+    kinds = "int64*", "float64*", "float64*", "int64*", "float64*"
+    return DeviceKernel(
+        update_thread, (*kinds, "float64*", "int64*", "float64*", "int64*", "int64", "int64")
+    )
+
+
+def update_thread(
+    leaves, given, powers, num_rows, bound, values, targets, taken, refused, count, spare
+):
+    """Write one priority where it fits; see `BlockSums.update`.
+
+    Args:
+        leaves, given, powers: (count,), of priorities: where to, what, and to the power of alpha.
+        num_rows, bound: (1,), leaves in use, and the largest priority that is taken.
+        values: Of leaves, written.
+        targets, taken, refused: (count,), written: the leaf, or `spare` if it was refused; what was
+            given, or 0; 0, or 1.
+        count, spare: Numbers.
+    """
+    place = cuda.grid(1)
+    if place >= count:
+        return
+    leaf, priority = leaves[place], given[place]
+    if 0 <= leaf < num_rows[0] and 0.0 <= priority <= bound[0]:
+        values[leaf] = powers[place]
+        targets[place] = leaf
+        taken[place] = priority
+        refused[place] = 0
+    else:
+        targets[place] = spare
+        taken[place] = 0.0
+        refused[place] = 1
+
+
+@functools.cache
+def sum_kernel() -> DeviceKernel:
+    """`sum_thread`."""
+    return DeviceKernel(sum_thread, ("int64*", "float64*", "float64*", *("int64",) * 3))
+
+
+def sum_thread(leaves, parts, sums, count, size, fan_out):
+    """Sum anew what one leaf is a part of: `fan_out` parts, which hold `size` leaves together."""
+    place = cuda.grid(1)
+    if place >= count:
+        return
+    whole = leaves[place] // size
+    total = 0.0
+    for part in range(fan_out):
+        total += parts[whole * fan_out + part]
+    sums[whole] = total

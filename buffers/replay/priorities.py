@@ -22,8 +22,10 @@ import numpy as np
 import torch
 
 from buffers.core.compiling import njit
+from buffers.core.device_kernels import Launch
 from buffers.core.kernels import prefetch, random_word, unit_float
 from buffers.replay import layout as at
+from buffers.replay.device_kernels import draw_kernel, sum_kernel, update_kernel
 
 __all__ = [
     "BlockSums",
@@ -236,6 +238,9 @@ class BlockSums:
         if not len(leaves):
             return
         given = priorities.detach().to(torch.float64)
+        if write := update_kernel().on(leaves.device):
+            self._update_there(write, leaves.long().contiguous(), given.contiguous())
+            return
         is_there = (leaves >= 0) & (leaves < self.num_rows)
         is_good = (given >= 0) & (given <= self.bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())
@@ -244,9 +249,35 @@ class BlockSums:
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
 
+    def _update_there(self, write: Launch, leaves: torch.Tensor, given: torch.Tensor) -> None:
+        """The same by kernels of our own."""
+        count = len(leaves)
+        targets, refused = torch.empty_like(leaves), torch.empty_like(leaves)
+        taken = torch.empty_like(given)
+        spare = self._values.numel()
+        write(
+            count, leaves, given, given.pow(self.alpha), self.num_rows, self.bound, self._written,
+            targets, taken, refused, count, spare,
+        )  # fmt: skip
+        self._sum_parts(targets)
+        torch.maximum(self.largest, taken.amax(), out=self.largest)
+        self.num_refused.add_(refused.sum())
+
+    def _sum_parts(self, leaves: torch.Tensor) -> bool:
+        """Sum anew what leaves int64 (K,) are a part of, where there are kernels of our own."""
+        add = sum_kernel().on(leaves.device)
+        if add is None:
+            return False
+        count = len(leaves)
+        add(count, leaves, self._written, self._written_groups, count, GROUP, GROUP)
+        add(count, leaves, self._written_groups, self._written_sums, count, BLOCK, GROUP)
+        return True
+
     def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
         """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
         self._written.view(-1).index_copy_(0, leaves, values)
+        if self._sum_parts(leaves.contiguous()):
+            return
         written, groups = self._written.view(-1, GROUP), self._written_groups
         parts = torch.div(leaves, GROUP, rounding_mode="floor")
         groups.view(-1).index_copy_(0, parts, written.index_select(0, parts).sum(1))
@@ -269,6 +300,16 @@ class BlockSums:
             beta: Exponent; None stands for the one on the device.
         """
         size, device = len(leaves), leaves.device
+        find = draw_kernel().on(device) if size and leaves.is_contiguous() else None
+        if find is not None:
+            uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+            drawn, ends = torch.empty_like(uniforms), self._sums.cumsum(0)
+            find(
+                size, ends, self._sums, self._groups, self._values, uniforms, leaves, drawn,
+                size, len(ends), GROUP,
+            )  # fmt: skip
+            weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
+            return
         places = torch.arange(size, dtype=torch.float64, device=device)
         places += torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = self._sums.cumsum(0)

@@ -7,7 +7,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
-from buffers.replay.device_kernels import gather_kernel
+from buffers.replay.device_kernels import draw_kernel, gather_kernel, sum_kernel, update_kernel
+from buffers.replay.priorities import BlockSums
 
 WAYS = [
     device_kernels.plain,
@@ -90,7 +91,7 @@ def test_batches_are_those_of_torch_and_of_the_cpu(way, case, monkeypatch):
             assert tensor.equal(expected)
     for expected, tensor in zip(of_cpu, got[1], strict=True):
         np.testing.assert_allclose(tensor, expected, rtol=1e-6)
-    assert seen == ["gather_thread"] * 2
+    assert [name for name in seen if name != "draw_thread"] == ["gather_thread"] * 2
 
 
 def test_single_steps_with_their_own_next_obs_are_one_copy_already(monkeypatch):
@@ -105,3 +106,63 @@ def test_single_steps_with_their_own_next_obs_are_one_copy_already(monkeypatch):
 @pytest.mark.parametrize("word", ["int64", "uint8"])
 def test_nothing_is_spilled(word):
     device_kernels.check_resources(gather_kernel(word), most_registers=64)
+
+
+def some_sums(seed=0):
+    """Of 3000 leaves, of which 2500 are in use, many of them 0; with a block that has none."""
+    rng = np.random.default_rng(seed)
+    values = rng.random(3000) * (rng.random(3000) < 0.3)
+    values[1024:2048] = 0
+    sums = BlockSums(3000, torch.device("cpu"))
+    for exponent, number in ((sums.alpha, 0.5), (sums.beta, 0.4), (sums.bound, 1e6)):
+        exponent.fill_(number)
+    sums.restore(torch.from_numpy(values), 2500)
+    return sums
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_draws_by_priority_are_those_of_torch(way, monkeypatch):
+    drawn = []
+    for has_kernel in (False, True):
+        sums = some_sums()
+        seen = device_kernels.use(monkeypatch, way) if has_kernel else []
+        leaves, weights = torch.zeros(500, dtype=torch.int64), torch.zeros(500)
+        sums.draw(torch.Generator().manual_seed(3), leaves, weights, None)
+        assert (sums.leaves[leaves] > 0).all()
+        drawn.append((leaves, weights))
+    assert seen == ["draw_thread"]
+    np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
+    np.testing.assert_array_equal(drawn[0][1], drawn[1][1])
+    only = BlockSums(3000, torch.device("cpu"))  # whichever point is drawn
+    only.restore(torch.zeros(3000).double().index_fill_(0, torch.tensor([2047]), 1.0), 3000)
+    leaves, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    only.draw(torch.Generator(), leaves, weights, 1.0)
+    assert (leaves == 2047).all()
+    assert (weights == 1).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_updates_of_priorities_are_those_of_torch(way, monkeypatch):
+    leaves = torch.tensor([0, 7, 7, 2499, 2500, -1, 5000, 1500, 3, 4, 2999])
+    given = torch.tensor([4.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1e7, -1.0, torch.nan, 2.0]).double()
+    made = []
+    for has_kernel in (False, True):
+        sums = some_sums()
+        seen = device_kernels.use(monkeypatch, way) if has_kernel else []
+        sums.update(leaves, given)
+        sums.insert_rows(torch.tensor([2500, 10]), torch.tensor(2501))
+        made.append(sums)
+    assert seen == ["update_thread", *["sum_thread"] * 4]
+    by_torch, found = made
+    assert found.leaves[[0, 7, 2499]].tolist() == [2.0, 3.0, 1.0]
+    assert (found.largest.item(), found.num_refused.item(), found.num_rows.item()) == (9.0, 7, 2501)
+    assert by_torch.num_refused.item() == 7
+    np.testing.assert_array_equal(by_torch.leaves, found.leaves)
+    torch.testing.assert_close(by_torch._groups, found._groups)
+    torch.testing.assert_close(by_torch._sums, found._sums)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kernel", [draw_kernel, update_kernel, sum_kernel])
+def test_kernels_of_priorities_spill_nothing(kernel):
+    device_kernels.check_resources(kernel())
