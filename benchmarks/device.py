@@ -15,8 +15,8 @@ of what is added, and GB/s the same over the device's time: read and written onc
 twice that.
 
 "out=" overwrites a batch, "graph" replays a captured `sample(out=)`, "ten in a graph" ten of them,
-per draw: replaying a graph that draws random numbers costs the host about 35 µs, which is more than
-what the device has to do. "draw and update" is a captured draw by priority with the
+per draw: replaying a graph that draws random numbers costs the host 20 to 35 µs, which is more
+than what the device has to do. "draw and update" is a captured draw by priority with the
 `update_priorities` of what was drawn. Beside the draws stand a bare
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
 TorchRL's buffer on the device where it is installed. Adds are of arrays of the host; those of

@@ -132,6 +132,8 @@ def draw_thread(
         low -= 1
     while low < num_blocks - 1 and not sums[low] > 0.0:
         low += 1
+    if not sums[low] > 0.0:  # nothing has a value
+        low = 0
     rest, part = mass - (ends[low] - sums[low]), low
     for level in range(2):
         found, base, total = 0, 0.0, 0.0

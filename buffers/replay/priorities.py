@@ -263,20 +263,18 @@ class BlockSums:
         torch.maximum(self.largest, taken.amax(), out=self.largest)
         self.num_refused.add_(refused.sum())
 
-    def _sum_parts(self, leaves: torch.Tensor) -> bool:
-        """Sum anew what leaves int64 (K,) are a part of, where there are kernels of our own."""
-        add = sum_kernel().on(leaves.device)
-        if add is None:
-            return False
-        count = len(leaves)
-        add(count, leaves, self._written, self._written_groups, count, GROUP, GROUP)
-        add(count, leaves, self._written_groups, self._written_sums, count, BLOCK, GROUP)
-        return True
-
     def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
         """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
         self._written.view(-1).index_copy_(0, leaves, values)
-        if self._sum_parts(leaves.contiguous()):
+        self._sum_parts(leaves)
+
+    def _sum_parts(self, leaves: torch.Tensor) -> None:
+        """Sum anew what leaves int64 (K,) are a part of."""
+        count = len(leaves)
+        if count and (add := sum_kernel().on(leaves.device)):
+            leaves = leaves.contiguous()
+            add(count, leaves, self._written, self._written_groups, count, GROUP, GROUP)
+            add(count, leaves, self._written_groups, self._written_sums, count, BLOCK, GROUP)
             return
         written, groups = self._written.view(-1, GROUP), self._written_groups
         parts = torch.div(leaves, GROUP, rounding_mode="floor")
@@ -300,19 +298,24 @@ class BlockSums:
             beta: Exponent; None stands for the one on the device.
         """
         size, device = len(leaves), leaves.device
-        find = draw_kernel().on(device) if size and leaves.is_contiguous() else None
-        if find is not None:
-            uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-            drawn, ends = torch.empty_like(uniforms), self._sums.cumsum(0)
+        uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        ends = self._sums.cumsum(0)
+        if size and leaves.is_contiguous() and (find := draw_kernel().on(device)):
+            drawn = torch.empty_like(uniforms)
             find(
                 size, ends, self._sums, self._groups, self._values, uniforms, leaves, drawn,
                 size, len(ends), GROUP,
             )  # fmt: skip
-            weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
-            return
-        places = torch.arange(size, dtype=torch.float64, device=device)
-        places += torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        ends = self._sums.cumsum(0)
+        else:
+            drawn = self._find_leaves(uniforms, ends, leaves)
+        weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
+
+    def _find_leaves(
+        self, uniforms: torch.Tensor, ends: torch.Tensor, leaves: torch.Tensor
+    ) -> torch.Tensor:
+        """Do what `draw_thread` does by operations of torch; return the values of the leaves."""
+        size = len(uniforms)
+        places = torch.arange(size, dtype=torch.float64, device=uniforms.device).add_(uniforms)
         masses = places * (ends[-1] / size)
         block = torch.searchsorted(ends, masses, right=True)
         # Rounding may lead past the last block, or into one without values.
@@ -323,7 +326,7 @@ class BlockSums:
         group = torch.add(place, block, alpha=GROUP)
         place, _, drawn = _find(self._values.view(-1, GROUP).index_select(0, group), rest)
         torch.add(place, group, alpha=GROUP, out=leaves)
-        weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
+        return drawn
 
     def restore(self, values: torch.Tensor, num_rows: int) -> None:
         """Take over all values, float64 (capacity,), of which the first `num_rows` are in use."""

@@ -7,6 +7,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+from buffers.core.device_kernels import DeviceKernel
 from buffers.replay.device_kernels import draw_kernel, gather_kernel, sum_kernel, update_kernel
 from buffers.replay.priorities import BlockSums
 
@@ -139,6 +140,25 @@ def test_draws_by_priority_are_those_of_torch(way, monkeypatch):
     only.draw(torch.Generator(), leaves, weights, 1.0)
     assert (leaves == 2047).all()
     assert (weights == 1).all()
+    only.restore(torch.zeros(3000).double(), 3000)  # a row that was written, not one behind
+    only.draw(torch.Generator(), leaves, weights, 1.0)
+    assert (leaves == 0).all()
+
+
+def test_sums_follow_where_only_the_kernel_of_updates_is_there(monkeypatch):
+    """The first of the others may be asked for while a graph is being captured."""
+    by_torch, found = some_sums(), some_sums()
+    given = torch.tensor([3, 1400]), torch.tensor([4.0, 9.0])
+    by_torch.update(*given)
+    found.insert_rows(torch.zeros(0, dtype=torch.int64), torch.tensor(2500))
+
+    def on(self, device):
+        return device_kernels.plain(self) if self.name == "update_thread" else None
+
+    monkeypatch.setattr(DeviceKernel, "on", on)
+    found.update(*given)
+    torch.testing.assert_close(by_torch._groups, found._groups)
+    torch.testing.assert_close(by_torch._sums, found._sums)
 
 
 @pytest.mark.parametrize("way", WAYS)
