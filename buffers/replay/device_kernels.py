@@ -1,4 +1,4 @@
-"""Kernels of replay on a device: gathering of batches, draws by priority and their updates."""
+"""Kernels of replay on a device: adds, batches, draws by priority and their updates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,113 @@ import numpy as np
 
 from buffers.core.device_kernels import DeviceKernel
 
-__all__ = ["draw_kernel", "gather_kernel", "gather_thread", "sum_kernel", "update_kernel"]
+__all__ = [
+    "MAX_COLUMNS",
+    "add_kernel",
+    "count_kernel",
+    "draw_kernel",
+    "gather_kernel",
+    "gather_thread",
+    "sum_kernel",
+    "update_kernel",
+]
+
+MAX_COLUMNS = 12  # that `add_thread` takes
 
 # `DeviceKernel` puts it here.
 cuda: Any = None
+
+
+@functools.cache
+def add_kernel(word: str) -> DeviceKernel:
+    """`add_thread` that writes rows in words of this kind, "uint64" or "uint32"."""
+    columns = (f"{word}*",) * MAX_COLUMNS + ("uint8*",) * MAX_COLUMNS
+    plans = "int32*", "int32*", "int64*", f"{word}*", "int64*"
+    return DeviceKernel(add_thread, (*columns, *plans, *("int64",) * 6))
+
+
+def add_thread(
+    words_0, words_1, words_2, words_3, words_4, words_5,
+    words_6, words_7, words_8, words_9, words_10, words_11,
+    bytes_0, bytes_1, bytes_2, bytes_3, bytes_4, bytes_5,
+    bytes_6, bytes_7, bytes_8, bytes_9, bytes_10, bytes_11,
+    word_plan, byte_plan, pointers, table, added,
+    count, shift, row_words, word_bytes, capacity, num_rings,
+):  # fmt: skip
+    """Write one word of a row that is added; see `RowWriter`.
+
+    Args:
+        words_0 ... words_11: Columns, contiguous, in words of a row.
+        bytes_0 ... bytes_11: The same memory as bytes.
+        word_plan: (row_words * 3,), of each word: the column it comes from whole, or -1 if it is
+            put together of bytes; words of this column per row; and which one of these.
+        byte_plan: (row_words * word_bytes * 3,), the same of bytes; -1 stands for 0.
+        pointers: (num_rings,), rows of rings that are written next.
+        table: (num_rows * row_words,), written.
+        added: (count,), written: the rows.
+        count, shift: Rows that are added, each by 2 ** shift threads.
+        row_words, word_bytes: Words of a row, and bytes of a word.
+        capacity, num_rings: Rows of a ring, and rings; if several, each gets one row.
+    """
+    thread = cuda.grid(1)
+    place = thread >> shift
+    word = thread - (place << shift)
+    if place >= count or word >= row_words:
+        return
+    if num_rings == 1:
+        row = pointers[0] + place
+        if row >= capacity:
+            row -= capacity
+    else:
+        row = place * capacity + pointers[place]
+    if word == 0:
+        added[place] = row
+    target = row * row_words + word
+    column = word_plan[3 * word]
+    if column >= 0:
+        words = (
+            words_0, words_1, words_2, words_3, words_4, words_5,
+            words_6, words_7, words_8, words_9, words_10, words_11,
+        )  # fmt: skip
+        table[target] = words[column][place * word_plan[3 * word + 1] + word_plan[3 * word + 2]]
+        return
+    parts = (
+        bytes_0, bytes_1, bytes_2, bytes_3, bytes_4, bytes_5,
+        bytes_6, bytes_7, bytes_8, bytes_9, bytes_10, bytes_11,
+    )  # fmt: skip
+    whole = np.uint64(0)
+    for byte in range(word_bytes):
+        at = 3 * (word * word_bytes + byte)
+        column = byte_plan[at]
+        if column >= 0:
+            part = parts[column][place * byte_plan[at + 1] + byte_plan[at + 2]]
+            whole |= np.uint64(part) << np.uint64(8 * byte)
+    table[target] = whole
+
+
+@functools.cache
+def count_kernel() -> DeviceKernel:
+    """`count_thread`."""
+    return DeviceKernel(count_thread, (*("int64*",) * 5, "int64", "int64"))
+
+
+def count_thread(totals, pointers, counts, live, added, num_rows, capacity):
+    """Count rows that were added to a buffer of one ring, by one thread.
+
+    Args:
+        totals, pointers, counts: (1,): rows ever added, row that is written next, live rows.
+        live, added: (1,), live rows and rows ever added of all rings.
+        num_rows, capacity: Rows added now, and those of the ring.
+    """
+    if cuda.grid(1) != 0:
+        return
+    total = totals[0] + num_rows
+    totals[0] = total
+    pointers[0] = total % capacity
+    alive = min(total, capacity)
+    counts[0] = alive
+    live[0] = alive
+    added[0] += num_rows
 
 
 @functools.cache

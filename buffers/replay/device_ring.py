@@ -1,8 +1,9 @@
 """Adding transitions that are on a device without the host: it knows there where they go.
 
 The integers of a buffer (see `layout`) have a twin on the device, and so has what says where next
-observations are that no row has. An add there reads and writes these only, by operations of torch,
-so it waits for nothing, and in a captured CUDA graph the next replay goes on behind the last one.
+observations are that no row has. An add there reads and writes these only, by kernels of our own
+and operations of torch, so it waits for nothing, and in a captured CUDA graph the next replay goes
+on behind the last one.
 
 Of an add the host counts along what does not depend on values, so that it knows what rows there
 are. What does (which episodes are over, which observations were kept) it learns when it needs it:
@@ -11,7 +12,7 @@ are. What does (which episodes are over, which observations were kept) it learns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from buffers.core.memory import allocation
 from buffers.core.rows import RowLayout, as_words, plan_view, view_fields
 from buffers.core.staging import LateNumbers, StagingBlocks
 from buffers.replay import layout as at
+from buffers.replay.device_kernels import MAX_COLUMNS, add_kernel, count_kernel
 from buffers.replay.successors import Successors
 
 __all__ = ["DeviceRing"]
@@ -77,6 +79,7 @@ class DeviceRing:
         fields = layout.fields
         views = view_fields(rows, [plan_view(field) for field in fields.values()])
         self._columns = dict(zip(fields, views, strict=True))
+        self._writer = RowWriter(layout, rows, self._capacity, self._num_rings)
         self._totals, self._pointers, self._last, self._stopped = (
             self._state[int(state[place]) :][: int(state[size])]
             for place, size in (
@@ -180,30 +183,44 @@ class DeviceRing:
                 observations by "next_" and the path of the observation, also if they are stored
                 once. `fits` and `reserve` come before.
         """
-        rows, numbers, ends = self._next_rows(len(columns["rewards"]))
+        count, device = len(columns["rewards"]), self._rows.device
         plan: dict[str, Any] = {}
-        envs = None
+        brought = {path: column for path, column in columns.items() if path in self._columns}
         if "env_ids" in self._columns:
-            envs = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-        if self._has_links:
-            plan = self._plan_links(columns, rows, numbers, ends)
+            brought["env_ids"] = torch.arange(count, dtype=torch.int32, device=device)
+        write = self._writer.prepare(brought)
+        if write is None or self._has_links:
+            rows, numbers, ends = self._next_rows(count)
+            if self._has_links:
+                plan = self._plan_links(columns, rows, numbers, ends)
+        else:
+            rows = torch.empty(count, dtype=torch.int64, device=device)  # the kernel says which
         # Nothing is allocated from here on, so that nothing fails half-way, but for the last
         # number, which is for the host.
-        for path, column in columns.items():
-            if path in self._columns:
+        if write is not None:
+            write(self._pointers, rows)
+        else:
+            for path, column in brought.items():
                 self._columns[path].index_copy_(0, rows, column)
-        if envs is not None:
-            self._columns["env_ids"].index_copy_(0, rows, envs)
         if self._has_links:
             self._commit_links(plan, rows)
-        self._totals.copy_(ends)
-        torch.remainder(ends, self._capacity, out=self._pointers)
-        torch.clamp(ends, max=self._capacity, out=self._counts)
-        torch.sum(self._counts, 0, out=self._state[at.COUNT])
-        self._state[at.ADDED].add_(len(rows))
+        self._count(count)
         self.added, self._is_ahead = rows, self._is_ahead or self._has_links
         if self._kept is not None and not self.is_captured:
-            self._num_free.note(self._state[at.NUM_FREE], len(rows))
+            self._num_free.note(self._state[at.NUM_FREE], count)
+
+    def _count(self, count: int) -> None:
+        """Count rows that were added."""
+        totals, pointers, counts, state = self._totals, self._pointers, self._counts, self._state
+        if self._num_rings == 1 and (launch := count_kernel().on(state.device)):
+            live, added = state[at.COUNT :], state[at.ADDED :]
+            launch(1, totals, pointers, counts, live, added, count, self._capacity)
+            return
+        totals.add_(count if self._num_rings == 1 else 1)
+        torch.remainder(totals, self._capacity, out=pointers)
+        torch.clamp(totals, max=self._capacity, out=counts)
+        torch.sum(counts, 0, out=state[at.COUNT])
+        state[at.ADDED].add_(count)
 
     def _next_rows(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows (K,), their numbers in the rings (K,), and rows added to each ring by then (R,)."""
@@ -288,3 +305,77 @@ class DeviceRing:
         self._slots.index_copy_(0, *plan["slots"])
         self._free.index_copy_(0, *plan["freed"])
         self._state[at.NUM_FREE].copy_(plan["num_free"])
+
+
+class RowWriter:
+    """Writes all columns of an add by one kernel, each word of the rows once, in order.
+
+    Column by column, as operations of torch do it, rows are written as often as they have columns,
+    most of them few bytes that lie far apart.
+
+    Args:
+        layout: Of a row.
+        rows: uint8 (num_rows, stride) on the device.
+        capacity: Rows of a ring.
+        num_rings: Rings of them.
+    """
+
+    def __init__(self, layout: RowLayout, rows: torch.Tensor, capacity: int, num_rings: int):
+        self._rows, self._capacity, self._num_rings = rows, capacity, num_rings
+        self._fields = [field for path, field in layout.fields.items() if path != "link"]
+        plans = [self._plan(word_bytes) for word_bytes in (8, 4)]
+        num_loads = [
+            sum(1 if column >= 0 else word_bytes for column in words[:, 0])
+            for (words, _), word_bytes in zip(plans, (8, 4), strict=True)
+        ]
+        self._word_bytes = 8 if num_loads[0] <= num_loads[1] else 4
+        words, parts = plans[0 if self._word_bytes == 8 else 1]
+        self._row_words = len(words)
+        self._shift = max(len(words) - 1, 0).bit_length()  # each word has a thread
+        whole = set(words[:, 0].tolist())
+        self._aligned = [place for place in range(len(self._fields)) if place in whole]
+        with torch.inference_mode(False):
+            self._plans = [torch.from_numpy(plan).to(rows.device) for plan in (words, parts)]
+
+    def _plan(self, word_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `add_thread` needs to know of words and of bytes, int32 (W, 3) and (stride, 3)."""
+        stride = self._rows.shape[1]
+        words = np.zeros((stride // word_bytes, 3), np.int32)
+        parts = np.zeros((stride, 3), np.int32)
+        words[:, 0] = parts[:, 0] = -1
+        for place, field in enumerate(self._fields):
+            size, begin = field.nbytes, field.offset
+            for plan, unit in ((parts, 1), (words, word_bytes)):
+                if size % unit == begin % unit == 0:
+                    of_field = plan[begin // unit :][: size // unit]
+                    of_field[:, 0], of_field[:, 1] = place, size // unit
+                    of_field[:, 2] = np.arange(size // unit)
+        return words, parts
+
+    def prepare(self, columns: Mapping[str, torch.Tensor]) -> Callable[..., None] | None:
+        """How columns (K, ...) by path are written to where the rings go on, or None.
+
+        Returns:
+            Takes the pointers of the rings int64 (R,), and int64 (K,) for the rows written. None if
+            operations of torch have to do: there is no kernel, columns are missing or too many,
+            or begin in the middle of a word.
+        """
+        fields, word_bytes = self._fields, self._word_bytes
+        count = len(columns["rewards"])
+        if not count or len(fields) > MAX_COLUMNS or any(f.path not in columns for f in fields):
+            return None
+        launch = add_kernel(f"uint{8 * word_bytes}").on(self._rows.device)
+        if launch is None:
+            return None
+        given: list[Any] = [columns[field.path].contiguous() for field in fields]
+        if any(given[place].data_ptr() % word_bytes for place in self._aligned):
+            return None
+        given += [0] * (MAX_COLUMNS - len(given))
+
+        def write(pointers: torch.Tensor, rows: torch.Tensor) -> None:
+            launch(
+                count << self._shift, *given, *given, *self._plans, pointers, self._rows, rows,
+                count, self._shift, self._row_words, word_bytes, self._capacity, self._num_rings,
+            )  # fmt: skip
+
+        return write

@@ -3,6 +3,7 @@
 import pickle
 from itertools import cycle, repeat
 
+import device_kernels
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.core.staging import LateNumbers
+from buffers.replay.device_kernels import MAX_COLUMNS, add_kernel, count_kernel
 from buffers.replay.storage import ReplayStorage
 
 FLOATS = Box(-9, 9, (3,), np.float32)
@@ -30,6 +32,8 @@ OPTIONS = {
     "whose": {"track_env": True},
 }
 NUM_ENVS = 4
+WAYS = [device_kernels.plain, pytest.param(device_kernels.lowered, marks=pytest.mark.cuda)]
+ODD = Dict({"a": Box(0, 255, (16,), np.uint8), "b": Box(0, 255, (7,), np.uint8)})
 
 
 class Stream:
@@ -146,6 +150,63 @@ def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkey
         again.add(**rows)
         copied.add(**{name: moved(column) for name, column in rows.items()})
         check_same(again, copied)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("kind", "option", "space"),
+    [
+        (SharedReplayBuffer, "plain", FLOATS),
+        (SharedReplayBuffer, "both", BOTH),
+        (SharedReplayBuffer, "whose", ODD),
+        (PerEnvReplayBuffer, "plain", BOTH),
+        (PerEnvReplayBuffer, "three steps", ODD),
+        (PrioritizedReplayBuffer, "stored once", FLOATS),
+        (PrioritizedReplayBuffer, "plain", Box(-9, 9, (13,), np.float32)),
+    ],
+)
+def test_rows_that_one_kernel_writes_are_those_of_the_cpu(way, kind, option, space, monkeypatch):
+    plain, direct = pair(kind, space, option, num_rooms=64)
+    steps = Stream(space)
+    for number in range(25):  # past the end of the ring
+        rows = steps.step()
+        plain.add(**rows)
+        with monkeypatch.context() as patch:
+            seen = device_kernels.use(patch, way)
+            direct.add(**{name: moved(column) for name, column in rows.items()})
+            assert seen.count("add_thread") == 1
+            assert seen.count("count_thread") == (kind is not PerEnvReplayBuffer)
+        if number % 4 == 0:
+            check_same(plain, direct)
+    check_same(plain, direct)
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_columns_that_a_kernel_cannot_take_are_written_one_by_one(is_shifted, monkeypatch):
+    """Those that begin in the middle of a word, and more than it has arguments for."""
+    many = Dict({f"{number}": FLOATS for number in range(MAX_COLUMNS // 2)})
+    space = Box(-9, 9, (4,), np.float32) if is_shifted else many
+    plain, direct = pair(SharedReplayBuffer, space, "plain")
+    seen = device_kernels.use(monkeypatch, device_kernels.plain)
+    steps = Stream(space)
+    for number in range(3):
+        rows = steps.step()
+        plain.add(**rows)
+        tensors = {name: moved(column) for name, column in rows.items()}
+        if is_shifted and number == 1:
+            shifted = torch.zeros(1 + 4 * NUM_ENVS)[1:].view(NUM_ENVS, 4)
+            tensors["obs"] = shifted.copy_(tensors["obs"])
+        direct.add(**tensors)
+    assert seen.count("add_thread") == (2 if is_shifted else 0)
+    check_same(plain, direct)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "kernel", [lambda: add_kernel("uint64"), lambda: add_kernel("uint32"), count_kernel]
+)
+def test_kernels_of_adds_spill_nothing(kernel):
+    device_kernels.check_resources(kernel(), most_registers=64)
 
 
 @pytest.mark.parametrize(
