@@ -182,6 +182,7 @@ def read_arguments() -> argparse.Namespace:
     add("--autograd", action="store_true", help="the uncompiled update, too")
     add("--rev", default="79f7096", help="of the earlier code; '' for none")
     add("--no-sb3", action="store_true", help="leave stable-baselines3 out")
+    add("--no-bfloat16", action="store_true", help="leave bfloat16 out: slow without instructions")
     add("--threads", type=int, nargs="*", default=[1, 2], help="of torch")
     add("--train-sb3", action="store_true", help="train, instead of measuring")
     add("--total-steps", type=int, default=20_000, help="of --train-sb3")
@@ -203,14 +204,16 @@ def make_trainers(arguments: Any) -> dict[str, Any]:
     trainers = {}
     if arguments.rev and (earlier := load_earlier(arguments.rev)):
         trainers[f"{arguments.rev}, float32"] = make_trainer(earlier, arguments)
-        trainers[f"{arguments.rev}, bfloat16"] = make_trainer(earlier, arguments, bfloat16=True)
+        if not arguments.no_bfloat16:
+            trainers[f"{arguments.rev}, bfloat16"] = make_trainer(earlier, arguments, bfloat16=True)
     example = load(ROOT / "examples", "sac")
     # With one thread of torch the example splits rows over threads of its own, where it pays.
     kinds: list[Any] = [
         ("compiled, float32", {"threads": 2}),
         ("compiled, float32, rows split", {"threads": 1}),
-        ("compiled, bfloat16, rows split", {"threads": 1, "dtype": "bfloat16"}),
     ]
+    if not arguments.no_bfloat16:
+        kinds.append(("compiled, bfloat16, rows split", {"threads": 1, "dtype": "bfloat16"}))
     if arguments.autograd:
         kinds.insert(0, ("autograd, float32", {"compile": "off"}))
     for name, options in kinds:
