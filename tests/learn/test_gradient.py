@@ -150,6 +150,60 @@ def test_a_module_moved_afterwards_is_an_error():
         gradient(make_batch())
 
 
+def exchanged(module):
+    module[0].bias = nn.Parameter(torch.zeros(8))
+
+
+def assigned(module):
+    module.load_state_dict(make_mlp().state_dict(), assign=True)
+
+
+def frozen(module):
+    module[2].requires_grad_(False)
+
+
+def added(module):
+    module.append(nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (exchanged, r"0\.bias: "),
+        (assigned, r"0\.weight, 0\.bias, 2\.weight, 2\.bias: "),
+        (frozen, r"2\.weight, 2\.bias: "),
+        (added, r"3\.weight, 3\.bias: "),
+    ],
+)
+def test_parameters_that_change_afterwards_are_an_error(change, names):
+    module = make_mlp()
+    gradient = Gradient(module, squared_error, compile="off")
+    gradient(make_batch())
+    change(module)
+    with pytest.raises(RuntimeError, match=f"^{names}frozen, unfrozen, exchanged or added"):
+        gradient(make_batch())
+
+
+def test_parameters_that_are_unfrozen_afterwards_are_an_error():
+    module = make_mlp()
+    module[0].requires_grad_(False)
+    gradient = Gradient(module, squared_error, compile="off")
+    gradient(make_batch())
+    module[0].weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"^0\.weight: frozen, unfrozen"):
+        gradient(make_batch())
+
+
+def test_modules_without_parameters_may_be_exchanged():
+    module, batch = make_mlp(), make_batch()
+    gradient = Gradient(module, squared_error, compile="off")
+    gradient(batch)
+    module[1] = nn.ReLU()
+    for _ in range(2):
+        gradient(batch)
+        assert_gradients_equal(module, gradients_of(module, squared_error, batch))
+
+
 def test_a_copy_of_the_module_is_independent_and_one_of_the_gradient_is_refused():
     module, batch = make_mlp(), make_batch()
     gradient = Gradient(module, squared_error, compile="off")

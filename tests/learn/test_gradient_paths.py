@@ -427,6 +427,15 @@ def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
     assert counts.features.count == 2  # of policy and value: trying has left no trace
     reason = reason_of(make_agent(), ppo_loss, batch, compile="auto", num_calls=10)
     assert reason.startswith("10 calls of")
+    agent = make_agent()
+    own, anchors = list(agent.parameters()), [p.detach().clone() for p in agent.parameters()]
+
+    def anchored(agent, batch):  # nothing in the first call, by which a gradient is compared
+        pairs = zip(own, anchors, strict=True)
+        return ppo_loss(agent, batch)[0] + sum((a - b).square().sum() for a, b in pairs)
+
+    reason = reason_of(agent, anchored, batch)
+    assert reason.startswith("the loss reads ") and reason.endswith("module that it is given")
     arrays = {"x": batch.obs.numpy()}
 
     def of_arrays(agent, batch):
@@ -467,6 +476,27 @@ def test_a_loss_that_is_not_a_mean_over_rows_is_not_split(monkeypatch):
     assert [combine for combine, _ in tested] == ["rows", "rows", None, None, None]
     assert "loss of all rows is not the mean" in tested[2][1]
     assert "not split: loss" in tested[3][1] and "not split: rms" in tested[4][1]
+
+    def masked(agent, batch):
+        errors = (agent.value(batch["x"]) - 1).square() * batch["mask"]
+        return errors.sum() / batch["mask"].sum() + 0 * agent.policy(batch["x"]).logits.sum()
+
+    def constant(agent, batch):  # choices, which have to stay what they may be
+        chosen = torch.eye(1)[batch["mask"].long().flatten()]
+        return (agent.value(batch["x"]) * chosen[:, 0]).mean() + agent.policy(
+            batch["x"]
+        ).logits.mean()
+
+    tested.clear()
+    ones = torch.ones(ROWS)
+    last = ones.clone()
+    last[-1] = 0
+    for mask in (ones, ones.bool(), last, last.bool(), ones[:, None]):
+        batch = {"x": make_batch().obs, "mask": mask}
+        Gradient(make_agent(), masked, compile="on", threads=2)(batch)
+    batch = {"x": make_batch().obs, "mask": torch.zeros(ROWS)}
+    Gradient(make_agent(), constant, compile="on", threads=2)(batch)
+    assert [combine for combine, _ in tested] == [None] * 5 + ["rows"]
 
 
 def test_the_compiled_tanh_is_that_of_torch_to_float32():

@@ -22,6 +22,7 @@ from vecenv.learn.batches import (
 )
 from vecenv.learn.compiled import (
     CompiledGradient,
+    WithLoss,
     build_part,
     quick_parts,
     split_rows,
@@ -270,7 +271,32 @@ class _Choice:
             return "compile is off"
         if changed := self.state.changed_buffers():
             return f"computing the loss changes the buffers {', '.join(changed)}"
-        return self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
+        reason = self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
+        return reason or self._reads_elsewhere()
+
+    def _reads_elsewhere(self) -> str:
+        """Say which weights the loss has not from the module, but from a list of its own, say.
+
+        The compiled function puts others in the module, and would give these no gradient.
+        """
+        weights, dtype = self.eager.weights, self.eager.dtype
+        pairs = zip(weights.names, weights.parameters, strict=True)
+        others = {f"module.{name}": p.detach().clone().requires_grad_() for name, p in pairs}
+        with_loss, is_cast = WithLoss(self.eager.module, self.eager.loss), dtype != weights.dtype
+        try:
+            with (
+                torch.inference_mode(mode=False),
+                torch.enable_grad(),
+                torch.autocast(weights.device.type, dtype, enabled=is_cast),
+            ):
+                result = torch.func.functional_call(with_loss, others, (self.batch,))
+                loss, _ = split_result(result)
+                grads = torch.autograd.grad(loss, weights.parameters, allow_unused=True)
+        except Exception:  # compiling, which does the same, shows it
+            return ""
+        found = zip(weights.names, grads, strict=True)
+        names = ", ".join(name for name, grad in found if grad is not None)
+        return names and f"the loss reads {names} not from the module that it is given"
 
     def _choose_precision(self) -> str | None:
         """Take products that are quicker, if they have float32's error on this processor."""
@@ -313,7 +339,8 @@ class _Choice:
     def _test_split(self, parts: int) -> tuple[str | None, str]:
         """Compare the mean over all rows with the mean of the means over parts of them."""
         assert self.layout is not None
-        leaves, at = list(self.leaves), weights_at(self.layout)
+        leaves = [_uneven(leaf) if leaf.ndim else leaf for leaf in self.leaves]
+        at = weights_at(self.layout)
         if at is not None:  # different ones, else two rules agree
             weights = leaves[at]
             uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
@@ -324,9 +351,9 @@ class _Choice:
             scalars, gradient = self.eager.gradient(put_together(self.layout, list(leaves), rows))
             return torch.cat([gradient, torch.stack([v.float() for v in scalars.values()])])
 
-        whole = results(leaves, None)
         shares = split_rows(leaves, parts)
         try:
+            whole = results(leaves, None)
             found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
         except Exception as error:
             return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
@@ -438,6 +465,26 @@ class _Choice:
                 raise ArithmeticError(
                     f"the compiled gradient of {name} is off by {error:.2g}, of {own:.2g}"
                 )
+
+
+def _uneven(column: Tensor) -> Tensor:
+    """Return a column of one or two values, such as a mask, as one with different ones.
+
+    A mean over the rows that a mask leaves is that of the means over parts as long as it leaves
+    all. Numbers stay between the two, or next to the one, as they may stand for choices.
+    """
+    is_number = column.is_floating_point()
+    if column.numel() != len(column) or not (is_number or column.dtype == torch.bool):
+        return column
+    if is_number:
+        values = column.unique()
+        if not 0 < len(values) <= 2:
+            return column
+        low, high = float(values[0]), float(values[-1])
+        numbers = torch.linspace(low, high if high > low else low + 0.9, len(column))
+        return numbers.to(column).view_as(column)
+    places = torch.arange(len(column), device=column.device)
+    return ((places < len(column) // 2) | (places % 3 == 0)).view_as(column)
 
 
 def _time(run: Callable[[], Any]) -> float:

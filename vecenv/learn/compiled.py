@@ -27,6 +27,7 @@ from vecenv.learn.workers import Worker
 __all__ = [
     "CompiledGradient",
     "Part",
+    "WithLoss",
     "build_part",
     "product_and_sum",
     "quick_parts",
@@ -39,7 +40,7 @@ _MIN_PRODUCT = 2  # columns; torch has a way of its own for one
 _MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
 
 
-class _WithLoss(nn.Module):
+class WithLoss(nn.Module):
     """A module and its loss as one module, so that `functional_call` exchanges the weights."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Any]):
@@ -47,6 +48,7 @@ class _WithLoss(nn.Module):
         self.module, self.loss = module, loss
 
     def forward(self, batch: Any) -> Any:
+        """Return what the loss function does."""
         return self.loss(self.module, batch)
 
 
@@ -99,7 +101,7 @@ def build_part(
         results are sums over the shares: the vector of the gradient, and float32 (2 + S,) of the
         loss, the scalars, and the weight of all that.
     """
-    with_loss = _WithLoss(module, loss)
+    with_loss = WithLoss(module, loss)
     keys = tuple(f"module.{name}" for name in weights.names)
     shapes, lengths, gaps = tuple(weights.shapes), tuple(weights.lengths), tuple(weights.gaps)
     names, device, is_cast = tuple(names), weights.device.type, dtype != weights.dtype

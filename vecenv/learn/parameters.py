@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +55,20 @@ class FlatParameters:
                 view.copy_(parameter)
                 parameter.data = view
         self._addresses = [p.data_ptr() for p in self.parameters]
+        self._module = module
+        self._note()
+
+    def _note(self) -> None:
+        """Remember what the module consists of."""
+        modules = [one for one in self._module.modules() if one._parameters or one._modules]
+        self._holders: list[dict[str, Any]] = [one._parameters for one in modules]
+        self._holders += [one._modules for one in modules if one._modules]
+        self._found = self._find()
+        self._all = list(self._module.parameters())
+        self._flags = [p.requires_grad for p in self._all]
+
+    def _find(self) -> list[Any]:
+        return [*chain.from_iterable(map(dict.values, self._holders))]
 
     def _cut(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector of all weights, shaped like the parameters."""
@@ -59,11 +76,16 @@ class FlatParameters:
         return [piece[: len(piece) - gap].view(shape) for piece, gap, shape in pieces]
 
     def check(self) -> None:
-        """Ensure that the module's parameters are still views of the vector.
+        """Ensure that the module has the same parameters, which are still views of the vector.
 
         Raises:
-            RuntimeError: One is not, which `.to()` or `.data = ...` does.
+            RuntimeError: One is not, which `.to()` or `.data = ...` does; or others have
+                `requires_grad` now.
         """
+        found = self._find()
+        is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
+        if not is_same or [p.requires_grad for p in self._all] != self._flags:
+            self._check_names()
         if [p.data_ptr() for p in self.parameters] != self._addresses:
             found = zip(self.names, self.parameters, self._addresses, strict=True)
             moved = [name for name, p, address in found if p.data_ptr() != address]
@@ -71,6 +93,19 @@ class FlatParameters:
                 f"the memory of {', '.join(moved)} was exchanged after Gradient was made (by "
                 ".to(), .half() or .data = ...?); make the Gradient after that"
             )
+
+    def _check_names(self) -> None:
+        """Ensure that the same parameters get gradients, as where other modules have none."""
+        now = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        before = dict(zip(self.names, self.parameters, strict=True))
+        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        if changed:
+            raise RuntimeError(
+                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added after Gradient was "
+                "made, which goes on with the parameters that had requires_grad then; make another "
+                "Gradient, and another optimizer, after such changes"
+            )
+        self._note()
 
     def write(self, grads: Sequence[Tensor | None]) -> None:
         """Write gradients of the parameters, of which None stands for zero."""
