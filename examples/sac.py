@@ -482,7 +482,8 @@ def main(options: Options) -> EvaluationResult:
             trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
-            print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
+            note = f"; go on with {run.resume_command}" if run.should_stop else ""
+            print(f"{title}: {made}, {run.seconds:.0f} s{note}")
             run.draw_curve(title)
     except (RunError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None

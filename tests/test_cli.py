@@ -715,6 +715,34 @@ def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch)
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_envs_shows_the_compiled_one_in_full_beside_long_reasons(capsys, monkeypatch):
+    def make(**kwargs):
+        raise gym.error.DependencyNotInstalled('It is not there, run `pip install "packages[mine]"`')
+
+    name = "InvertedDoublePendulum-v99"
+    gym.register(name, make, disable_env_checker=True)
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        assert main(["envs", "--all", "pendulum-v"]) == 0
+    finally:
+        gym.registry.pop(name)
+    out = capsys.readouterr().out
+    assert name in out
+    assert out.split().count("JitPendulum-v1") == 2  # its own line, and that of Pendulum-v1
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("variable", ["DISPLAY", "WAYLAND_DISPLAY", None])
+def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.setenv(name, "")  # restored afterwards, also what the command sets
+        monkeypatch.delenv(name)
+    if variable is not None:
+        monkeypatch.setenv(variable, ":0")
+    assert main(["--version"]) == 0
+    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy")
+
+
 def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("vecenv.jit.binding._loops", {})

@@ -20,7 +20,9 @@ __all__ = ["Choice", "choose_backend"]
 
 _logger = logging.getLogger("vecenv")
 
-_PROBE_S, _MEASURING_S = 10.0, 10.0  # after which a trial is given up
+# After which a trial is given up. The first one ever compiles what callers and workers talk by, 4 s
+# of an idle core, and on a busy machine many more.
+_PROBE_S, _MEASURING_S = 10.0, 30.0
 _MAKING_S = 0.5  # for the envs that are stepped side by side
 _TRIAL_S = 0.04  # of stepping, per candidate and round
 _ROUNDS = 3

@@ -268,7 +268,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     sac.main(options_for(tmp_path, total_steps=10**9))
     state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
     assert state["num_updates"] == state["steps"] - 30
-    assert "--resume" in capsys.readouterr().out
+    assert "; go on with " in (out := capsys.readouterr().out) and "--resume" in out
+
+
+def test_a_run_that_is_finished_is_not_said_to_go_on(tmp_path, capsys):
+    sac.main(options_for(tmp_path))
+    assert "120 of 120 steps" in (out := capsys.readouterr().out)
+    assert "go on with" not in out
 
 
 @pytest.mark.parametrize("which", ["discrete", "unbounded", "dict"])

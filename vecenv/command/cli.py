@@ -777,6 +777,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "trace": trace,
     }
     words = list(sys.argv[1:] if args is None else args)
+    _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
@@ -809,6 +810,15 @@ def main(args: Sequence[str] | None = None) -> int:
             message = f"{type(error).__name__}: {error}\n  {place}"
         print(f"vecenv: {message}", file=sys.stderr)
         return 2
+
+
+def _tell_sdl_of_no_display() -> None:
+    """Keep pygame, which draws many envs, from looking for a display where there is none.
+
+    It draws pictures all the same, but what it looks with prints an error.
+    """
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def _place_of(error: BaseException) -> str | None:

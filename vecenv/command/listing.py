@@ -42,7 +42,8 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("id", no_wrap=True, overflow="fold")  # to be copied
-    table.add_column("observations", min_width=19, overflow="fold")
+    # Long reasons why an env is not to be had share what is left with the last column.
+    table.add_column("observations", min_width=13 if has_all else 19, overflow="fold")
     table.add_column("actions", min_width=16, overflow="fold")
     table.add_column("", overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
