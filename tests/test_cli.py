@@ -717,7 +717,7 @@ def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch)
 
 def test_envs_shows_the_compiled_one_in_full_beside_long_reasons(capsys, monkeypatch):
     def make(**kwargs):
-        raise gym.error.DependencyNotInstalled('It is not there, run `pip install "packages[mine]"`')
+        raise gym.error.DependencyNotInstalled('It is missing, run `pip install "packages[mine]"`')
 
     name = "InvertedDoublePendulum-v99"
     gym.register(name, make, disable_env_checker=True)
