@@ -102,7 +102,7 @@ class Pictures(nn.Module):
             self.scale = 1 / 255
         channels = space.shape[2 if self.is_last else 0]
         layers: list[Any] = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        if space.shape[1] < 36:
+        if sorted(space.shape)[1] < 36:
             layers = [(channels, 16, 3, 1)]
         convolutions = [(nn.Conv2d(*layer), nn.ReLU()) for layer in layers]
         self.layers = nn.Sequential(*(part for pair in convolutions for part in pair), nn.Flatten())
@@ -172,9 +172,12 @@ class Trainer:
     def __init__(self, options: Options, envs: VecEnv, plan: Any = None, log: Any = None) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
         obs_space, space = envs.single_observation_space, envs.single_action_space
-        if not (isinstance(obs_space, Box) and isinstance(space, Discrete)):
+        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
+        is_known = is_known and not (len(obs_space.shape) == 3 and sorted(obs_space.shape)[1] < 3)
+        if not (is_known and isinstance(space, Discrete)):
             found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            raise SystemExit(f"{found}, expected (Box, Discrete); use a wrapper to convert")
+            wanted = "(Box with an axis, pictures of 3 x 3 at least, Discrete); use a wrapper"
+            raise SystemExit(f"{found}, expected {wanted}")
         self.num_actions, self.first_action = int(space.n), int(space.start)
         self.agent = Agent(obs_space, self.num_actions, options).to(options.device)
         num_updates = int(options.update_ratio * (options.total_steps - options.learning_starts))
@@ -211,6 +214,8 @@ class Trainer:
         self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.writer.reset(self.obs)
         self.returns[:] = 0
+        if self.envs.has_action_masks:
+            print("dqn ignores the env's action masks: it may take actions that these forbid")
 
     def choose(self, obs: np.ndarray) -> np.ndarray:
         """Return the best actions, some of them replaced by random ones."""

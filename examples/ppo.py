@@ -162,7 +162,7 @@ class Agent(nn.Module):
         most = max(self.sizes)
         if outputs.shape[1] < most * len(self.sizes):  # padded with choices that are never taken
             parts = outputs.split(self.sizes, 1)
-            padded = [F.pad(part, (0, most - part.shape[1]), value=-1e9) for part in parts]
+            padded = [F.pad(part, (0, most - part.shape[1]), value=-2e9) for part in parts]
             outputs = torch.cat(padded, 1)
         return Choices(outputs.view(-1, len(self.sizes), most))
 
@@ -218,9 +218,9 @@ class Agent(nn.Module):
             shift, low, high = self.start, self.low, self.high
             return actions + shift if self.is_discrete else actions.clamp(low, high)
         space = self.action_space
-        return (
-            actions + space.start if self.is_discrete else np.clip(actions, space.low, space.high)
-        )
+        if self.is_discrete:
+            return actions + space.start
+        return np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
 
 
 def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
@@ -270,7 +270,8 @@ class Choices:
 
     def icdf(self, quantiles: Tensor) -> Tensor:
         sums = self.logits.softmax(-1).cumsum(-1)
-        return torch.searchsorted(sums, (quantiles * sums[..., -1])[..., None]).squeeze(-1)
+        found = torch.searchsorted(sums, (quantiles * sums[..., -1])[..., None]).squeeze(-1)
+        return found.clamp(max=sums.shape[-1] - 1)  # of NaN there is none, which the loss will say
 
     @property
     def mode(self) -> Tensor:
@@ -329,6 +330,9 @@ def sizes_of(space: Any, options: Options) -> list[int]:
 def encoder(name: str, space: Any, options: Options) -> nn.Module:
     """Return what turns (a part of) an observation into a vector."""
     if isinstance(space, Box) and len(space.shape) == 3:
+        if sorted(space.shape)[1] < 5:
+            wanted = "5 cells a side at least; --wrappers gymnasium.wrappers:FlattenObservation"
+            raise SystemExit(f"{options.env_id}: pictures are {space.shape}, expected {wanted}")
         return NatureCnn(space)
     if isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         return Numbers(space, options.normalize)
@@ -373,7 +377,7 @@ class Numbers(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         if not self.choices:
             x = numbers.float() if self.moments is None else self.moments(numbers.float())
-            return x.flatten(1)
+            return x.reshape(len(x), self.num_features)
         columns = numbers.reshape(len(numbers), -1).long().unbind(1)
         pairs = zip(columns, self.choices, strict=True)
         return torch.cat([F.one_hot(x - start, n) for x, (start, n) in pairs], 1).float()

@@ -191,9 +191,10 @@ class Trainer:
         self.options, self.envs, self.timing = options, envs, envs.timing
         obs_space: Any = envs.single_observation_space
         space = self.space = cast("Any", envs.single_action_space)
-        is_row = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
-        if not (isinstance(obs_space, Box) and is_row and space.dtype in (np.float32, np.float64)):
-            wanted = "(Box, bounded Box of floats with one axis); use a wrapper to convert"
+        is_row = isinstance(space, Box) and len(space.shape) == 1 and is_bounded(space)
+        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
+        if not (is_known and is_row and space.dtype in (np.float32, np.float64)):
+            wanted = "(Box with an axis, bounded Box of floats with one); use a wrapper to convert"
             found = f"{options.env_id} has the spaces {(obs_space, space)}"
             raise SystemExit(f"{found}, expected {wanted}")
         self.agent = Agent(obs_space, self.space, options).to(options.device)
@@ -403,6 +404,12 @@ class Trainer:
         """What has a state; envs that are stepping, as first-ready ones are, can't be saved."""
         names = PARTS if self.options.first_ready else (*PARTS, "envs")
         return {name: getattr(self, name) for name in names}
+
+
+def is_bounded(space: Box) -> bool:
+    """Whether there is a middle between the bounds; some stand for none, as the largest floats."""
+    with np.errstate(over="ignore"):
+        return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:

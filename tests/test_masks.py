@@ -108,6 +108,16 @@ def test_wrong_arrays_of_all_envs_at_once():
         envs.close()
 
 
+def test_a_part_of_an_action_without_a_value_allows_no_action(monkeypatch):
+    monkeypatch.setattr(Saying, "action_space", spaces.MultiDiscrete([2, 3]))
+    good, bad = np.array([0, 1, 1, 0, 0], np.int8), np.array([0, 0, 1, 1, 1], np.int8)
+    envs = saying([good], [bad])
+    assert envs.action_masks([0]).tolist() == [good.tolist()]
+    with pytest.raises(ActionMaskError, match="the action mask of env 1 allows no action, though"):
+        envs.action_masks()
+    envs.close()
+
+
 @pytest.mark.parametrize(
     "backend", [SyncVectorEnv, functools.partial(AsyncVectorEnv, num_workers=2)]
 )

@@ -4,13 +4,14 @@ import json
 import os
 import signal
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from example_files import load_example
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 
-from vecenv import check_vector_env, make_vec
+from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.learn import load_checkpoint
 
 dqn, breakout, memory = map(load_example, ("dqn", "breakout", "memory"))
@@ -127,9 +128,38 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monk
 
 def test_other_spaces_are_refused(tmp_path):
     with pytest.raises(
-        SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box, Discrete\)"
+        SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box .*, Discrete\)"
     ):
         dqn.main(dqn.Options(env_id="Pendulum-v1", save=tmp_path, **SMALL))
+
+
+class Odd(gym.Env):
+    """An env of one step; with masks, which allow all actions but one."""
+
+    def __init__(self, shape=(3,), has_masks=False):
+        self.observation_space, self.action_space = Box(0, 1, shape, np.float32), Discrete(3)
+        self.info = {"action_mask": np.array([1, 1, 0], np.int8)} if has_masks else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, np.float32), self.info
+
+    def step(self, action):
+        return np.zeros(self.observation_space.shape, np.float32), 1.0, True, False, self.info
+
+
+def test_narrow_pictures_numbers_alone_and_masks(tmp_path, capsys):
+    def trainer_of(*args):
+        envs = SyncVectorEnv([lambda: Odd(*args)] * 4, autoreset_mode="SameStep")
+        return dqn.Trainer(dqn.Options(save=tmp_path, **SMALL), envs)
+
+    for shape in ((), (2, 40, 2)):
+        with pytest.raises(SystemExit, match=r"pictures of 3 x 3 at least, Discrete\); use a wrap"):
+            trainer_of(shape)
+    trainer_of((8, 40, 3)).start()
+    assert "masks" not in capsys.readouterr().out
+    trainer_of((3,), True).start()
+    assert "dqn ignores the env's action masks" in capsys.readouterr().out
 
 
 # ---- envs ---------------------------------------------------------------------------------------

@@ -196,6 +196,14 @@ def test_actions_are_drawn_with_their_probabilities_and_masked_ones_never():
     assert agent.act(obs[:1], mask=mask)[0].tolist() == [[2, 0, 1]]
 
 
+def test_a_part_of_which_all_is_masked_has_actions_of_its_own():
+    agent = make_trainer(envs=make_envs(action_space=MultiDiscrete([2, 5]))).agent
+    mask = torch.tensor([[0, 0, 0, 0, 1, 0, 0]] * 64)
+    actions, _ = agent.act(torch.zeros(64, 3), torch.rand(64, 2), mask)
+    assert actions[:, 0].unique().tolist() == [0, 1]
+    assert actions[:, 1].unique().tolist() == [2]
+
+
 @pytest.mark.parametrize("quantile", [2.0**-24, 1 - 2.0**-24])
 def test_extreme_quantiles_are_possible_actions(quantile):
     agent = make_trainer(envs=make_envs(action_space=MultiDiscrete([3, 2]))).agent
@@ -207,6 +215,7 @@ def test_extreme_quantiles_are_possible_actions(quantile):
 
 OBSERVATIONS = {
     "numbers": Box(-1, 1, (2, 2), np.float64),
+    "a number": Box(-1, 1, (), np.float32),
     "image, channels last": Box(0, 255, (36, 40, 3), np.uint8),
     "image, channels first": Box(0, 255, (4, 36, 40), np.uint8),
     "small image": Box(0, 1, (10, 10, 4), np.float32),
@@ -238,6 +247,27 @@ def test_actions_that_reach_the_env_are_in_its_space(space):
     actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
     assert len(actions) == trainer.steps
     assert all(np.asarray(action) in space for action in actions)
+
+
+def test_actions_are_in_the_dtype_of_their_space():
+    trainer = make_trainer(envs=make_envs(action_space=Box(-1, 1, (2,), np.float16)))
+    assert ppo.evaluate_agent(trainer.envs, trainer.agent, trainer.options).mean > 0
+    actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
+    assert actions and all(action in trainer.envs.single_action_space for action in actions)
+
+
+def test_observations_that_are_not_finite_are_named(monkeypatch):
+    """By the gradient: until then there are actions, which are in their space."""
+
+    def observe(self):
+        return np.full(3, np.nan if self.left == 1 else 0.0, np.float32)
+
+    monkeypatch.setattr(Countdown, "observe", observe)
+    trainer = make_trainer(envs=make_envs(action_space=Discrete(3, start=2)))
+    with pytest.raises(FloatingPointError, match=r"not finite in the batch: batch.obs at"):
+        trainer.update()
+    actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
+    assert actions and all(2 <= action < 5 for action in actions)
 
 
 class Masked(Countdown):
@@ -495,6 +525,8 @@ def test_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch):
 def test_what_is_not_supported_is_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"Blackjack-v1: the observation 'obs' is Tuple.*expected"):
         main(tmp_path / "a", env_id="Blackjack-v1")
+    with pytest.raises(SystemExit, match=r"pictures are \(3, 40, 3\), expected 5 cells a side"):
+        make_trainer(envs=make_envs(Box(0, 255, (3, 40, 3), np.uint8)))
     for space in (gym.spaces.MultiBinary(3), Box(0, 9, (2,), np.int64)):
         with pytest.raises(SystemExit, match=r"actions are .*expected Discrete"):
             make_trainer(envs=make_envs(action_space=space))

@@ -53,6 +53,10 @@ class OddSpaces(Drift):
             self.action_space = Discrete(3)
         elif which == "unbounded":
             self.action_space = Box(-np.inf, np.inf, (2,), np.float32)
+        elif which == "bounds that stand for none":
+            self.action_space = Box(-3e38, 3e38, (2,), np.float32)
+        elif which == "a number":
+            self.observation_space = Box(-1, 1, (), np.float32)
         else:
             self.observation_space = Dict(a=Box(-1, 1, (2,)))
 
@@ -277,7 +281,9 @@ def test_a_run_that_is_finished_is_not_said_to_go_on(tmp_path, capsys):
     assert "go on with" not in out
 
 
-@pytest.mark.parametrize("which", ["discrete", "unbounded", "dict"])
+@pytest.mark.parametrize(
+    "which", ["discrete", "unbounded", "bounds that stand for none", "a number", "dict"]
+)
 def test_other_spaces_are_refused(tmp_path, which):
     changed = {"env_id": "SacOddSpaces-v0", "env_kwargs": {"which": which}}
     with pytest.raises(SystemExit, match=r"SacOddSpaces-v0 has the spaces .*; use a wrapper"):

@@ -259,6 +259,18 @@ class LatestMasks:
     def _width(self) -> int:
         return mask_width(self._space)
 
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Where the entries of each part of an action begin, int64 (K,)."""
+        sizes = mask_sizes(self._space)
+        return np.cumsum(sizes) - sizes
+
+    def _allow_something(self, bits: np.ndarray) -> Any:
+        """Whether there is a value for each part of an action, bool (B,)."""
+        if len(self._starts) == 1:
+            return bits.any(axis=1)
+        return np.logical_or.reduceat(bits, self._starts, axis=1).all(axis=1)
+
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
 
@@ -327,7 +339,7 @@ class LatestMasks:
         if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
             bits = values.astype(np.bool_)
             is_right = values.dtype == np.bool_ or (bits == values).all()
-            if is_right and bits.any(axis=1).all():
+            if is_right and self._allow_something(bits).all():
                 return bits.view(np.int8)
         env_ids = np.arange(self._num_envs)[rows]
         is_over = self.is_over[rows]
@@ -360,7 +372,7 @@ class LatestMasks:
                         needed[row] = False
                         continue
                     raise _named(error, env_ids[row]) from None
-        is_empty = ~(bits.any(1) & needed)
+        is_empty = ~(self._allow_something(bits) & needed)
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):
@@ -370,7 +382,7 @@ class LatestMasks:
 
 
 def none_allowed(env_id: int) -> ActionMaskError:
-    """Return the error for a mask without a single 1, in the middle of an episode."""
+    """Return the error for a mask without a 1 for each part, in the middle of an episode."""
     return ActionMaskError(
         f"the action mask of env {env_id} allows no action, though its episode goes on; end the "
         "episode (terminated) where nothing can be done, or allow an action that does nothing"
