@@ -171,7 +171,8 @@ class Trainer:
 
     def __init__(self, options: Options, envs: VecEnv, plan: Any = None, log: Any = None) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
-        obs_space, space = envs.single_observation_space, envs.single_action_space
+        obs_space: Any = envs.single_observation_space
+        space = envs.single_action_space
         is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
         is_known = is_known and not (len(obs_space.shape) == 3 and sorted(obs_space.shape)[1] < 3)
         if not (is_known and isinstance(space, Discrete)):
