@@ -177,7 +177,7 @@ class Trainer:
         is_known = is_known and not (len(obs_space.shape) == 3 and sorted(obs_space.shape)[1] < 3)
         if not (is_known and isinstance(space, Discrete)):
             found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            wanted = "(Box with an axis, pictures of 3 x 3 at least, Discrete); use a wrapper"
+            wanted = "(Box, Discrete), no number alone, pictures of 3 x 3 at least; use a wrapper"
             raise SystemExit(f"{found}, expected {wanted}")
         self.num_actions, self.first_action = int(space.n), int(space.start)
         self.agent = Agent(obs_space, self.num_actions, options).to(options.device)

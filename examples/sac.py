@@ -136,7 +136,7 @@ class Agent(nn.Module):
         self.actor = nn.Sequential(nn.Flatten(), *(part for pair in layers for part in pair), last)
         self.critics = Critics(2, num_inputs + self.num_actions, *options.hidden, 1)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        log_alpha = torch.tensor(math.log(options.alpha or 1.0))
+        log_alpha = torch.tensor(math.log(1.0 if options.alpha is None else options.alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
     def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -464,6 +464,8 @@ NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
 def main(options: Options) -> EvaluationResult:
     """Train, save, evaluate and report; return the evaluation."""
+    if options.alpha is not None and not options.alpha > 0:
+        raise SystemExit(f"--alpha {options.alpha}: expected a number above 0; 1e-9 is nearly none")
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later

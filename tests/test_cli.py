@@ -409,6 +409,32 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
 
 
 @pytest.mark.usefixtures("one_torch_thread")
+def test_the_checkpoint_that_is_named_is_played(cartpole_run, capsys, tmp_path):
+    import torch
+
+    from vecenv.learn.checkpoint import load_checkpoint, save_checkpoint
+
+    shutil.copytree(cartpole_run, tmp_path / "run")
+    last, best = (tmp_path / "run/checkpoint" / name for name in ("last.npz", "best.npz"))
+    content = load_checkpoint(last)
+    for name, tensor in content["state"]["agent"].items():
+        if name.startswith("actor."):
+            tensor.zero_()
+    content["state"]["agent"]["actor.4.bias"] = torch.tensor([0.0, 1.0])  # always to the right
+    save_checkpoint(best, content)
+    lengths = []
+    for policy in (last, best):
+        assert main(["play", "CartPole-v1", "--policy", str(policy), "--episodes", "9"]) == 0
+        out = capsys.readouterr().out
+        assert f"ppo of {policy}: return" in out
+        lengths.append(float(re.findall(r"return ([0-9.]+)", out)[0]))
+    assert lengths[1] < 11 < lengths[0]
+    best.write_bytes(best.read_bytes()[:1000])
+    assert main(["play", "CartPole-v1", "--policy", str(best)]) == 2
+    assert f"{best} is no checkpoint, or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_torch_thread")
 def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args = ["--backend", "sync", "--gamma", "0.9", "--save", "own"]
@@ -531,6 +557,9 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "--algo", "ppo", "CartPole-v1"], "ENV comes first, as in: vecenv train CartP"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
+        (["train", "CartPole-v1", "--algo", "none_here.py"], "it has no Options and no main; --ej"),
+        (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
+        (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
         (["train", "Pendulum-v1", "--algo", "dqn", *HERE], "expected (Box, Discrete)"),
         (["train", "test_cli_envs:Strange", *HERE], "actions are Tuple(Discrete(2)"),
@@ -561,6 +590,7 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
 def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, capsys):
     Path("odd.toml").write_text("gama = 0.9\n")
     Path("bad.json").write_text("{")
+    Path("none_here.py").write_text("")
     assert main(args) == 2
     err = capsys.readouterr().err
     assert words in err

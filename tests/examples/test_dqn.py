@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monk
 
 def test_other_spaces_are_refused(tmp_path):
     with pytest.raises(
-        SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box .*, Discrete\)"
+        SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box, Discrete\)"
     ):
         dqn.main(dqn.Options(env_id="Pendulum-v1", save=tmp_path, **SMALL))
 
@@ -154,7 +154,7 @@ def test_narrow_pictures_numbers_alone_and_masks(tmp_path, capsys):
         return dqn.Trainer(dqn.Options(save=tmp_path, **SMALL), envs)
 
     for shape in ((), (2, 40, 2)):
-        with pytest.raises(SystemExit, match=r"pictures of 3 x 3 at least, Discrete\); use a wrap"):
+        with pytest.raises(SystemExit, match=r"expected .*, pictures of 3 x 3 at least; use"):
             trainer_of(shape)
     trainer_of((8, 40, 3)).start()
     assert "masks" not in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -237,6 +239,8 @@ def load_policy(
         given["env_kwargs"] = kwargs if _takes(source, kwargs) else dict(env_kwargs)
         _check_spaces(home, source, given["env_kwargs"], trained_in)
     options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
+    if policy.parent == home / "checkpoint" and policy.suffix == ".npz":
+        return _load_checkpoint(policy, module, options, num_envs)
     return _load_run(module, options, num_envs)
 
 
@@ -250,6 +254,20 @@ def _load_run(module: ModuleType, options: Any, num_envs: int, **kwargs: Any) ->
             "saves at its end and from time to time (--save-every)"
         ) from error
     return LoadedPolicy(envs, act, module.__name__)
+
+
+def _load_checkpoint(
+    checkpoint: Path, module: ModuleType, options: Any, num_envs: int
+) -> LoadedPolicy:
+    """Load the policy of one checkpoint, where trainers choose among those of a folder."""
+    from vecenv.learn import load_checkpoint
+
+    load_checkpoint(checkpoint)  # says so if it is none
+    with tempfile.TemporaryDirectory() as folder:
+        alone = Path(folder, "checkpoint", "last.npz")
+        alone.parent.mkdir()
+        shutil.copyfile(checkpoint, alone)
+        return _load_run(module, dataclasses.replace(options, save=Path(folder)), num_envs)
 
 
 def _load_agents(env: str, options: Any, module: ModuleType, num_games: int) -> LoadedPolicy:
