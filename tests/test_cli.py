@@ -836,3 +836,10 @@ def test_bench_measures_and_draws(tmp_path):
     found.plot(tmp_path / "bench.png")
     with Image.open(tmp_path / "bench.png") as picture:
         assert picture.format == "PNG"
+
+
+def test_what_a_terminal_can_not_show_is_replaced():
+    command = [sys.executable, "-m", "vecenv", "--help"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    shown = subprocess.check_output(command, env=env, text=True, timeout=100)
+    assert "? play" in shown

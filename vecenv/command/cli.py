@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.metadata
+import io
 import itertools
 import os
 import sys
@@ -758,6 +759,14 @@ def _unknown_command(word: str, commands: Iterable[str]) -> str:
     return f"there is no command {word!r}; {told} (vecenv --help describes them)"
 
 
+def _words_of_process() -> list[str]:
+    """Return the command line; from here on, letters that a terminal lacks are printed as "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not None, as where it is closed
+            stream.reconfigure(errors="replace")
+    return sys.argv[1:]
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
@@ -779,7 +788,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "compare": compare,
         "trace": trace,
     }
-    words = list(sys.argv[1:] if args is None else args)
+    words = _words_of_process() if args is None else list(args)
     _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
