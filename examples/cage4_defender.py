@@ -424,9 +424,11 @@ def main(options: Options) -> float:
             rules_version=CAGE4_RULES_VERSION,
         )
         run.draw_curve(f"CAGE Challenge 4, seed {options.seed}", BASELINES)
-        name = f"defender, {steps:,} steps"
-        result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)
-        result.to_json(options.save / "evaluation.json")
+    # The run has given back the signals: one is enough now.
+    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
+    name = f"defender, {steps:,} steps"
+    result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)
+    result.to_json(options.save / "evaluation.json")
     Console().print(result)
     print(f"{run.seconds:.0f} s; policy, curve and table: {options.save}")
     print(f"to watch it: vecenv watch Cage4-v0 --policy {path} --gif episode.gif")

@@ -817,11 +817,12 @@ def train(
             raise SystemExit(0)  # the first one does the rest
         save_agent(options.save / "policy.npz", agent, identity)
         run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
-        print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
-        envs = make_envs(options, min(100, options.eval_episodes))
-        result = evaluate_agent(envs, agent, options)
-        envs.close()
-        run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
+    # The run has given back the signals: one is enough now.
+    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
+    envs = make_envs(options, min(100, options.eval_episodes))
+    result = evaluate_agent(envs, agent, options)
+    envs.close()
+    run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     name = f"{options.env_id}, seed {options.seed}"
     print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
     return result

@@ -161,6 +161,8 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
         (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["check", "agents:agents.parallel_tug"], "agents has no such module"),
+        (["check", "agents:agents.games:runner"], "has no 'runner'; it has"),
+        (["train", "agents:no_module:Game"], "there is no module 'no_module'"),
         (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
         (["compare", "CartPole-v2"], "there is no env 'CartPole-v2'; did you mean CartPole-v1"),
         (

@@ -601,3 +601,14 @@ def test_known_score_is_reached(tmp_path, env_id, seed):
     result = ppo.main(ppo.Options(env_id=env_id, seed=seed, save=tmp_path, **options))
     assert len(result.returns) == 100
     assert result.mean >= score
+
+
+def test_one_ctrl_c_leaves_the_evaluation_out(tmp_path, monkeypatch):
+    def interrupted(*_):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal was kept")
+
+    monkeypatch.setattr(ppo, "evaluate_agent", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(tmp_path, total_steps=128)
+    assert (tmp_path / "policy.npz").exists()

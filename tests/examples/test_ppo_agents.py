@@ -313,3 +313,17 @@ def test_roles_are_learned_where_the_policy_can_tell_agents_apart(changes, as_mo
     result = ppo.main(options)
     mean = sum(found.mean for found in result.values())
     assert mean == (14 if changes else 7), "both are right in all 7 steps, or one of the two"
+
+
+def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal was kept")
+
+    monkeypatch.setattr(ppo, "evaluate_games", interrupted)
+    options = ppo.Options(
+        env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, "total_steps": 100}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        ppo.main(options)
+    assert (tmp_path / "checkpoint" / "last.npz").exists()

@@ -24,14 +24,14 @@ from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
-from vecenv.core.importing import import_module
+from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, make_vec
 
 if TYPE_CHECKING:
     from vecenv.agents.compiled import CompiledGames
     from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv
 
-__all__ = ["check_name", "make_game", "make_vec_agents"]
+__all__ = ["check_name", "is_compiled_game", "make_game", "make_vec_agents"]
 
 
 def make_vec_agents(
@@ -59,8 +59,9 @@ def make_vec_agents(
             what SuperSuit's `pettingzoo_env_to_vec_env_v1` or `concat_vec_envs_v1` has made, of
             whose games copies are taken, as SuperSuit does, so that it stays the caller's;
             the `EnvKernels` of a compiled game, or its id in Gymnasium's registry, such as
-            "Pursuit-v0" or "Cage4-v0", "module:id" too. An AEC env of a game that can be played in
-            parallel is converted; others, in which agents take turns, are refused.
+            "Pursuit-v0" or "Cage4-v0", "module:id" too; or "module:name" of a factory or kernels.
+            An AEC env of a game that can be played in parallel is converted; others, in which
+            agents take turns, are refused.
         num_games: How many games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
             has.
         backend: See `vecenv.make_vec`; an env there is a game here. Compiled games are stepped
@@ -102,7 +103,7 @@ def make_vec_agents(
         "agent_spaces": agent_spaces,
     }
     makers: list[Callable[[], Any]]
-    env = _taken_from_supersuit(env)
+    env = _named(_taken_from_supersuit(env))
     if _is_compiled(env):
         if given := [name for name, option in options.items() if option not in (None, False)]:
             raise _not_for_compiled(*given)
@@ -142,6 +143,18 @@ def make_vec_agents(
     return _with_rows(games, None, mask_infos)
 
 
+def _named(env: Any) -> Any:
+    """Return the factory or kernels that "module:name" names; ids and all else as they are."""
+    if not isinstance(env, str) or ":" not in env:
+        return env
+    try:
+        import_module(env.partition(":")[0])  # which may register it
+        find_spec(env)
+    except (gym.error.Error, ModuleNotFoundError):
+        return import_object("env", env)
+    return env
+
+
 def _with_rows(
     games: Any, members: Mapping[str, Members] | None, mask_infos: bool
 ) -> AgentsVecEnv | AgentRowsVecEnv:
@@ -154,6 +167,15 @@ def _with_rows(
     except BaseException:
         games.close()
         raise
+
+
+def is_compiled_game(name: str) -> bool:
+    """Whether a name is that of a compiled game.
+
+    Raises:
+        ValueError, ImportError: It is "module:name", and there is no such thing.
+    """
+    return _is_compiled(_named(name))
 
 
 def check_name(name: str) -> None:
@@ -429,6 +451,7 @@ def _num_games(given: Any) -> int:
 
 
 def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    env = _named(env)
     if isinstance(env, str):
         if "/" in env:
             _require_registered(env)

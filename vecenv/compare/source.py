@@ -90,10 +90,10 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
         ImportError: The module can't be imported.
     """
     if name.startswith(GAMES):
-        from vecenv.agents.make import check_name, make_game
+        from vecenv.agents.make import check_name, is_compiled_game, make_game
 
         game = name.removeprefix(GAMES)
-        if game in gym.registry:  # a compiled game, stepped as a whole
+        if is_compiled_game(game):  # stepped as a whole
             return read_source(game, kwargs)
         check_name(game)
         return EnvSource(name, None, partial(make_game, game), dict(kwargs or {}))
