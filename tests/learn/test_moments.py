@@ -97,3 +97,12 @@ def test_moments_are_part_of_a_state_dict_and_are_not_trained():
     other.load_state_dict(agent.state_dict())
     assert other[0].mean.tolist() == [2, 3]
     assert len(list(agent.parameters())) == 2
+
+
+def test_numbers_that_are_too_large_are_an_error_and_change_nothing():
+    moments = Moments(2)
+    moments.update(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+    with pytest.raises(ValueError, match="numbers too large to be squared"):
+        moments.update(torch.tensor([[1.0, 1e30]]))
+    assert moments.count.item() == 2
+    assert moments.variance.tolist() == [1, 0]

@@ -81,3 +81,17 @@ def test_a_norm_that_is_not_finite_changes_nothing():
 def test_max_grad_norm_is_checked():
     with pytest.raises(ValueError, match=r"max_grad_norm is 0\.0, expected a number above 0"):
         Adam(networks()[0].parameters(), max_grad_norm=0.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}])
+def test_hooks_of_a_step_are_called_once(options):
+    network, theirs = networks()
+    torch.optim.Adam(theirs.parameters())  # after which torch's own step calls hooks, too
+    optimizer = Adam(network.parameters(), max_grad_norm=1.0, **options)
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append("hook"))
+    give_gradients(network, seed=0, scale=1.0)
+    before = network[0].bias.clone()
+    optimizer.step()
+    assert called == ["hook"]
+    assert not torch.equal(network[0].bias, before)

@@ -122,13 +122,14 @@ class Moments(nn.Module):
                     count, mean, squares = joined(count, mean, squares, n, *part)
         if count == before[0]:
             return
-        if not (torch.isfinite(mean).all() and torch.isfinite(squares).all()):
+        mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
+        if not (torch.isfinite(mean).all() and torch.isfinite(variance).all()):
             raise ValueError(
-                "x has NaN or infinity among the rows that count; look for the env that returns "
-                "them, or leave them out with `mask`"
+                "x has NaN or infinity, or numbers too large to be squared, among the rows that "
+                "count; look for the env that returns them, or leave them out with `mask`"
             )
         self.mean.copy_(mean)
-        self.variance.copy_(squares / count)
+        self.variance.copy_(variance)
         self.count.fill_(count)
 
     def _joined(self, rows: Tensor, count: int, mean: Tensor, squares: Tensor) -> Any:

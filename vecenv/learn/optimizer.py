@@ -124,7 +124,10 @@ class Adam(torch.optim.Adam):
             if scale is not None:
                 for p in params:
                     p.grad.div_(scale.to(p.device))
-            super().step()
+            step: Any = torch.optim.Adam.step
+            if getattr(step, "hooked", False):  # torch calls hooks around ours already
+                step = step.__wrapped__
+            step(self)
         return result
 
     def _find_scale(self, params: list[Tensor]) -> Tensor:
