@@ -639,6 +639,8 @@ class Trainer:
         note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
         if note and self.ranks.rank == 0:
             print(note)
+        if self.ranks.rank == 0 and 0 < options.total_steps < per_rollout:
+            print(f"--total-steps is less than one rollout, {per_rollout}: nothing is learned")
         with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
             task = progress.add_task(
                 options.env_id, total=options.total_steps, completed=self.steps

@@ -412,6 +412,8 @@ class Trainer:
         note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
         if note:
             print(note)
+        if 0 < options.total_steps < per_rollout:
+            print(f"--total-steps is less than one rollout, {per_rollout}: nothing is learned")
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
             while self.steps + per_rollout <= options.total_steps:

@@ -20,7 +20,7 @@ __all__ = ["Choice", "choose_backend"]
 
 _logger = logging.getLogger("vecenv")
 
-# After which a trial is given up. The first one ever compiles what callers and workers talk by, 4 s
+# After which a trial is given up. The first one ever compiles what callers and workers talk by, 3 s
 # of an idle core, and on a busy machine many more.
 _PROBE_S, _MEASURING_S = 10.0, 30.0
 _MAKING_S = 0.5  # for the envs that are stepped side by side

@@ -612,3 +612,10 @@ def test_one_ctrl_c_leaves_the_evaluation_out(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         main(tmp_path, total_steps=128)
     assert (tmp_path / "policy.npz").exists()
+
+
+def test_steps_for_no_rollout_are_told(tmp_path, capsys):
+    main(tmp_path, total_steps=127)
+    assert "less than one rollout, 128: nothing is learned" in capsys.readouterr().out
+    main(tmp_path / "more", total_steps=128)
+    assert "nothing is learned" not in capsys.readouterr().out

@@ -327,3 +327,9 @@ def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ppo.main(options)
     assert (tmp_path / "checkpoint" / "last.npz").exists()
+
+
+def test_steps_for_no_rollout_are_told(as_module, tmp_path, capsys):
+    given = {**SMALL, "total_steps": 20, "eval_games": 2}
+    ppo.main(ppo.Options(env=as_module(Varied), save=tmp_path, backend="sync", **given))
+    assert "less than one rollout, " in capsys.readouterr().out
