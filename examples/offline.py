@@ -263,7 +263,10 @@ def main(options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {"behaviour": [mean, float(half)]}
     for algorithm in options.algorithms:
         buffer = data.to_buffer(SharedReplayBuffer, gamma=options.gamma, seed=options.seed)
-        result = train(algorithm, buffer, options)
+        try:
+            result = train(algorithm, buffer, options)
+        except FloatingPointError as error:
+            raise SystemExit(f"{algorithm}: {error}") from None
         found[algorithm] = [result.mean, result.ci95]
     (options.save / "results.json").write_text(json.dumps(found, indent=1))
     return found

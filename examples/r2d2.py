@@ -19,7 +19,13 @@ from gymnasium.spaces import Box, Discrete
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from buffers import PrioritizedReplayBuffer, SequenceBatch, SharedReplayBuffer, TransitionWriter
+from buffers import (
+    BufferMisuseError,
+    PrioritizedReplayBuffer,
+    SequenceBatch,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
 from vecenv import VecEnv, make_vec
 from vecenv.learn import EvaluationResult, Run, RunError, evaluate
 
@@ -105,10 +111,14 @@ class Trainer:
 
     def __init__(self, options: Options, envs: VecEnv) -> None:
         self.options, self.envs = options, envs
-        space, actions = envs.single_observation_space, envs.single_action_space
-        if not (isinstance(space, Box) and isinstance(actions, Discrete) and actions.start == 0):
-            raise SystemExit(f"{options.env_id} has the spaces {(space, actions)}, not these: Box, "
-                             "and Discrete from 0")  # fmt: skip
+        space: Any = envs.single_observation_space
+        actions = envs.single_action_space
+        is_known = isinstance(space, Box) and len(space.shape) > 0
+        if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
+            raise SystemExit(f"{options.env_id} has the spaces {(space, actions)}, not these: Box "
+                             "with an axis, and Discrete from 0")  # fmt: skip
+        if not min(options.exploration) > 0:
+            raise SystemExit(f"--exploration {options.exploration}: expected numbers above 0")
         self.num_actions = int(actions.n)
         self.network = QNetwork(space, self.num_actions, options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
@@ -219,7 +229,7 @@ def main(options: Options) -> EvaluationResult:
             title = f"{options.env_id}, seed {options.seed}"
             print(f"{title}: {trainer.steps} steps, {run.seconds:.0f} s")
             run.draw_curve(title)
-    except RunError as error:
+    except (RunError, BufferMisuseError) as error:  # errors that are NaN are no priorities
         raise SystemExit(str(error)) from None
     result = trainer.evaluate(options.eval_episodes)
     print(f"mean {result.mean:.3f}, {result}")

@@ -101,6 +101,13 @@ def test_what_it_cannot_learn_from_is_refused(offline, tmp_path, monkeypatch):
         offline.main(options)
 
 
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_loss_that_is_not_finite_is_a_sentence(offline, tmp_path):
+    options = offline.Options(data_steps=400, save=tmp_path, learning_rate=1e30, **SMALL)
+    with pytest.raises(SystemExit, match=r"^bc: the loss is (nan|inf)"):
+        offline.main(options)
+
+
 @pytest.mark.learn
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("one_torch_thread")

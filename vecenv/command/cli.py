@@ -41,7 +41,10 @@ _DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymna
 
 # What wrong arguments, files and ids lead to, and bugs in users' own files, whose place is told;
 # anything else keeps its traceback.
-_USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
+_USER_ERRORS = (
+    *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
+    FloatingPointError,  # of a loss
+)
 
 
 def demo() -> int:
