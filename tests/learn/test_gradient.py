@@ -150,6 +150,20 @@ def test_a_module_moved_afterwards_is_an_error():
         gradient(make_batch())
 
 
+@pytest.mark.parametrize("options", [{"compile": "off"}, {"dtype": "auto", "num_calls": 1}])
+def test_a_loss_may_change_the_batch_in_place_once_a_call(options):
+    def loss(module, batch):
+        batch["y"].mul_(2)
+        return squared_error(module, batch)
+
+    module, batch = make_mlp(), make_batch()
+    gradient = Gradient(module, loss, **options)
+    gradient(batch)
+    torch.testing.assert_close(batch["y"], make_batch()["y"] * 2)
+    gradient(batch)
+    torch.testing.assert_close(batch["y"], make_batch()["y"] * 4)
+
+
 def exchanged(module):
     module[0].bias = nn.Parameter(torch.zeros(8))
 

@@ -20,6 +20,7 @@ __all__ = [
     "read_as",
     "record_reads",
     "take_apart",
+    "tensors_in",
     "weights_at",
 ]
 
@@ -104,6 +105,22 @@ def record_reads(batch: Any, reads: Reads, path: tuple[Any, ...] = ()) -> Any:
         parts = [record_reads(part, reads, (*path, k)) for k, part in enumerate(batch)]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch, as far as it is known where they are."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts: Any = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, tuple | list):
+        parts = batch
+    elif hasattr(batch, "_asdict"):
+        parts = batch._asdict().values()
+    elif dataclasses.is_dataclass(batch):
+        parts = [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def take_apart(

@@ -18,6 +18,7 @@ from vecenv.learn.batches import (
     put_together,
     record_reads,
     take_apart,
+    tensors_in,
     weights_at,
 )
 from vecenv.learn.compiled import (
@@ -158,7 +159,7 @@ def choose(
     """
     if given is not None and given.path == "autograd":
         return given, None
-    with _state_kept(eager) as state:
+    with _state_kept(eager, batch) as state:
         choice = _Choice(eager, batch, given, log, state)
         is_finite = torch.isfinite(choice.gradient.sum() + choice.scalars["loss"])
         if not is_finite or (given is not None and given.rows != choice.rows):
@@ -168,17 +169,19 @@ def choose(
 
 def time_autograd(eager: Eager, batch: Any) -> float:
     """Return the seconds that a gradient takes; leave module and random streams alone."""
-    with _state_kept(eager):
+    with _state_kept(eager, batch):
         return _time(lambda: eager.run(eager.module, batch))
 
 
 class _State:
-    """Of a module's buffers and torch's random stream, before a loss was computed."""
+    """Of a module's buffers, a batch and torch's random stream, before a loss was computed."""
 
-    def __init__(self, eager: Eager):
+    def __init__(self, eager: Eager, batch: Any):
         self._device = eager.weights.device
         self._buffers = [(name, b, b.clone()) for name, b in eager.module.named_buffers()]
         self._random = self._streams()
+        columns = [x for x in tensors_in(batch) if not x.is_inference()]  # others can't change
+        self._columns = [(x, x._version, x.detach().clone()) for x in columns]
 
     def _streams(self) -> list[Tensor]:
         streams = [torch.get_rng_state()]
@@ -200,6 +203,9 @@ class _State:
         with torch.no_grad():
             for _, now, before in self._buffers:
                 now.copy_(before)
+            for now, version, before in self._columns:
+                if now._version != version:
+                    now.copy_(before)
         torch.set_rng_state(self._random[0])
         if len(self._random) > 1:
             torch.cuda.set_rng_state(self._random[1], self._device)
@@ -210,8 +216,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _state_kept(eager: Eager) -> Iterator[_State]:
-    state = _State(eager)
+def _state_kept(eager: Eager, batch: Any) -> Iterator[_State]:
+    state = _State(eager, batch)
     try:
         yield state
     finally:
