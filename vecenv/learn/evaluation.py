@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from vecenv.make import make_vec
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games"]
 
+_LONG = 100_000  # steps of an episode, after which the log says how long it is
+_logger = logging.getLogger("vecenv")
 _Z975 = 1.959964  # point of the normal distribution that 97.5 % lie below
 
 
@@ -163,7 +166,7 @@ class _Tally:
         self._names, self._progress, self._episodes = list(names), progress, episodes
         share, rest = divmod(episodes, num_envs)
         self._left = np.full(num_envs, share) + (np.arange(num_envs) < rest)
-        self._num_finished = 0
+        self._num_finished = self._longest = 0
         self._totals = np.zeros((len(self._names), num_envs))
         self._steps = np.zeros(num_envs, np.int64)
         self._found: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
@@ -176,6 +179,14 @@ class _Tally:
         """Add a step: rewards (N,) for each name, where it was one, and where an episode ended."""
         self._totals += np.where(is_step, rewards, 0.0)
         self._steps += is_step
+        if self._longest < _LONG and (longest := int(self._steps.max())) > self._longest:
+            self._longest = longest
+            if longest == _LONG:
+                _logger.warning(
+                    "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
+                    "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)",
+                    longest,
+                )
         ended = np.flatnonzero(is_over)
         counted = ended[self._left[ended] > 0]
         for index in counted.tolist():
