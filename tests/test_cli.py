@@ -559,7 +559,10 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "--algo", "ppo", "CartPole-v1"], "ENV comes first, as in: vecenv train CartP"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
-        (["train", "CartPole-v1", "--algo", "none_here.py"], "it has no Options and no main; --ej"),
+        (
+            ["train", "CartPole-v1", "--algo", "none_here.py"],
+            "is no trainer: it has no Options; --eject",
+        ),
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),

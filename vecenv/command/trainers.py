@@ -142,11 +142,8 @@ def load(name: str) -> ModuleType:
     found = Path(module.__file__ or "").resolve()
     if found != path.resolve():
         raise ValueError(f"{path} is named like {found}, which is imported already: rename it")
-    if missing := [part for part in ("Options", "main") if not hasattr(module, part)]:
-        raise ValueError(
-            f"{path} is no trainer: it has no {' and no '.join(missing)}; --eject writes one, to "
-            "be changed"
-        )
+    if not hasattr(module, "Options"):
+        raise ValueError(f"{path} is no trainer: it has no Options; --eject writes one to change")
     return module
 
 
