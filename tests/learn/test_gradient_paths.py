@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import gc
 import json
+import os
+import subprocess
 import sys
 import weakref
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from torch import nn
 
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient
+from vecenv.learn.choosing import remove_torn_library
 from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
 
 ROWS, CLIP = 64, 0.2
@@ -592,3 +595,44 @@ def test_gradients_on_a_cuda_device_are_those_of_autograd():
         columns = {name: column.cuda() for name, column in batch._asdict().items()}
         assert_equal(gradient, batch._replace(**columns))
     assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+
+
+def test_only_libraries_that_cannot_be_loaded_are_removed(tmp_path):
+    library, other = tmp_path / "a.main.so", tmp_path / "b.so"
+    library.touch()
+    other.touch()
+    assert remove_torn_library(RuntimeError(f"{other}: undefined symbol: f")) is None
+    assert remove_torn_library(ImportError(f"{tmp_path / 'none.so'}: file too short")) is None
+    assert (
+        remove_torn_library(ImportError(f"inductor raised:\n{library}: file too short")) == library
+    )
+    assert not library.exists() and other.exists()
+
+
+COMPILES = """
+import torch
+from vecenv.learn import Gradient
+
+torch.manual_seed(0)
+module = torch.nn.Linear(8, 1)
+gradient = Gradient(module, lambda module, x: module(x).square().mean(), compile="on", log=None)
+gradient(torch.ones(64, 8))
+print(gradient.plan["path"], gradient.plan["reason"])
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_compiler_has_left_is_compiled_again(tmp_path):
+    found = []
+    for _ in range(2):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILES], env=environment, capture_output=True, text=True,
+            timeout=200, check=True,
+        )  # fmt: skip
+        found.append(done.stdout)
+        libraries = list(tmp_path.rglob("*.so"))
+        assert libraries and all(library.stat().st_size for library in libraries)
+        for library in libraries:
+            library.write_bytes(b"")
+    assert all(line.startswith("compiled") for line in found), found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -399,14 +401,24 @@ class _Choice:
         self.log(f"gradient: compiling for batches of {self.rows} rows")
         start = time.perf_counter()
         settings = Settings(plan.precision, 1 if num_parts > 1 else None)
-        try:
-            with settings, warnings.catch_warnings(), quick_parts(self.eager.weights.device):
-                warnings.simplefilter("ignore")  # of the compiler about itself
-                candidates = self._build(num_parts, combine, threads)
-                for candidate in candidates.values():
-                    self._verify(candidate)
-        except Exception as error:
-            return plan._replace(reason=f"the loss does not compile ({first_line(error)})"), None
+        candidates: dict[int, CompiledGradient] = {}
+        removed: set[Path] = set()
+        while not candidates:
+            try:
+                with settings, warnings.catch_warnings(), quick_parts(self.eager.weights.device):
+                    warnings.simplefilter("ignore")  # of the compiler about itself
+                    candidates = self._build(num_parts, combine, threads)
+                    for candidate in candidates.values():
+                        self._verify(candidate)
+            except Exception as error:
+                candidates = {}
+                torn = remove_torn_library(error)
+                if torn is not None and torn not in removed:
+                    removed.add(torn)
+                    self.log(f"gradient: {torn} was written by half, and is compiled again")
+                    continue
+                reason = f"the loss does not compile ({first_line(error)})"
+                return plan._replace(reason=reason), None
         compile_seconds = time.perf_counter() - start
         arguments = self.eager.weights.values, self.leaves, torch.empty_like(self.gradient)
         with settings:
@@ -504,6 +516,23 @@ def _time(run: Callable[[], Any]) -> float:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
     return min(found)
+
+
+def remove_torn_library(error: BaseException) -> Path | None:
+    """Remove the library in torch's cache which, the error says, can't be loaded; return its path.
+
+    The linker writes it in its place: a process that was killed meanwhile leaves a part of it,
+    which torch takes for the whole from then on.
+    """
+    found = re.search(r"(/\S+\.so): (file too short|invalid ELF header)", str(error))
+    if found is None:
+        return None
+    path = Path(found[1])
+    try:
+        path.unlink()
+    except OSError:
+        return None
+    return path
 
 
 def first_line(error: BaseException) -> str:
