@@ -377,7 +377,7 @@ class Numbers(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         if not self.choices:
             x = numbers.float() if self.moments is None else self.moments(numbers.float())
-            return x.reshape(len(x), self.num_features)
+            return x.flatten(1) if x.ndim > 1 else x[:, None]
         columns = numbers.reshape(len(numbers), -1).long().unbind(1)
         pairs = zip(columns, self.choices, strict=True)
         return torch.cat([F.one_hot(x - start, n) for x, (start, n) in pairs], 1).float()
