@@ -383,6 +383,20 @@ def test_a_kernel_that_allows_nothing_is_told_when_it_is_asked():
     assert envs.action_masks([0]).any()
 
 
+def test_a_kernel_that_allows_nothing_of_a_part_is_told_while_the_episode_goes_on():
+    envs = JitVectorEnv(kernels(parts=True), 3, debug=True)
+    envs.reset(seed=1)
+    envs.states.key[1:] = 0b00011  # no value of the second part
+    with pytest.raises(ActionMaskError, match="the action mask of env 1 allows no action, though"):
+        envs.action_masks()
+    with pytest.raises(ActionMaskError, match="the action mask of env 2 allows no action, though"):
+        envs.action_masks([0, 2])
+    masks = envs.action_masks([0])
+    assert masks[0, :2].any() and masks[0, 2:].any() and not masks.all()
+    envs._runs["episode_over"][1:] = True  # whose next step only resets
+    assert envs.action_masks([2, 1]).all()
+
+
 def test_masks_of_compiled_envs_are_in_infos_only_when_asked_for():
     envs = JitVectorEnv(kernels(), 3)
     assert envs.reset(seed=1)[1] == {}

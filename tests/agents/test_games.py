@@ -9,9 +9,16 @@ from agents.games import Crowd, Faulty, Masked, Tag, runners
 from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
-from vecenv import ActionError, EnvCreationError, SlotError, VecEnv, make_vec_agents
+from vecenv import (
+    ActionError,
+    ActionMaskError,
+    EnvCreationError,
+    SlotError,
+    VecEnv,
+    make_vec_agents,
+)
 from vecenv.agents import AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 
 WORKERS = {
@@ -386,6 +393,29 @@ def test_masks_are_in_the_infos_if_asked_for():
         assert_same(infos["action_mask"], envs.action_masks())
         assert infos["_action_mask"].all()
         infos = envs.step(envs.action_masks().argmax(1))[4]
+    envs.close()
+
+
+class InParts(Masked):
+    """Actions have two parts, of the second of which nothing is allowed after a step."""
+
+    def action_space(self, agent):
+        return MultiDiscrete([2, 2])
+
+    def mask(self, agent):
+        return np.int8([1, 1, not self.count, not self.count])
+
+    def step(self, actions):
+        return super().step(dict.fromkeys(actions, 0))
+
+
+def test_masks_that_allow_nothing_of_a_part_name_game_and_agent():
+    envs = make_vec_agents(functools.partial(InParts, "infos"), 2, backend="sync")
+    envs.reset(seed=0)
+    assert envs.action_masks().all()
+    envs.step(np.zeros((4, 2), np.int64))
+    with pytest.raises(ActionMaskError, match=r"game 0, agent 'player_0'.*allows no action"):
+        envs.action_masks()
     envs.close()
 
 

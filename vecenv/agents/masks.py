@@ -11,7 +11,15 @@ from gymnasium import Space
 
 from vecenv.agents.grouping import Members
 from vecenv.core.errors import ActionMaskError, NoActionMaskError
-from vecenv.core.masks import MASK_KEY, can_be_masked, flat_mask, has_mask_part, mask_width
+from vecenv.core.masks import (
+    MASK_KEY,
+    allow_something,
+    can_be_masked,
+    flat_mask,
+    has_mask_part,
+    mask_starts,
+    mask_width,
+)
 
 __all__ = ["GroupMasks"]
 
@@ -48,6 +56,10 @@ class GroupMasks:
     def width(self) -> int:
         """Length of a mask."""
         return mask_width(self._space)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return mask_starts(self._space)
 
     @property
     def is_there(self) -> bool:
@@ -138,7 +150,7 @@ class GroupMasks:
             bits = self._given[ids].astype(np.bool_)
         if self._members.allowed is not None:
             bits &= self._members.allowed[ids % len(self._members.agents)]
-        if (empty := alive & ~bits.any(axis=1)).any():
+        if (empty := alive & ~allow_something(bits, self._starts)).any():
             raise ActionMaskError(
                 f"{self._name(ids[empty][0])}: the action mask allows no action, though the agent "
                 "is alive; end its episode, or allow an action that does nothing"

@@ -23,10 +23,12 @@ __all__ = [
     "METHODS",
     "LatestMasks",
     "MaskInfos",
+    "allow_something",
     "can_be_masked",
     "flat_mask",
     "has_mask_part",
     "mask_sizes",
+    "mask_starts",
     "mask_width",
     "no_masks",
     "none_allowed",
@@ -54,6 +56,28 @@ def mask_sizes(space: Space) -> np.ndarray:
         f"the action space is {space}; only Discrete, MultiDiscrete and MultiBinary spaces have "
         "action masks"
     )
+
+
+def mask_starts(space: Space) -> np.ndarray:
+    """Return where in a mask the values of each part of an action begin, int64 (K,).
+
+    Raises:
+        NoActionMaskError: There are no masks for such a space.
+    """
+    sizes = mask_sizes(space)
+    return np.cumsum(sizes) - sizes
+
+
+def allow_something(bits: np.ndarray, starts: np.ndarray) -> Any:
+    """Return which masks, bool (B, width), have a value for each part of an action, bool (B,).
+
+    Args:
+        bits: The masks.
+        starts: See `mask_starts`.
+    """
+    if len(starts) == 1:
+        return bits.any(axis=1)
+    return np.logical_or.reduceat(bits, starts, axis=1).all(axis=1)
 
 
 def mask_width(space: Space) -> int:
@@ -261,15 +285,7 @@ class LatestMasks:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Where the entries of each part of an action begin, int64 (K,)."""
-        sizes = mask_sizes(self._space)
-        return np.cumsum(sizes) - sizes
-
-    def _allow_something(self, bits: np.ndarray) -> Any:
-        """Whether there is a value for each part of an action, bool (B,)."""
-        if len(self._starts) == 1:
-            return bits.any(axis=1)
-        return np.logical_or.reduceat(bits, self._starts, axis=1).all(axis=1)
+        return mask_starts(self._space)
 
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
@@ -339,7 +355,7 @@ class LatestMasks:
         if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
             bits = values.astype(np.bool_)
             is_right = values.dtype == np.bool_ or (bits == values).all()
-            if is_right and self._allow_something(bits).all():
+            if is_right and allow_something(bits, self._starts).all():
                 return bits.view(np.int8)
         env_ids = np.arange(self._num_envs)[rows]
         is_over = self.is_over[rows]
@@ -372,7 +388,7 @@ class LatestMasks:
                         needed[row] = False
                         continue
                     raise _named(error, env_ids[row]) from None
-        is_empty = ~(self._allow_something(bits) & needed)
+        is_empty = ~(allow_something(bits, self._starts) & needed)
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):

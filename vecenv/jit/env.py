@@ -6,6 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.errors import NoActionMaskError
-from vecenv.core.masks import MASK_KEY, none_allowed
+from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import Outputs, SlotCheck
@@ -274,14 +275,24 @@ class JitVectorEnv(VecEnv):
             out = np.zeros((count, self._mask_width), np.int8)
         plain = np.asarray(out).view(_BOOL)
         if self._write_masks(plain, env_ids):
-            row = int(np.flatnonzero(~plain.any(axis=1))[0])
+            row = int(np.flatnonzero(~allow_something(plain, self._mask_starts))[0])
             raise none_allowed(row if env_ids is None else int(env_ids[row]))
         return out
+
+    @cached_property
+    def _mask_starts(self) -> np.ndarray:
+        return mask_starts(self.single_action_space)
 
     def _write_masks(self, masks: np.ndarray, env_ids: np.ndarray | None) -> int:
         """Write masks, bool (B, width); return how many allow nothing though they should."""
         arrays = {} if env_ids is None else {"env_ids": env_ids}
-        return self._run_without_actions(MASK, len(masks), masks=masks, **arrays)
+        num_empty = self._run_without_actions(MASK, len(masks), masks=masks, **arrays)
+        if len(self._mask_starts) > 1:  # the compiled loop looks at whole masks only
+            is_over = self._runs["episode_over"][slice(None) if env_ids is None else env_ids]
+            lacks = ~allow_something(masks, self._mask_starts)
+            masks[lacks & is_over] = True  # whose actions do not matter
+            num_empty = int(np.count_nonzero(lacks & ~is_over))
+        return num_empty
 
     def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
