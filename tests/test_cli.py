@@ -731,19 +731,26 @@ def test_envs_lists_spaces(capsys):
     assert "CartPole-v0" not in out.replace("JitCartPole", "")
 
 
-def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch):
-    def make(**kwargs):
-        raise gym.error.DependencyNotInstalled(':bug: run `pip install "gymnasium[mine]"`')
+def list_with_one_missing(name, told, word, capsys, monkeypatch):
+    """What `envs --all word` prints in 80 columns, with an env that can't be made."""
 
-    name = "InvertedDoublePendulumOfMine-v0"
+    def make(**kwargs):
+        raise gym.error.DependencyNotInstalled(told)
+
     gym.register(name, make, disable_env_checker=True)
     monkeypatch.setenv("COLUMNS", "80")
     try:
-        assert main(["envs", "--all", "ofmine"]) == 0
+        assert main(["envs", "--all", word]) == 0
     finally:
         gym.registry.pop(name)
     out = capsys.readouterr().out
     assert name in out
+    return out
+
+
+def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch):
+    name, told = "InvertedDoublePendulumOfMine-v0", ':bug: run `pip install "gymnasium[mine]"`'
+    out = list_with_one_missing(name, told, "ofmine", capsys, monkeypatch)
     cells = [line.split()[-1:] for line in out.splitlines()]
     assert '"gymnasium[mine]"' in "".join(word for cell in cells for word in cell)
     assert ":bug:" in out  # no emoji
@@ -751,18 +758,8 @@ def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch)
 
 
 def test_envs_shows_the_compiled_one_in_full_beside_long_reasons(capsys, monkeypatch):
-    def make(**kwargs):
-        raise gym.error.DependencyNotInstalled('It is missing, run `pip install "packages[mine]"`')
-
-    name = "InvertedDoublePendulum-v99"
-    gym.register(name, make, disable_env_checker=True)
-    monkeypatch.setenv("COLUMNS", "80")
-    try:
-        assert main(["envs", "--all", "pendulum-v"]) == 0
-    finally:
-        gym.registry.pop(name)
-    out = capsys.readouterr().out
-    assert name in out
+    name, told = "InvertedDoublePendulum-v99", 'It is missing, run `pip install "packages[mine]"`'
+    out = list_with_one_missing(name, told, "pendulum-v", capsys, monkeypatch)
     assert out.split().count("JitPendulum-v1") == 2  # its own line, and that of Pendulum-v1
 
 

@@ -79,7 +79,8 @@ class DeviceRing:
         fields = layout.fields
         views = view_fields(rows, [plan_view(field) for field in fields.values()])
         self._columns = dict(zip(fields, views, strict=True))
-        self._writer = RowWriter(layout, rows, self._capacity, self._num_rings)
+        with allocation("the plan of rows", 12 * layout.stride, device, _ADVICE):
+            self._writer = RowWriter(layout, rows, self._capacity, self._num_rings)
         self._totals, self._pointers, self._last, self._stopped = (
             self._state[int(state[place]) :][: int(state[size])]
             for place, size in (
@@ -92,7 +93,8 @@ class DeviceRing:
     @property
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
-        return self._state.nbytes + self._slots.nbytes + self._free.nbytes + self._blocks.nbytes
+        on_device = self._state.nbytes + self._slots.nbytes + self._free.nbytes
+        return on_device + self._writer.nbytes + self._blocks.nbytes
 
     @property
     def count(self) -> torch.Tensor:
@@ -202,6 +204,8 @@ class DeviceRing:
         else:
             for path, column in brought.items():
                 self._columns[path].index_copy_(0, rows, column)
+            if self._has_links:
+                self._columns["link"].index_fill_(0, rows, 0)
         if self._has_links:
             self._commit_links(plan, rows)
         self._count(count)
@@ -292,7 +296,6 @@ class DeviceRing:
 
     def _commit_links(self, plan: dict[str, Any], rows: torch.Tensor) -> None:
         links, kept = self._columns["link"], self._kept
-        links.index_fill_(0, rows, 0)
         links.index_copy_(0, plan["linked"], plan["links"])
         self._last.copy_(plan["last"])
         self._stopped.copy_(plan["stopped"])
@@ -311,7 +314,7 @@ class RowWriter:
     """Writes all columns of an add by one kernel, each word of the rows once, in order.
 
     Column by column, as operations of torch do it, rows are written as often as they have columns,
-    most of them few bytes that lie far apart.
+    most of them few bytes that lie far apart. Links, which an add has no columns of, become 0.
 
     Args:
         layout: Of a row.
@@ -336,6 +339,11 @@ class RowWriter:
         self._aligned = [place for place in range(len(self._fields)) if place in whole]
         with torch.inference_mode(False):
             self._plans = [torch.from_numpy(plan).to(rows.device) for plan in (words, parts)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(plan.nbytes for plan in self._plans)
 
     def _plan(self, word_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         """What `add_thread` needs to know of words and of bytes, int32 (W, 3) and (stride, 3)."""
