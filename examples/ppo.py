@@ -42,6 +42,7 @@ from vecenv.learn import (
     Ranks,
     Run,
     RunError,
+    describe_graphs,
     evaluate,
     load_checkpoint,
 )
@@ -481,13 +482,17 @@ class Trainer:
             max_grad_norm=options.max_grad_norm,
             deferred=self.is_captured,
         )
+        self.graphs = dict[str, Graph[Any]]()
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
             once = ("learn_once",) if self.ranks.size == 1 else ()
             for name in ("collect", "compute_advantages", *once):
-                generators, call = [self.rollout.generator], getattr(self, name)
-                setattr(self, name, Graph(call, options.device, generators=generators, log=print))
+                self.graphs[name] = Graph(
+                    getattr(self, name), options.device, generators=[self.rollout.generator],
+                    log=print, is_timed=options.profile,
+                )  # fmt: skip
+                setattr(self, name, self.graphs[name])
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
@@ -813,7 +818,8 @@ def train(
             envs.timing.enable()
         trainer.train(run)
         if options.profile:
-            print(envs.timing.report())
+            # Of envs in graphs the host sees no step.
+            print(describe_graphs(trainer.graphs) or envs.timing.report())
         envs.close()
         if ranks.rank > 0:
             raise SystemExit(0)  # the first one does the rest

@@ -30,6 +30,7 @@ from vecenv.learn import (
     Graph,
     Run,
     RunError,
+    describe_graphs,
     evaluate,
     load_checkpoint,
 )
@@ -236,7 +237,10 @@ class Trainer:
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator]
             generators = [one for one in generators if self.is_on_gpu]
-            self.learn = Graph(self.learn, options.device, generators=generators, log=print)
+            self.learn = Graph(
+                self.learn, options.device, generators=generators, log=print,
+                is_timed=options.profile,
+            )  # fmt: skip
 
     @property
     def is_on_gpu(self) -> bool:
@@ -364,12 +368,15 @@ class Trainer:
                 returns = self.collect()
                 run.add_episodes(self.steps, returns)
                 due = options.update_ratio * (self.steps - options.learning_starts)
-                while self.num_updates < due:
-                    scalars = self.learn()
-                    self.num_updates += 1
-                if before // 200 < self.steps // 200:
-                    self.check()
-                    run.add_episodes(self.steps, self.ended())
+                with self.timing.phase("learner"):
+                    while self.num_updates < due:
+                        scalars = self.learn()
+                        self.num_updates += 1
+                    if is_due := before // 200 < self.steps // 200:
+                        self.check()
+                        returns = self.ended()
+                if is_due:
+                    run.add_episodes(self.steps, returns)
                     speed = (self.steps - first) / (perf_counter() - begin)
                     recent = run.recent_return()
                     run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
@@ -379,6 +386,11 @@ class Trainer:
                     self.save(run)
             progress.update(task, completed=self.steps)
         self.save(run)
+
+    def report(self) -> str:
+        """Say where the time went; of a graph the device says it."""
+        graphs = {"update": self.learn} if isinstance(self.learn, Graph) else {}
+        return f"{self.timing.report()}\n{describe_graphs(graphs)}".rstrip("\n")
 
     def save(self, run: Run) -> None:
         self.check()
@@ -487,7 +499,7 @@ def main(options: Options) -> EvaluationResult:
                 envs.timing.enable()
             trainer.run(run)
             if options.profile:
-                print(envs.timing.report())
+                print(trainer.report())
             trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"

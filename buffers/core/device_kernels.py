@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import struct
 import subprocess
 import tempfile
 import types
@@ -34,6 +35,8 @@ __all__ = ["DeviceKernel", "Launch", "Lowered"]
 _BLOCK_SIZE = 128  # threads
 _ENTRY = "buffers_kernel"
 _OPTIONS = {"opt": 3}
+# Numbers as `struct` packs them, each into eight bytes.
+_CODES = {"int64": "q", "float32": "f4x", "float64": "d"}
 _INSTALL = 'pip install "vecenv[cuda]"'
 
 _logger = logging.getLogger("buffers")
@@ -248,10 +251,10 @@ def pack_arguments(kinds: tuple[str, ...], arguments: tuple[Any, ...]) -> np.nda
     >>> pack_arguments(("int64", "float32"), (7, 1.0)).tolist()
     [7, 1065353216]
     """
-    values = np.zeros(len(kinds), np.int64)
-    for place, (kind, given) in enumerate(zip(kinds, arguments, strict=True)):
-        if kind.endswith("*"):
-            values[place] = given.data_ptr() if isinstance(given, torch.Tensor) else given
-        else:
-            values[place : place + 1].view(kind)[0] = given
-    return values
+    given = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
+    return np.frombuffer(_packing(kinds).pack(*given), np.int64)
+
+
+@functools.cache
+def _packing(kinds: tuple[str, ...]) -> struct.Struct:
+    return struct.Struct("=" + "".join("Q" if k.endswith("*") else _CODES[k] for k in kinds))

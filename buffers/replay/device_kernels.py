@@ -27,70 +27,72 @@ cuda: Any = None
 
 
 @functools.cache
-def add_kernel(word: str) -> DeviceKernel:
-    """`add_thread` that writes rows in words of this kind, "uint64" or "uint32"."""
-    columns = (f"{word}*",) * MAX_COLUMNS + ("uint8*",) * MAX_COLUMNS
-    plans = "int32*", "int32*", "int64*", f"{word}*", "int64*"
-    return DeviceKernel(add_thread, (*columns, *plans, *("int64",) * 6))
+def add_kernel(unit: str) -> DeviceKernel:
+    """`add_thread` that copies in units of this kind, such as "uint64"."""
+    addresses = *(f"{unit}*",) * (MAX_COLUMNS + 1), "int32*", "int64*", "int64*"
+    return DeviceKernel(add_thread, (*addresses, *("int64",) * 6))
 
 
 def add_thread(
-    words_0, words_1, words_2, words_3, words_4, words_5,
-    words_6, words_7, words_8, words_9, words_10, words_11,
-    bytes_0, bytes_1, bytes_2, bytes_3, bytes_4, bytes_5,
-    bytes_6, bytes_7, bytes_8, bytes_9, bytes_10, bytes_11,
-    word_plan, byte_plan, pointers, table, added,
-    count, shift, row_words, word_bytes, capacity, num_rings,
+    column_0, column_1, column_2, column_3, column_4, column_5,
+    column_6, column_7, column_8, column_9, column_10, column_11,
+    table, plan, pointers, added,
+    count, num_units, shift, row_units, capacity, num_rings,
 ):  # fmt: skip
-    """Write one word of a row that is added; see `RowWriter`.
+    """Write one unit of four rows that are added; see `RowWriter`.
+
+    Four reads are under way at once, and what has to be found out before serves them all.
 
     Args:
-        words_0 ... words_11: Columns, contiguous, in words of a row.
-        bytes_0 ... bytes_11: The same memory as bytes.
-        word_plan: (row_words * 3,), of each word: the column it comes from whole, or -1 if it is
-            put together of bytes; words of this column per row; and which one of these.
-        byte_plan: (row_words * word_bytes * 3,), the same of bytes; -1 stands for 0.
+        column_0 ... column_11: Contiguous, in units.
+        table: (num_rows * row_units,), written.
+        plan: (num_units * 4,), of each unit: where it is in a row; the column it comes from, or -1
+            if it is 0; units of this column per row; and which one of these.
         pointers: (num_rings,), rows of rings that are written next.
-        table: (num_rows * row_words,), written.
         added: (count,), written: the rows.
-        count, shift: Rows that are added, each by 2 ** shift threads.
-        row_words, word_bytes: Words of a row, and bytes of a word.
+        count, num_units, shift: Rows that are added, each four by 2 ** shift threads, of which
+            as many as there are units have work.
+        row_units: Units of a row.
         capacity, num_rings: Rows of a ring, and rings; if several, each gets one row.
     """
     thread = cuda.grid(1)
-    place = thread >> shift
-    word = thread - (place << shift)
-    if place >= count or word >= row_words:
+    group = thread >> shift
+    unit = thread - (group << shift)
+    place_0 = group << 2
+    if place_0 >= count or unit >= num_units:
         return
+    # The last rows are written several times, with the same in them, where four are too many.
+    place_1, place_2 = min(place_0 + 1, count - 1), min(place_0 + 2, count - 1)
+    place_3 = min(place_0 + 3, count - 1)
     if num_rings == 1:
-        row = pointers[0] + place
-        if row >= capacity:
-            row -= capacity
+        begin = pointers[0]
+        row_0, row_1 = begin + place_0, begin + place_1
+        row_2, row_3 = begin + place_2, begin + place_3
+        row_0 = row_0 - capacity if row_0 >= capacity else row_0
+        row_1 = row_1 - capacity if row_1 >= capacity else row_1
+        row_2 = row_2 - capacity if row_2 >= capacity else row_2
+        row_3 = row_3 - capacity if row_3 >= capacity else row_3
     else:
-        row = place * capacity + pointers[place]
-    if word == 0:
-        added[place] = row
-    target = row * row_words + word
-    column = word_plan[3 * word]
+        row_0 = place_0 * capacity + pointers[place_0]
+        row_1 = place_1 * capacity + pointers[place_1]
+        row_2 = place_2 * capacity + pointers[place_2]
+        row_3 = place_3 * capacity + pointers[place_3]
+    if unit == 0:
+        added[place_0], added[place_1] = row_0, row_1
+        added[place_2], added[place_3] = row_2, row_3
+    at, column = np.int64(plan[4 * unit]), plan[4 * unit + 1]
+    width, offset = np.int64(plan[4 * unit + 2]), np.int64(plan[4 * unit + 3])
+    value_0 = value_1 = value_2 = value_3 = np.uint64(0)
     if column >= 0:
-        words = (
-            words_0, words_1, words_2, words_3, words_4, words_5,
-            words_6, words_7, words_8, words_9, words_10, words_11,
+        columns = (
+            column_0, column_1, column_2, column_3, column_4, column_5,
+            column_6, column_7, column_8, column_9, column_10, column_11,
         )  # fmt: skip
-        table[target] = words[column][place * word_plan[3 * word + 1] + word_plan[3 * word + 2]]
-        return
-    parts = (
-        bytes_0, bytes_1, bytes_2, bytes_3, bytes_4, bytes_5,
-        bytes_6, bytes_7, bytes_8, bytes_9, bytes_10, bytes_11,
-    )  # fmt: skip
-    whole = np.uint64(0)
-    for byte in range(word_bytes):
-        at = 3 * (word * word_bytes + byte)
-        column = byte_plan[at]
-        if column >= 0:
-            part = parts[column][place * byte_plan[at + 1] + byte_plan[at + 2]]
-            whole |= np.uint64(part) << np.uint64(8 * byte)
-    table[target] = whole
+        source = columns[np.uint64(column)]
+        value_0, value_1 = source[place_0 * width + offset], source[place_1 * width + offset]
+        value_2, value_3 = source[place_2 * width + offset], source[place_3 * width + offset]
+    table[row_0 * row_units + at], table[row_1 * row_units + at] = value_0, value_1
+    table[row_2 * row_units + at], table[row_3 * row_units + at] = value_2, value_3
 
 
 @functools.cache

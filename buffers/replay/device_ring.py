@@ -79,7 +79,7 @@ class DeviceRing:
         fields = layout.fields
         views = view_fields(rows, [plan_view(field) for field in fields.values()])
         self._columns = dict(zip(fields, views, strict=True))
-        with allocation("the plan of rows", 12 * layout.stride, device, _ADVICE):
+        with allocation("the plan of rows", 16 * layout.stride, device, _ADVICE):
             self._writer = RowWriter(layout, rows, self._capacity, self._num_rings)
         self._totals, self._pointers, self._last, self._stopped = (
             self._state[int(state[place]) :][: int(state[size])]
@@ -311,7 +311,7 @@ class DeviceRing:
 
 
 class RowWriter:
-    """Writes all columns of an add by one kernel, each word of the rows once, in order.
+    """Writes all columns of an add by one kernel, launched for words of rows, and for other bytes.
 
     Column by column, as operations of torch do it, rows are written as often as they have columns,
     most of them few bytes that lie far apart. Links, which an add has no columns of, become 0.
@@ -325,40 +325,22 @@ class RowWriter:
 
     def __init__(self, layout: RowLayout, rows: torch.Tensor, capacity: int, num_rings: int):
         self._rows, self._capacity, self._num_rings = rows, capacity, num_rings
-        self._fields = [field for path, field in layout.fields.items() if path != "link"]
-        plans = [self._plan(word_bytes) for word_bytes in (8, 4)]
-        num_loads = [
-            sum(1 if column >= 0 else word_bytes for column in words[:, 0])
-            for (words, _), word_bytes in zip(plans, (8, 4), strict=True)
-        ]
-        self._word_bytes = 8 if num_loads[0] <= num_loads[1] else 4
-        words, parts = plans[0 if self._word_bytes == 8 else 1]
-        self._row_words = len(words)
-        self._shift = max(len(words) - 1, 0).bit_length()  # each word has a thread
-        whole = set(words[:, 0].tolist())
-        self._aligned = [place for place in range(len(self._fields)) if place in whole]
+        self._paths = [path for path in layout.fields if path != "link"]
+        plans = [plan_units(layout, word) for word in (8, 4)]
+        words, parts = min(plans, key=lambda both: sum(map(len, both)))
+        self._word_bytes = 8 if words is plans[0][0] else 4
+        self._aligned = set(words[:, 1].tolist()) - {-1}
         with torch.inference_mode(False):
-            self._plans = [torch.from_numpy(plan).to(rows.device) for plan in (words, parts)]
+            self._plans = [
+                (unit, torch.from_numpy(plan).to(rows.device))
+                for unit, plan in ((self._word_bytes, words), (1, parts))
+                if len(plan)
+            ]
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        return sum(plan.nbytes for plan in self._plans)
-
-    def _plan(self, word_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-        """What `add_thread` needs to know of words and of bytes, int32 (W, 3) and (stride, 3)."""
-        stride = self._rows.shape[1]
-        words = np.zeros((stride // word_bytes, 3), np.int32)
-        parts = np.zeros((stride, 3), np.int32)
-        words[:, 0] = parts[:, 0] = -1
-        for place, field in enumerate(self._fields):
-            size, begin = field.nbytes, field.offset
-            for plan, unit in ((parts, 1), (words, word_bytes)):
-                if size % unit == begin % unit == 0:
-                    of_field = plan[begin // unit :][: size // unit]
-                    of_field[:, 0], of_field[:, 1] = place, size // unit
-                    of_field[:, 2] = np.arange(size // unit)
-        return words, parts
+        return sum(plan.nbytes for _, plan in self._plans)
 
     def prepare(self, columns: Mapping[str, torch.Tensor]) -> Callable[..., None] | None:
         """How columns (K, ...) by path are written to where the rings go on, or None.
@@ -368,22 +350,44 @@ class RowWriter:
             operations of torch have to do: there is no kernel, columns are missing or too many,
             or begin in the middle of a word.
         """
-        fields, word_bytes = self._fields, self._word_bytes
-        count = len(columns["rewards"])
-        if not count or len(fields) > MAX_COLUMNS or any(f.path not in columns for f in fields):
+        paths, count = self._paths, len(columns["rewards"])
+        if not count or len(paths) > MAX_COLUMNS or any(path not in columns for path in paths):
             return None
-        launch = add_kernel(f"uint{8 * word_bytes}").on(self._rows.device)
-        if launch is None:
+        launches = [add_kernel(f"uint{8 * unit}").on(self._rows.device) for unit, _ in self._plans]
+        if None in launches:
             return None
-        given: list[Any] = [columns[field.path].contiguous() for field in fields]
-        if any(given[place].data_ptr() % word_bytes for place in self._aligned):
+        given: list[Any] = [columns[path].contiguous() for path in paths]
+        if any(given[place].data_ptr() % self._word_bytes for place in self._aligned):
             return None
         given += [0] * (MAX_COLUMNS - len(given))
 
         def write(pointers: torch.Tensor, rows: torch.Tensor) -> None:
-            launch(
-                count << self._shift, *given, *given, *self._plans, pointers, self._rows, rows,
-                count, self._shift, self._row_words, word_bytes, self._capacity, self._num_rings,
-            )  # fmt: skip
+            for launch, (unit, plan) in zip(launches, self._plans, strict=True):
+                assert launch is not None
+                shift = (len(plan) - 1).bit_length()
+                launch(
+                    (count + 3) // 4 << shift, *given, self._rows, plan, pointers, rows, count,
+                    len(plan), shift, self._rows.shape[1] // unit, self._capacity, self._num_rings,
+                )  # fmt: skip
 
         return write
+
+
+def plan_units(layout: RowLayout, word_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `add_thread` needs to know of words and of other bytes, int32 (W, 4) and (B, 4).
+
+    A field is copied in words if it begins with one and fills them. Bytes between fields are left.
+    """
+    words, parts = [np.zeros((0, 4), np.int32)], [np.zeros((0, 4), np.int32)]
+    place = 0
+    for path, field in layout.fields.items():
+        is_whole = field.offset % word_bytes == field.nbytes % word_bytes == 0
+        unit = word_bytes if is_whole else 1
+        number = field.nbytes // unit
+        plan = np.empty((number, 4), np.int32)
+        plan[:, 0] = field.offset // unit + np.arange(number)
+        plan[:, 1] = -1 if path == "link" else place
+        plan[:, 2], plan[:, 3] = number, np.arange(number)
+        (words if is_whole else parts).append(plan)
+        place += path != "link"
+    return np.concatenate(words), np.concatenate(parts)

@@ -280,7 +280,12 @@ class ReplayStorage:
             if self.successors is not None:
                 self.successors.is_captured = True
         ring.add(columns)
-        if not ring.is_captured:  # episodes that are over are known to the device
+        if ring.is_captured:
+            return True
+        # What is behind the counts, such as the newest rows, is read back from the device.
+        if self.state[at.NUM_RINGS] == 1:
+            take_rows(self.state, count)
+        else:
             rows, befores, envs = np.empty((3, count), np.int64)
             place_rows(self.state, env_ids, np.zeros(count, np.bool_), rows, befores, envs)
         return True

@@ -15,7 +15,7 @@ from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games
 from vecenv.learn.gradient import Gradient
-from vecenv.learn.graphs import Graph
+from vecenv.learn.graphs import Graph, describe_graphs
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
@@ -33,6 +33,7 @@ __all__ = [
     "Ranks",
     "Run",
     "RunError",
+    "describe_graphs",
     "draw_curve",
     "evaluate",
     "evaluate_games",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "describe_graphs"]
 
 _Result = TypeVar("_Result")
 _WARMUPS = 2
@@ -31,6 +32,7 @@ class Graph(Generic[_Result]):
         device: Where its work is done.
         generators: Of torch, on the device, that it draws with, beside the device's own.
         log: Takes a sentence if capturing fails; None sends it to the logger "vecenv.learn".
+        is_timed: Let the device take the time of replays, for `device_time`.
 
     Attributes:
         is_captured: Whether calls replay a graph.
@@ -49,6 +51,7 @@ class Graph(Generic[_Result]):
         *,
         generators: Iterable[torch.Generator | None] = (),
         log: Callable[[str], Any] | None = None,
+        is_timed: bool = False,
     ):
         self._function, self._device = function, torch.device(device)
         self._generators = [generator for generator in generators if generator is not None]
@@ -58,6 +61,8 @@ class Graph(Generic[_Result]):
         self._graph: Any = None
         self._stream: Any = None  # of the first calls
         self._result: Any = None
+        self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
+        self._events: deque[tuple[Any, Any]] = deque()  # of replays whose time is not read yet
 
     @property
     def is_captured(self) -> bool:
@@ -78,8 +83,32 @@ class Graph(Generic[_Result]):
             self._capture()
         if self._graph is None:
             return self._function()
+        if not self._is_timed:
+            self._graph.replay()
+            return self._result
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(self._device)
+        begin.record(stream)
         self._graph.replay()
+        end.record(stream)
+        self._events.append((begin, end))
+        while self._events and self._events[0][1].query():
+            self._read_time()
         return self._result
+
+    def _read_time(self) -> None:
+        begin, end = self._events.popleft()
+        self._num_timed, self._timed_ms = (
+            self._num_timed + 1,
+            self._timed_ms + begin.elapsed_time(end),
+        )
+
+    def device_time(self) -> tuple[int, float]:
+        """Replays that were timed, and the device's seconds for them all; waits for the device."""
+        while self._events:
+            self._events[0][1].synchronize()
+            self._read_time()
+        return self._num_timed, self._timed_ms / 1e3
 
     def _warm_up(self) -> _Result:
         """Call the function on a stream of its own, as a capture will."""
@@ -109,3 +138,22 @@ class Graph(Generic[_Result]):
             )
             return
         self._graph, self._result = graph, result
+
+
+def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:
+    """Lines that say how often graphs were replayed, and the device's time for it; waits for it.
+
+    Those that were not captured, or are not timed, have none.
+
+    Args:
+        graphs: By name.
+    """
+    times = {name: graph.device_time() for name, graph in graphs.items()}
+    whole = sum(seconds for _, seconds in times.values())
+    width = max(map(len, graphs), default=0)
+    return "\n".join(
+        f"graph {name:{width}}  {count:7,} x {1e3 * seconds / count:9.3f} ms of the device, "
+        f"{seconds:8.2f} s, {seconds / whole:4.0%}"
+        for name, (count, seconds) in times.items()
+        if count
+    )

@@ -1,6 +1,7 @@
 """Adds of tensors on a device, which the host does not see, against those of arrays on the CPU."""
 
 import pickle
+from functools import partial
 from itertools import cycle, repeat
 
 import device_kernels
@@ -174,7 +175,7 @@ def test_rows_that_one_kernel_writes_are_those_of_the_cpu(way, kind, option, spa
         with monkeypatch.context() as patch:
             seen = device_kernels.use(patch, way)
             direct.add(**{name: moved(column) for name, column in rows.items()})
-            assert seen.count("add_thread") == 1
+            assert 1 <= seen.count("add_thread") <= 2
             assert seen.count("count_thread") == (kind is not PerEnvReplayBuffer)
         if number % 4 == 0:
             check_same(plain, direct)
@@ -197,13 +198,14 @@ def test_columns_that_a_kernel_cannot_take_are_written_one_by_one(is_shifted, mo
             shifted = torch.zeros(1 + 4 * NUM_ENVS)[1:].view(NUM_ENVS, 4)
             tensors["obs"] = shifted.copy_(tensors["obs"])
         direct.add(**tensors)
-    assert seen.count("add_thread") == (2 if is_shifted else 0)
+    assert seen.count("add_thread") == (4 if is_shifted else 0)
     check_same(plain, direct)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "kernel", [lambda: add_kernel("uint64"), lambda: add_kernel("uint32"), count_kernel]
+    "kernel",
+    [*(partial(add_kernel, unit) for unit in ("uint64", "uint32", "uint8")), count_kernel],
 )
 def test_kernels_of_adds_spill_nothing(kernel):
     device_kernels.check_resources(kernel(), most_registers=64)
