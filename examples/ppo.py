@@ -817,7 +817,7 @@ def train(
         if options.profile:
             envs.timing.enable()
         trainer.train(run)
-        if options.profile:
+        if options.profile and envs.timing.total_ns:
             # Of envs in graphs the host sees no step.
             print(describe_graphs(trainer.graphs) or envs.timing.report())
         envs.close()

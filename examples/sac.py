@@ -498,7 +498,7 @@ def main(options: Options) -> EvaluationResult:
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)
-            if options.profile:
+            if options.profile and envs.timing.total_ns:
                 print(trainer.report())
             trainer.buffer.close()
             envs.close()

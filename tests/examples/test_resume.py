@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_files import last_state
+from example_files import last_state, load_example
+
+from vecenv.learn import Run
 
 ROOT = Path(__file__).parents[2]
 NUM_UPDATES = 150
@@ -93,3 +95,21 @@ def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, t
     differing = [name for name, value in states[0].items() if states[1].get(name) != value]
     # Pickles of equal envs need not have equal bytes.
     assert [name for name in differing if not name.startswith("/envs")] == []
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "dqn"])
+def test_a_profile_of_no_step_is_left_out(name, tmp_path, monkeypatch, capsys):
+    """A signal came before the first one."""
+    example, env_id = load_example(name), "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    enter = Run.__enter__
+
+    def stopped(run):
+        enter(run).should_stop = True
+        return run
+
+    monkeypatch.setattr(Run, "__enter__", stopped)
+    options = {"env_id": env_id, "num_envs": 2, "total_steps": 1000, "compile": "off"}
+    example.main(example.Options(**options, eval_episodes=1, save=tmp_path, profile=True))
+    told = capsys.readouterr().out
+    assert "go on with" in told or "--resume" in told
+    assert "where the time goes" not in told

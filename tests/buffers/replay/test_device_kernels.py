@@ -161,6 +161,13 @@ def test_sums_follow_where_only_the_kernel_of_updates_is_there(monkeypatch):
     torch.testing.assert_close(by_torch._sums, found._sums)
 
 
+def test_sums_are_compiled_before_an_add_is_captured(monkeypatch):
+    seen = []
+    monkeypatch.setattr(DeviceKernel, "on", lambda self, device: seen.append(self.name))
+    some_sums().insert(10, 10, 10)
+    assert "sum_thread" in seen
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_updates_of_priorities_are_those_of_torch(way, monkeypatch):
     leaves = torch.tensor([0, 7, 7, 2499, 2500, -1, 5000, 1500, 3, 4, 2999])
