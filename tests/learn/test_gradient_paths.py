@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from buffers import RolloutBatch
-from vecenv.learn import Adam, Gradient
+from vecenv.learn import Adam, Gradient, choosing
 from vecenv.learn.choosing import remove_torn_library
 from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
 
@@ -584,6 +584,27 @@ def test_arguments_are_checked():
         Gradient(nn.Tanh(), ppo_loss)
     with pytest.raises(ValueError, match=r"are torch\.float64, expected torch\.float32"):
         Gradient(make_agent().double(), ppo_loss)
+
+
+@pytest.mark.parametrize(
+    ("width", "seconds", "expected"),
+    [(250, [1.0, 2.0], "medium"), (250, [1.9, 2.0], None), (100, [], None)],
+)
+def test_few_rows_of_wide_layers_take_the_quicker_products(width, seconds, expected, monkeypatch):
+    class Kept:  # so that no processor rounds
+        def __init__(self, *wanted):
+            asked.append(wanted[0])
+
+        __enter__ = __exit__ = lambda self, *_: None
+
+    asked, seconds = [], list(seconds)
+    monkeypatch.setattr(choosing, "Settings", Kept)
+    monkeypatch.setattr(choosing._Choice, "_time_autograd", lambda self: seconds.pop(0))
+    gradient = Gradient(nn.Linear(width, width), lambda m, x: m(x).square().mean(), compile="off")
+    gradient(torch.rand(300, width))
+    assert gradient.plan["precision"] == expected
+    assert not seconds
+    assert asked == (["medium"] if width == 250 else [])
 
 
 @pytest.mark.gpu

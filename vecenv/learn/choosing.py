@@ -44,9 +44,11 @@ _COMPILE_SECONDS = 12.0  # of a network of a few layers, on one idle core
 _SAVED = 0.35  # of the time of autograd, at least
 _MANY_CALLS = 100_000  # stand for a number of calls that nobody told
 # A gradient is worth handing half of it to another thread from so many rows on, or products.
-_SPLIT_ROWS, _SPLIT_PRODUCTS = 1024, 16_000_000  # rows times weights
+_SPLIT_ROWS, _MANY_PRODUCTS = 1024, 16_000_000  # rows times weights
 _CLEARLY_SLOWER = 1.1  # of a thread's time: cores that are busy now may be idle later
-_MEDIUM_ROWS = 512  # fewer are quicker in MKL than in oneDNN
+# From so many rows on oneDNN is quicker than MKL. With fewer, but many products, it depends on the
+# processor: MKL leaves AVX-512 of other makers than Intel alone.
+_MEDIUM_ROWS, _CLEARLY_QUICKER = 512, 0.9
 
 Found = tuple[CompiledGradient, list[str], Reads]
 
@@ -239,6 +241,7 @@ class _Choice:
         self.layout: Layout | None = None
         self.unknown = self._take_apart()
         self.rows = next((len(leaf) for leaf in self.leaves if leaf.ndim), None)
+        self.num_products = (self.rows or 0) * sum(eager.weights.lengths)
 
     def _take_apart(self) -> str:
         """Read the layout of the batch; return why that is not possible."""
@@ -260,7 +263,7 @@ class _Choice:
         if reason:
             return plan._replace(reason=reason), None
         with Settings(precision):
-            seconds = _time(lambda: self.eager.run(self.eager.module, self.batch))
+            seconds = self._time_autograd()
         must = compile == "on" or self.given is not None
         calls = _MANY_CALLS if num_calls is None else num_calls
         saved = calls * seconds * _SAVED
@@ -308,17 +311,27 @@ class _Choice:
 
     def _choose_precision(self) -> str | None:
         """Take products that are quicker, if they have float32's error on this processor."""
-        if self.eager.weights.device.type != "cpu" or (self.rows or 0) < _MEDIUM_ROWS:
+        is_sure = (self.rows or 0) >= _MEDIUM_ROWS
+        if not is_sure and self.num_products < _MANY_PRODUCTS:
+            return None
+        if self.eager.weights.device.type != "cpu":
             return None
         if self.is_random or self.state.changed_buffers():
             return None
         try:
             with Settings("medium"):
                 _, gradient = self.eager.gradient(self.batch)
+                seconds = 0.0 if is_sure else self._time_autograd()
         except RuntimeError:  # set by another interface of torch: leave it so
             return None
         error = float((gradient - self.gradient).norm() / self.gradient.norm().clamp(min=1e-30))
-        return "medium" if error < (1e-5 if self.dtype == "float32" else 0.05) else None
+        if error >= (1e-5 if self.dtype == "float32" else 0.05):
+            return None
+        is_quicker = is_sure or seconds < _CLEARLY_QUICKER * self._time_autograd()
+        return "medium" if is_quicker else None
+
+    def _time_autograd(self) -> float:
+        return _time(lambda: self.eager.run(self.eager.module, self.batch))
 
     def _choose_split(self, threads: int | str) -> tuple[str | None, str]:
         """How results of parts are combined; None and a reason if the rows are not split."""
@@ -340,8 +353,7 @@ class _Choice:
         if isinstance(threads, int):
             return threads
         rows = self.rows or 0
-        products = rows * sum(self.eager.weights.lengths)
-        is_worth_it = rows >= _SPLIT_ROWS or products >= _SPLIT_PRODUCTS
+        is_worth_it = rows >= _SPLIT_ROWS or self.num_products >= _MANY_PRODUCTS
         return 2 if usable_cores() >= 2 and is_worth_it else 1
 
     def _test_split(self, parts: int) -> tuple[str | None, str]:
