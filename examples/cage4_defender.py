@@ -33,15 +33,14 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
-from vecenv.learn import Adam, Gradient, Run, RunError
+from vecenv.learn import Adam, Gradient, Run, RunError, evaluating
 
 NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
 BASELINES = {"react-restore": -1045.5, "KEEP (published)": -193.68}
 # Agents 0 to 3 watch a subnet each, agent 4 the last three: the first, how many, units of each.
 GROUPS = ((0, 4, 1), (4, 1, 3))
-OWN = np.zeros(
-    (NUM_AGENTS, 8), np.float32
-)  # subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF
+# Whose are the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
+OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
 CONTRACTORS = 4
 
@@ -425,9 +424,9 @@ def main(options: Options) -> float:
         )
         run.draw_curve(f"CAGE Challenge 4, seed {options.seed}", BASELINES)
     # The run has given back the signals: one is enough now.
-    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
     name = f"defender, {steps:,} steps"
-    result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)
+    with evaluating(f"{options.eval_episodes} episodes"):
+        result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)
     result.to_json(options.save / "evaluation.json")
     Console().print(result)
     print(f"{run.seconds:.0f} s; policy, curve and table: {options.save}")

@@ -24,7 +24,16 @@ from torch.optim.lr_scheduler import LinearLR
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate, load_checkpoint
+from vecenv.learn import (
+    Adam,
+    EvaluationResult,
+    Gradient,
+    Run,
+    RunError,
+    evaluate,
+    evaluating,
+    load_checkpoint,
+)
 
 
 @dataclass
@@ -395,8 +404,8 @@ def main(options: Options) -> EvaluationResult:
     best = options.save / "checkpoint" / "best.npz"
     if best.exists():  # DQN forgets: the last policy may be a bad one
         trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
-    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
-    result = trainer.evaluate(options.eval_episodes, seed=1_000_000)
+    with evaluating(f"{options.eval_episodes} episodes"):
+        result = trainer.evaluate(options.eval_episodes, seed=1_000_000)
     run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     print(result)
     return result

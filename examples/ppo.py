@@ -44,6 +44,7 @@ from vecenv.learn import (
     RunError,
     describe_graphs,
     evaluate,
+    evaluating,
     load_checkpoint,
 )
 
@@ -826,10 +827,10 @@ def train(
         save_agent(options.save / "policy.npz", agent, identity)
         run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
     # The run has given back the signals: one is enough now.
-    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
-    envs = make_envs(options, min(100, options.eval_episodes))
-    result = evaluate_agent(envs, agent, options)
-    envs.close()
+    with evaluating(f"{options.eval_episodes} episodes"):
+        envs = make_envs(options, min(100, options.eval_episodes))
+        result = evaluate_agent(envs, agent, options)
+        envs.close()
     run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     name = f"{options.env_id}, seed {options.seed}"
     print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")

@@ -38,6 +38,7 @@ from vecenv.learn import (
     Run,
     RunError,
     evaluate_games,
+    evaluating,
     load_checkpoint,
 )
 
@@ -541,12 +542,12 @@ def main(options: Options) -> dict[str, EvaluationResult]:
         envs.close()
         run.draw_curve(f"{options.env}, seed {options.seed}")
     # The run has given back the signals: one is enough now.
-    print(f"evaluating {options.eval_games} games; Ctrl-C leaves that out", flush=True)
-    games = make_envs(options, options.eval_games)
-    act = player(games, {name: lea.agent for name, lea in trainer.learners.items()})
-    given: Any = {"seed": 1_000_000 + options.seed, "device": options.device}
-    found = evaluate_games(act, games, options.eval_games, **given)
-    games.close()
+    with evaluating(f"{options.eval_games} games"):
+        games = make_envs(options, options.eval_games)
+        act = player(games, {name: lea.agent for name, lea in trainer.learners.items()})
+        given: Any = {"seed": 1_000_000 + options.seed, "device": options.device}
+        found = evaluate_games(act, games, options.eval_games, **given)
+        games.close()
     run.write_json("evaluation", {k: {"mean": x.mean, "ci95": x.ci95} for k, x in found.items()})
     print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
     for name, result in found.items():

@@ -32,6 +32,7 @@ from vecenv.learn import (
     RunError,
     describe_graphs,
     evaluate,
+    evaluating,
     load_checkpoint,
 )
 
@@ -513,8 +514,8 @@ def main(options: Options) -> EvaluationResult:
         return to_env(trainer.agent.act(obs.float()).cpu().numpy(), trainer.space)
 
     count, device = options.eval_episodes, options.device
-    print(f"evaluating {count} episodes; Ctrl-C leaves that out", flush=True)
-    result = evaluate(act, options.env_id, count, device=device, **on_cpu(options))
+    with evaluating(f"{count} episodes"):
+        result = evaluate(act, options.env_id, count, device=device, **on_cpu(options))
     run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     print(result)
     return result

@@ -12,7 +12,7 @@ from envs import CounterEnv, counters
 from gymnasium import spaces
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec, make_vec_agents
-from vecenv.learn import evaluate, evaluate_games
+from vecenv.learn import evaluate, evaluate_games, evaluating
 
 
 def zeros(obs):
@@ -210,3 +210,13 @@ def test_policies_that_ask_for_action_masks_get_those_of_the_envs():
 def test_wrong_arguments_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         evaluate(zeros, SyncVectorEnv(counters([1])), **kwargs)
+
+
+def test_ctrl_c_leaves_an_evaluation_out_with_a_sentence():
+    told = []
+    with pytest.raises(SystemExit) as ended, evaluating("9 games", told.append):
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert told == ["evaluating 9 games; Ctrl-C leaves that out", "the evaluation is left out"]
+    with pytest.raises(ZeroDivisionError), evaluating("9 games", told.append):
+        raise ZeroDivisionError

@@ -13,7 +13,7 @@ except ModuleNotFoundError as _error:
 
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
-from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games
+from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
 from vecenv.learn.gradient import Gradient
 from vecenv.learn.graphs import Graph, describe_graphs
 from vecenv.learn.moments import Moments
@@ -37,6 +37,7 @@ __all__ = [
     "draw_curve",
     "evaluate",
     "evaluate_games",
+    "evaluating",
     "load_checkpoint",
     "load_options",
 ]

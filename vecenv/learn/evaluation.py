@@ -6,7 +6,9 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.make import make_vec
 
-__all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games"]
+__all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
 
 _LONG = 100_000  # steps of an episode, after which the log says how long it is
 _logger = logging.getLogger("vecenv")
@@ -52,6 +54,30 @@ class EvaluationResult:
     def to_json(self) -> str:
         """Return all of it as JSON."""
         return json.dumps(asdict(self))
+
+
+@contextmanager
+def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
+    """Say that an evaluation begins; Ctrl-C inside of ``with`` ends the program with a sentence.
+
+    For the end of a program that has saved everything: its exit status is 130 then.
+
+    Args:
+        what: Such as "100 episodes".
+        log: Takes the sentences.
+
+    Example:
+        >>> with evaluating("2 episodes"):
+        ...     pass
+        evaluating 2 episodes; Ctrl-C leaves that out
+    """
+    log(f"evaluating {what}; Ctrl-C leaves that out")
+    sys.stdout.flush()  # of a file or pipe as well, before the long wait
+    try:
+        yield
+    except KeyboardInterrupt:
+        log("the evaluation is left out")
+        raise SystemExit(130) from None
 
 
 def evaluate(
