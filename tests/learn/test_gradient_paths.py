@@ -652,7 +652,8 @@ def test_what_a_killed_compiler_has_left_is_compiled_again(tmp_path):
             timeout=200, check=True,
         )  # fmt: skip
         found.append(done.stdout)
-        libraries = list(tmp_path.rglob("*.so"))
+        # Others are of torch's checks for instructions, such as those of bfloat16.
+        libraries = list(tmp_path.rglob("*.main.so"))
         assert libraries and all(library.stat().st_size for library in libraries)
         for library in libraries:
             library.write_bytes(b"")
