@@ -400,7 +400,8 @@ class RolloutStorage:
 
     def wait_for_device(self) -> None:
         """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
-        self._departures.wait()
+        if self.is_staged:
+            self._departures.wait()
 
     def gae_inputs(self) -> GaeInputs:
         """Tensors on the device if that is not the CPU, else arrays over the same memory."""
