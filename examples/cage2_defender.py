@@ -32,6 +32,7 @@ from vecenv.cage import (
     load_defender,
     save_defender,
 )
+from vecenv.learn import evaluating
 
 CELLS = (30, 50, 100)  # lengths of the challenge's episodes
 STEP_COLUMN = BlueMemory(1).step_column  # of an observation: steps made, of a hundred
@@ -92,10 +93,11 @@ def main(options: Options) -> Evaluation:
     """Train, play the nine cells of the challenge, and save."""
     if options.normalize:
         raise SystemExit("a defender plays without normalised inputs: leave --normalize out")
-    ppo.main(with_env(options), WINNER, Trainer)
+    ppo.train(with_env(options), WINNER, Trainer)
     policy, scenario = options.save / "defender.npz", cage2_scenario(options.rules)
     save_defender(policy, load_defender(options.save / "policy.npz", scenario).layers, scenario)
-    result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+    with evaluating(f"{options.eval_episodes} episodes a cell"):
+        result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
     Console().print(result)
     result.to_json(options.save / "evaluation.json")
     print(f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}")

@@ -78,7 +78,6 @@ def main(options: Options) -> None:
             learning_rate=2e-3,
             entropy_weight=0.03,  # with less, a better way to play is found by some seeds only
             compile="on",  # about ten seconds, which it takes to save twenty
-            eval_episodes=100,
             seed=options.seed,
             save=options.save,
             overwrite=True,
@@ -95,7 +94,7 @@ def main(options: Options) -> None:
         console.print(
             f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
         )
-        ppo.main(settings, cage2_defender.WINNER, cage2_defender.Trainer)
+        ppo.train(settings, cage2_defender.WINNER, cage2_defender.Trainer)
         with console.status("waiting for the policies it is compared with"):
             scores = [rival.result(timeout=600) for rival in rivals]
     trained = str(options.save / "policy.npz")

@@ -36,7 +36,7 @@ from buffers.datasets import (
     to_hdf5,
 )
 from vecenv import make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate
+from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate, evaluating
 
 
 @dataclass
@@ -235,7 +235,9 @@ def train(algorithm: str, buffer: SharedReplayBuffer, options: Options) -> Evalu
     if not all(map(torch.isfinite, scalars.values())):
         raise SystemExit(f"{algorithm} diverged: {scalars}; try a lower --learning-rate")
     torch.save(trainer.agent.state_dict(), options.save / f"{algorithm}.pt")
-    result = evaluate(trainer.act, options.env_id, options.eval_episodes, backend=options.backend)
+    count = options.eval_episodes
+    with evaluating(f"{count} episodes"):
+        result = evaluate(trainer.act, options.env_id, count, backend=options.backend)
     print(f"{algorithm}: {result} ({perf_counter() - begin:.0f} s)")
     return result
 

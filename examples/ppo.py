@@ -766,12 +766,28 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[..., 
     return envs, player(envs, agent, options)
 
 
-def main(
+def main(options: Options) -> EvaluationResult:
+    """Train, save, evaluate and report; other processes of torchrun than the first only train."""
+    run, trainer = train(options)
+    options = trainer.options
+    # The run has given back the signals: one is enough now.
+    with evaluating(f"{options.eval_episodes} episodes"):
+        envs = make_envs(options, min(100, options.eval_episodes))
+        result = evaluate_agent(envs, trainer.agent, options)
+        envs.close()
+    with refusing():
+        run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
+    name = f"{options.env_id}, seed {options.seed}"
+    print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
+    return result
+
+
+def train(
     options: Options,
     baselines: dict[str, float] | None = None,
     trainer_type: type[Trainer] = Trainer,
-) -> EvaluationResult:
-    """Train, save, evaluate and report; other processes of torchrun than the first only train.
+) -> tuple[Run, Trainer]:
+    """Train and save; other processes of torchrun than the first end then.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
     """
@@ -780,16 +796,16 @@ def main(
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     with refusing(), Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
-        return train(options, baselines, trainer_type, ranks)
+        return train_rank(options, baselines, trainer_type, ranks)
 
 
-def train(
+def train_rank(
     options: Options,
     baselines: dict[str, float] | None,
     trainer_type: type[Trainer],
     ranks: Ranks,
-) -> EvaluationResult:
-    """Do what `main` does, as one of the ranks."""
+) -> tuple[Run, Trainer]:
+    """Do what `train` does, as one of the ranks."""
     num_envs = num_own_envs(options, ranks)
     options = replace(options, device=str(ranks.device))
     folder = options.save if ranks.rank == 0 else options.save / f"rank{ranks.rank}"
@@ -819,22 +835,15 @@ def train(
             envs.timing.enable()
         trainer.train(run)
         if options.profile and envs.timing.total_ns:
-            # Of envs in graphs the host sees no step.
-            print(describe_graphs(trainer.graphs) or envs.timing.report())
+            print(envs.timing.report())
+            if graphs := describe_graphs(trainer.graphs):
+                print(f"of these the table has the first calls only:\n{graphs}")
         envs.close()
         if ranks.rank > 0:
             raise SystemExit(0)  # the first one does the rest
         save_agent(options.save / "policy.npz", agent, identity)
         run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
-    # The run has given back the signals: one is enough now.
-    with evaluating(f"{options.eval_episodes} episodes"):
-        envs = make_envs(options, min(100, options.eval_episodes))
-        result = evaluate_agent(envs, agent, options)
-        envs.close()
-    run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
-    name = f"{options.env_id}, seed {options.seed}"
-    print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
-    return result
+    return run, trainer
 
 
 @contextmanager

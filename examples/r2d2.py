@@ -27,7 +27,7 @@ from buffers import (
     TransitionWriter,
 )
 from vecenv import VecEnv, make_vec
-from vecenv.learn import EvaluationResult, Run, RunError, evaluate
+from vecenv.learn import EvaluationResult, Run, RunError, evaluate, evaluating
 
 
 @dataclass
@@ -231,7 +231,8 @@ def main(options: Options) -> EvaluationResult:
             run.draw_curve(title)
     except (RunError, BufferMisuseError) as error:  # errors that are NaN are no priorities
         raise SystemExit(str(error)) from None
-    result = trainer.evaluate(options.eval_episodes)
+    with evaluating(f"{options.eval_episodes} episodes"):
+        result = trainer.evaluate(options.eval_episodes)
     print(f"mean {result.mean:.3f}, {result}")
     return result
 

@@ -391,7 +391,9 @@ class Trainer:
     def report(self) -> str:
         """Say where the time went; of a graph the device says it."""
         graphs = {"update": self.learn} if isinstance(self.learn, Graph) else {}
-        return f"{self.timing.report()}\n{describe_graphs(graphs)}".rstrip("\n")
+        told = describe_graphs(graphs)
+        note = told and f"\nof this the table has the first calls only:\n{told}"
+        return f"{self.timing.report()}{note}"
 
     def save(self, run: Run) -> None:
         self.check()

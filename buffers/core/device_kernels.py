@@ -251,10 +251,17 @@ def pack_arguments(kinds: tuple[str, ...], arguments: tuple[Any, ...]) -> np.nda
     >>> pack_arguments(("int64", "float32"), (7, 1.0)).tolist()
     [7, 1065353216]
     """
-    given = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
-    return np.frombuffer(_packing(kinds).pack(*given), np.int64)
+    packing, addresses = _packing(kinds)
+    given = list(arguments)
+    for place in addresses:
+        if isinstance(given[place], torch.Tensor):
+            given[place] = given[place].data_ptr()
+    return np.frombuffer(packing.pack(*given), np.int64)
 
 
 @functools.cache
-def _packing(kinds: tuple[str, ...]) -> struct.Struct:
-    return struct.Struct("=" + "".join("Q" if k.endswith("*") else _CODES[k] for k in kinds))
+def _packing(kinds: tuple[str, ...]) -> tuple[struct.Struct, list[int]]:
+    """How they are packed, and which are addresses."""
+    addresses = [place for place, kind in enumerate(kinds) if kind.endswith("*")]
+    codes = ["Q" if kind.endswith("*") else _CODES[kind] for kind in kinds]
+    return struct.Struct("=" + "".join(codes)), addresses

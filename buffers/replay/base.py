@@ -73,7 +73,6 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
-    _has_news = False  # others may have written: another process, or a graph
 
     def __init__(
         self,
@@ -116,6 +115,8 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
         else:
             _check_files_can_hold(options)
+        # Whether others may have written: another process, or a graph.
+        self._has_news, self._sequences = False, None
         # The tensors outlive the mode they were made in.
         with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(
@@ -126,7 +127,6 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
                 open_folder=None if where is None else partial(self._open_folder, where, options),
             )
             self._make_priorities(is_staged)
-        self._sequences = None
         if options.has_sequences:
             self._sequences = SequenceIndex(self._storage, options.capacity * options.num_rings)
         self._sequence_readers: dict[tuple[str, ...], Any] = {}
@@ -392,7 +392,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         layout, count = self._storage.layout, len(columns["rewards"])
         flags = ("terminations", "truncations")
         names = {"obs", "next_obs", "actions", "rewards", *flags, *layout.extras}
-        if columns.keys() != names or not 0 < count <= self.capacity:
+        if columns.keys() != names or not count:
             return None
         found: dict[str, Any] = {name: columns[name] for name in names - {"obs", "next_obs"}}
         fields = dict(layout.fields)
@@ -417,6 +417,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """Add them on the device; return whether that could be done."""
         count, num_envs = len(tensors["rewards"]), self.num_envs or 0
         ids = read_row_ids(env_ids, count, num_envs, self.device)
+        is_one_each = self._is_per_env and count == num_envs and not len(ids)
+        if count > self.capacity and not is_one_each:  # rows would be overwritten by others of it
+            return False
         return self._write_tensors(tensors, ids if num_envs else self._no_ids)
 
     @exclusive

@@ -187,7 +187,13 @@ class DeviceRing:
         """
         count, device = len(columns["rewards"]), self._rows.device
         plan: dict[str, Any] = {}
-        brought = {path: column for path, column in columns.items() if path in self._columns}
+        # Views of this buffer's rows are copied first: writing one field must not change another.
+        own = self._rows.untyped_storage().data_ptr()
+        brought = {
+            path: column.clone() if column.untyped_storage().data_ptr() == own else column
+            for path, column in columns.items()
+            if path in self._columns
+        }
         if "env_ids" in self._columns:
             brought["env_ids"] = torch.arange(count, dtype=torch.int32, device=device)
         write = self._writer.prepare(brought)
@@ -326,9 +332,9 @@ class RowWriter:
     def __init__(self, layout: RowLayout, rows: torch.Tensor, capacity: int, num_rings: int):
         self._rows, self._capacity, self._num_rings = rows, capacity, num_rings
         self._paths = [path for path in layout.fields if path != "link"]
-        plans = [plan_units(layout, word) for word in (8, 4)]
-        words, parts = min(plans, key=lambda both: sum(map(len, both)))
-        self._word_bytes = 8 if words is plans[0][0] else 4
+        plans = {word_bytes: plan_units(layout, word_bytes) for word_bytes in (8, 4)}
+        self._word_bytes = min(plans, key=lambda word_bytes: sum(map(len, plans[word_bytes])))
+        words, parts = plans[self._word_bytes]
         self._aligned = set(words[:, 1].tolist()) - {-1}
         with torch.inference_mode(False):
             self._plans = [

@@ -213,9 +213,8 @@ class BlockSums:
             if stop > begin:
                 self.leaves[begin:stop] = value
                 self._sum_up(begin, stop)
-        sum_kernel().on(
-            self.leaves.device
-        )  # compiled now: an add in a graph, which needs it, can't
+        # An add that is captured in a graph needs it, and can't compile it.
+        sum_kernel().on(self.leaves.device)
 
     def insert_rows(self, leaves: torch.Tensor, num_rows: torch.Tensor) -> None:
         """The same of distinct leaves int64 (K,), and a number int64 (), that are on the device."""

@@ -240,7 +240,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return
         count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
         if self._sums is not None and count:
-            self._sums.insert(end, count, len(self))
+            self._sums.insert(end, count, int(state[at.COUNT]))
             self._num_inserted += count
 
     def sample(

@@ -175,10 +175,11 @@ class Successors:
     def pack_tensors(self, columns: Mapping[str, torch.Tensor], prefix: str) -> torch.Tensor:
         """As `_pack`, of tensors on the device."""
         layout, count = self._layout, len(columns["rewards"])
-        parts = [
-            columns[prefix + path].reshape(count, -1).contiguous().view(torch.uint8)
-            for path in sorted(layout.obs, key=lambda path: layout.fields[path].offset)
-        ]
+        parts = []
+        for path in sorted(layout.obs, key=lambda path: layout.fields[path].offset):
+            part = columns[prefix + path].reshape(count, -1).contiguous()
+            # A dimension of one may have any stride, of which bytes can't be viewed.
+            parts.append(part.as_strided(part.shape, (part.shape[1], 1)).view(torch.uint8))
         if (padding := self._padding.stop - self._padding.start) > 0:
             parts.append(parts[0].new_zeros((count, padding)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

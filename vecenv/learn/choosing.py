@@ -35,7 +35,16 @@ from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.settings import Settings
 from vecenv.machine import usable_cores
 
-__all__ = ["DTYPES", "Eager", "Plan", "choose", "first_line", "split_result", "time_autograd"]
+__all__ = [
+    "CLEARLY_QUICKER",
+    "DTYPES",
+    "Eager",
+    "Plan",
+    "choose",
+    "first_line",
+    "split_result",
+    "time_autograd",
+]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -48,7 +57,8 @@ _SPLIT_ROWS, _MANY_PRODUCTS = 1024, 16_000_000  # rows times weights
 _CLEARLY_SLOWER = 1.1  # of a thread's time: cores that are busy now may be idle later
 # From so many rows on oneDNN is quicker than MKL. With fewer, but many products, it depends on the
 # processor: MKL leaves AVX-512 of other makers than Intel alone.
-_MEDIUM_ROWS, _CLEARLY_QUICKER = 512, 0.9
+_MEDIUM_ROWS = 512
+CLEARLY_QUICKER = 0.9  # of the time, from which on another rounding is worth it
 
 Found = tuple[CompiledGradient, list[str], Reads]
 
@@ -172,9 +182,14 @@ def choose(
 
 
 def time_autograd(eager: Eager, batch: Any) -> float:
-    """Return the seconds that a gradient takes; leave module and random streams alone."""
-    with _state_kept(eager, batch):
-        return _time(lambda: eager.run(eager.module, batch))
+    """Return the seconds that a gradient takes, by the products that will be chosen for it.
+
+    Leaves module and random streams alone.
+    """
+    with _state_kept(eager, batch) as state:
+        choice = _Choice(eager, batch, None, None, state)
+        with Settings(choice.choose_precision()):
+            return choice.time_autograd()
 
 
 class _State:
@@ -257,13 +272,13 @@ class _Choice:
 
     def make(self, *, compile: str, threads: int | str, num_calls: int | None) -> Any:
         """Return the plan and, if it is a compiled one, what it needs."""
-        precision = self.given.precision if self.given else self._choose_precision()
+        precision = self.given.precision if self.given else self.choose_precision()
         plan = Plan("autograd", self.dtype, precision=precision)
         reason = self._why_not(compile)
         if reason:
             return plan._replace(reason=reason), None
         with Settings(precision):
-            seconds = self._time_autograd()
+            seconds = self.time_autograd()
         must = compile == "on" or self.given is not None
         calls = _MANY_CALLS if num_calls is None else num_calls
         saved = calls * seconds * _SAVED
@@ -309,10 +324,10 @@ class _Choice:
         names = ", ".join(name for name, grad in found if grad is not None)
         return names and f"the loss reads {names} not from the module that it is given"
 
-    def _choose_precision(self) -> str | None:
+    def choose_precision(self) -> str | None:
         """Take products that are quicker, if they have float32's error on this processor."""
         is_sure = (self.rows or 0) >= _MEDIUM_ROWS
-        if not is_sure and self.num_products < _MANY_PRODUCTS:
+        if not is_sure and (self.num_products < _MANY_PRODUCTS or self.dtype != "float32"):
             return None
         if self.eager.weights.device.type != "cpu":
             return None
@@ -321,17 +336,25 @@ class _Choice:
         try:
             with Settings("medium"):
                 _, gradient = self.eager.gradient(self.batch)
-                seconds = 0.0 if is_sure else self._time_autograd()
         except RuntimeError:  # set by another interface of torch: leave it so
             return None
         error = float((gradient - self.gradient).norm() / self.gradient.norm().clamp(min=1e-30))
         if error >= (1e-5 if self.dtype == "float32" else 0.05):
             return None
-        is_quicker = is_sure or seconds < _CLEARLY_QUICKER * self._time_autograd()
-        return "medium" if is_quicker else None
+        return "medium" if is_sure or self._is_quicker("medium") else None
 
-    def _time_autograd(self) -> float:
-        return _time(lambda: self.eager.run(self.eager.module, self.batch))
+    def _is_quicker(self, precision: str) -> bool:
+        """Whether autograd clearly is with such products; timed in turns, as cores get busy."""
+        times: dict[str | None, list[float]] = {None: [], precision: []}
+        for _ in range(5):
+            for one, found in times.items():
+                with Settings(one):
+                    found.append(self.time_autograd(num_calls=1))
+        return min(times[precision]) < CLEARLY_QUICKER * min(times[None])
+
+    def time_autograd(self, num_calls: int = 7) -> float:
+        """Seconds of a gradient by autograd, the least of some calls."""
+        return _time(lambda: self.eager.run(self.eager.module, self.batch), num_calls)
 
     def _choose_split(self, threads: int | str) -> tuple[str | None, str]:
         """How results of parts are combined; None and a reason if the rows are not split."""
@@ -517,11 +540,12 @@ def _uneven(column: Tensor) -> Tensor:
     return ((places < len(column) // 2) | (places % 3 == 0)).view_as(column)
 
 
-def _time(run: Callable[[], Any]) -> float:
-    """Seconds of a call: the least of seven, as other programs only add to it."""
-    run()
+def _time(run: Callable[[], Any], num_calls: int = 7) -> float:
+    """Seconds of a call: the least of some, as other programs only add to it."""
+    if num_calls > 1:
+        run()  # not counted
     found = []
-    for _ in range(7):
+    for _ in range(num_calls):
         start = time.perf_counter()
         run()
         if torch.cuda.is_available():

@@ -6,10 +6,10 @@ import inspect
 import json
 import logging
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,22 +57,22 @@ class EvaluationResult:
 
 
 @contextmanager
-def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
+def evaluating(what: str, log: Callable[[str], Any] | None = None) -> Iterator[None]:
     """Say that an evaluation begins; Ctrl-C inside of ``with`` ends the program with a sentence.
 
     For the end of a program that has saved everything: its exit status is 130 then.
 
     Args:
         what: Such as "100 episodes".
-        log: Takes the sentences.
+        log: Takes the sentences; None prints them.
 
     Example:
         >>> with evaluating("2 episodes"):
         ...     pass
         evaluating 2 episodes; Ctrl-C leaves that out
     """
+    log = log or partial(print, flush=True)
     log(f"evaluating {what}; Ctrl-C leaves that out")
-    sys.stdout.flush()  # of a file or pipe as well, before the long wait
     try:
         yield
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vecenv.learn.batches import Layout, Reads, read_as, take_apart
 from vecenv.learn.choosing import (
+    CLEARLY_QUICKER,
     DTYPES,
     Eager,
     Plan,
@@ -28,7 +29,6 @@ from vecenv.learn.settings import Settings
 __all__ = ["Gradient"]
 
 Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
-_CLEARLY_QUICKER = 0.9  # of the time, from which on bfloat16 is worth its rounding
 
 
 class Gradient:
@@ -325,7 +325,7 @@ class Gradient:
         finally:
             self._dtype = torch.float32
         self._times_dtypes = False
-        if ratio < _CLEARLY_QUICKER:
+        if ratio < CLEARLY_QUICKER:
             self._dtype = torch.bfloat16
         self._log(f"gradient: bfloat16 takes {ratio:.2f} x the time of float32 by autograd")
 

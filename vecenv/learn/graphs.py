@@ -104,7 +104,10 @@ class Graph(Generic[_Result]):
         )
 
     def device_time(self) -> tuple[int, float]:
-        """Replays that were timed, and the device's seconds for them all; waits for the device."""
+        """Replays that were timed, and the device's seconds for them all; waits for the device.
+
+        If the device has nothing else to do, the host's time for launching a graph is part of it.
+        """
         while self._events:
             self._events[0][1].synchronize()
             self._read_time()
@@ -153,7 +156,7 @@ def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:
     width = max(map(len, graphs), default=0)
     return "\n".join(
         f"graph {name:{width}}  {count:7,} x {1e3 * seconds / count:9.3f} ms of the device, "
-        f"{seconds:8.2f} s, {seconds / whole:4.0%}"
+        f"{seconds:8.2f} s, {seconds / (whole or 1):4.0%}"
         for name, (count, seconds) in times.items()
         if count
     )

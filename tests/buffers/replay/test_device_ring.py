@@ -1,5 +1,6 @@
 """Adds of tensors on a device, which the host does not see, against those of arrays on the CPU."""
 
+import copy
 import pickle
 from functools import partial
 from itertools import cycle, repeat
@@ -40,26 +41,26 @@ ODD = Dict({"a": Box(0, 255, (16,), np.uint8), "b": Box(0, 255, (7,), np.uint8)}
 class Stream:
     """Steps of some envs: most observations go on, some do not though nothing ended."""
 
-    def __init__(self, space, seed=0):
-        self.space, self.rng = space, np.random.default_rng(seed)
+    def __init__(self, space, seed=0, num_envs=NUM_ENVS):
+        self.space, self.rng, self.num_envs = space, np.random.default_rng(seed), num_envs
         space.seed(seed)
         self.obs = self.sample()
 
     def sample(self):
-        items = [self.space.sample() for _ in range(NUM_ENVS)]
+        items = [self.space.sample() for _ in range(self.num_envs)]
         if isinstance(self.space, Dict):
             return {name: np.stack([item[name] for item in items]) for name in self.space}
         return np.stack(items)
 
     def step(self):
-        rng, following, other = self.rng, self.sample(), self.sample()
-        over = rng.random((2, NUM_ENVS)) < 0.15
+        rng, following, other, num_envs = self.rng, self.sample(), self.sample(), self.num_envs
+        over = rng.random((2, num_envs)) < 0.15
         rows = {
-            "obs": self.obs, "next_obs": following, "actions": rng.integers(0, 3, NUM_ENVS),
-            "rewards": rng.standard_normal(NUM_ENVS, np.float32),
+            "obs": self.obs, "next_obs": following, "actions": rng.integers(0, 3, num_envs),
+            "rewards": rng.standard_normal(num_envs, np.float32),
             "terminations": over[0], "truncations": over[1],
         }  # fmt: skip
-        is_other = (over[0] | over[1] | (rng.random(NUM_ENVS) < 0.1))[:, None]
+        is_other = (over[0] | over[1] | (rng.random(num_envs) < 0.1))[:, None]
         if isinstance(self.space, Dict):
             self.obs = {k: np.where(is_other, other[k], following[k]) for k in following}
         else:
@@ -73,10 +74,10 @@ def moved(column):
     return torch.from_numpy(column.copy())
 
 
-def pair(kind, space, option, capacity=23, num_rooms=None):
+def pair(kind, space, option, capacity=23, num_rooms=None, num_envs=NUM_ENVS):
     """One on the CPU and one that does what those on devices do."""
     capacity = 6 if kind is PerEnvReplayBuffer else capacity
-    options = {"num_envs": NUM_ENVS, "seed": 0, **OPTIONS[option]}
+    options = {"num_envs": num_envs, "seed": 0, **OPTIONS[option]}
     plain, direct = (
         kind(capacity, space, Discrete(3), staged=staged, **options) for staged in (False, True)
     )
@@ -180,6 +181,67 @@ def test_rows_that_one_kernel_writes_are_those_of_the_cpu(way, kind, option, spa
         if number % 4 == 0:
             check_same(plain, direct)
     check_same(plain, direct)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("num_envs", [1, 3, 9, 23])
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer])
+def test_four_rows_a_thread_are_any_number_of_rows(way, kind, num_envs, monkeypatch):
+    """Less than four, several times four and some more, and all that the ring has."""
+    space = Dict({"a": Box(0, 255, (7,), np.uint8), "b": FLOATS, "empty": Box(0, 1, (0,))})
+    plain, direct = pair(kind, space, "plain", num_envs=num_envs)
+    steps = Stream(space, num_envs=num_envs)
+    seen = device_kernels.use(monkeypatch, way)
+    for _ in range(5):
+        rows = steps.step()
+        plain.add(**rows)
+        direct.add(**{name: moved(column) for name, column in rows.items()})
+        check_same(plain, direct)
+    assert "add_thread" in seen
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_views_of_the_row_that_is_overwritten_are_copied_first(has_kernel, monkeypatch):
+    _, direct = pair(SharedReplayBuffer, FLOATS, "plain", capacity=1, num_envs=1)
+    if has_kernel:
+        device_kernels.use(monkeypatch, device_kernels.plain)
+    steps = Stream(FLOATS, num_envs=1)
+    rows = {name: moved(column) for name, column in steps.step().items()}
+    direct.add(**rows)
+    held = direct.rows()
+    direct.add(**{**rows, "obs": held["next_obs"], "next_obs": held["obs"]})
+    assert direct.rows()["obs"].equal(rows["next_obs"])
+    assert direct.rows()["next_obs"].equal(rows["obs"])
+
+
+def test_observations_may_have_any_stride_where_they_are_one():
+    plain, direct = pair(SharedReplayBuffer, Discrete(9), "stored once", num_envs=1, num_rooms=64)
+    for number in range(6):
+        rows = Stream(Discrete(9), number, num_envs=1).step()
+        rows = {**rows, "obs": np.array([number]), "next_obs": np.array([number + 1])}
+        plain.add(**rows)
+        tensors = {name: moved(column) for name, column in rows.items()}
+        for name in ("obs", "next_obs"):
+            tensors[name] = torch.arange(20)[int(rows[name][0]) :][::2][:1]
+        direct.add(**tensors)
+    check_same(plain, direct)
+
+
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))])
+def test_copies_take_more_after_an_add_in_a_graph(kind, copied, monkeypatch):
+    state = {"capturing": False}
+    monkeypatch.setattr(ReplayStorage, "is_capturing", lambda self: state["capturing"])
+    _, direct = pair(kind, FLOATS, "plain")
+    rows = Stream(FLOATS).step()
+    tensors = {name: moved(column) for name, column in rows.items()}
+    direct.add(**tensors)
+    state["capturing"] = True
+    direct.add(**tensors)
+    state["capturing"] = False
+    again = copied(direct)
+    again.add(**rows)
+    assert (len(direct), len(again)) == (8, 12)
 
 
 @pytest.mark.parametrize("is_shifted", [False, True])
