@@ -104,3 +104,14 @@ def test_what_a_defender_can_not_be_is_refused_before_training(example, tmp_path
     with pytest.raises(SystemExit, match="leave --normalize out"):
         example.main(example.Options(normalize=True, save=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_in_the_evaluation_leaves_the_defender(example, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal was kept")
+
+    monkeypatch.setattr(example, "evaluate", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        example.main(options_of(example, tmp_path, total_steps=0))
+    assert len(load_defender(tmp_path / "defender.npz").layers) == 3

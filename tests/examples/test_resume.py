@@ -113,3 +113,27 @@ def test_a_profile_of_no_step_is_left_out(name, tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert "go on with" in told or "--resume" in told
     assert "where the time goes" not in told
+
+
+@pytest.mark.parametrize("name", ["sac", "dqn"])
+def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
+    """As in test_ppo.py."""
+    example, env_id = load_example(name), "Pendulum-v1" if name == "sac" else "CartPole-v1"
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal was kept")
+
+    monkeypatch.setattr(example, "evaluate", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        example.main(example.Options(env_id=env_id, total_steps=8, compile="off", save=tmp_path))
+    assert (tmp_path / "checkpoint" / "last.npz").exists()
+
+
+def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
+    ppo = load_example("ppo")
+    monkeypatch.setattr(ppo, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
+    options = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "total_steps": 16}
+    ppo.main(ppo.Options(**options, compile="off", eval_episodes=1, save=tmp_path, profile=True))
+    told = capsys.readouterr().out
+    assert told.index("where the time goes") < told.index("first calls only:\ngraphs: []")
