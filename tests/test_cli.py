@@ -236,6 +236,7 @@ def test_compare_ends_with_an_error_if_nothing_ran(capsys):
     )
 
 
+@pytest.mark.slow
 def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
     (tmp_path / "my_own_env.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
@@ -340,6 +341,7 @@ def test_the_package_is_the_command_too():
     assert run.stdout.startswith("vecenv 0.")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error():
     """As in `vecenv --help | head`."""
     reader, writer = os.pipe()
@@ -436,6 +438,7 @@ def test_the_checkpoint_that_is_named_is_played(cartpole_run, capsys, tmp_path):
     assert f"{best} is no checkpoint, or damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")
 def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -629,6 +632,7 @@ def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
         assert all(word in out for word in words)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")
 def test_policies_of_several_agents_play_games(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are
 from envs import NUM_ENVS, SPACES, CounterEnv, RandomEnv, restart_ended
 from equality import assert_same
 from gymnasium.error import ResetNeeded
@@ -36,12 +37,15 @@ def play(envs, first, last):
 
 @pytest.mark.parametrize(
     ("saver", "loader", "mode"),
-    [
-        ("sync", "sync", "NextStep"),
-        ("sync", "async", "SameStep"),
-        ("async", "sync", "NextStep"),
-        ("async", "async", "Disabled"),
-    ],
+    fast_are(
+        [("sync", "async", "SameStep"), ("async", "sync", "NextStep")],
+        [
+            ("sync", "sync", "NextStep"),
+            ("sync", "async", "SameStep"),
+            ("async", "sync", "NextStep"),
+            ("async", "async", "Disabled"),
+        ],
+    ),
 )
 def test_envs_go_on_from_a_state_as_if_they_had_not_been_saved(saver, loader, mode):
     envs, other = make(saver, mode), make(loader, mode)

@@ -225,6 +225,7 @@ def test_what_a_policy_that_is_watched_is_given_is_its_own_to_keep(monkeypatch, 
     assert f"animation: {tmp_path / 'a:bug:.gif'}\npage: {tmp_path / 'a:bug:.html'} (5 steps" in out
 
 
+@pytest.mark.slow
 def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):
     path = tmp_path / "a.html"
     args = ["watch", "--policy", "defender", "--steps", "4", "--html", str(path)]

@@ -49,6 +49,7 @@ def run_without_torch(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_envs_of_every_backend_step_and_a_bundled_policy_is_evaluated(run_without_torch):
     done = run_without_torch(_USE)
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,12 @@ def test_saved_states_with_agents_outside_the_map_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("backend", "mode"), [("sync", "NextStep"), ("async", "SameStep"), ("async", "Disabled")]
+    ("backend", "mode"),
+    [
+        ("sync", "NextStep"),
+        ("async", "SameStep"),
+        pytest.param("async", "Disabled", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_games_are_the_same_on_other_backends(backend, mode):
     assert assert_same_games("Spread-v0", backend, mode, max_cycles=9) >= 3

@@ -40,8 +40,8 @@ NEXT_STEP, SAME_STEP, DISABLED = MODES
         ("sync", "send", DISABLED),
         ("async 3", "step", DISABLED),
         ("async 3", "out", NEXT_STEP),
-        ("async 3", "out", SAME_STEP),
-        ("async 3", "send", NEXT_STEP),
+        pytest.param("async 3", "out", SAME_STEP, marks=pytest.mark.slow),
+        pytest.param("async 3", "send", NEXT_STEP, marks=pytest.mark.slow),
         ("async 3", "send", SAME_STEP),
     ],
 )

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rooms.py"
 
 
+@pytest.mark.slow
 def test_a_step_of_an_async_env_goes_through_files_of_the_caller_and_of_the_worker():
     command = [sys.executable, SCRIPT, "--calls", "step", "--walk"]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -104,6 +104,7 @@ def test_wrong_options_end_it_at_once(options, words, monkeypatch):
         example.main(example.Options(**options))
 
 
+@pytest.mark.slow
 def test_help_lists_the_options():
     command = [sys.executable, SCRIPT, "--help"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

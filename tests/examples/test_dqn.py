@@ -130,7 +130,7 @@ def test_other_spaces_are_refused(tmp_path):
     with pytest.raises(
         SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box, Discrete\)"
     ):
-        dqn.main(dqn.Options(env_id="Pendulum-v1", save=tmp_path, **SMALL))
+        dqn.main(dqn.Options(env_id="Pendulum-v1", backend="sync", save=tmp_path, **SMALL))
 
 
 class Odd(gym.Env):

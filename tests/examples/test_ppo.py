@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from choices import fast_are
 from example_files import load_example
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch.distributions import Categorical, Normal
@@ -226,7 +227,10 @@ OBSERVATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OBSERVATIONS)
+# "all" has an image, numbers and a choice in it.
+@pytest.mark.parametrize(
+    "name", fast_are(["a number", "small image", "choices", "bits", "all"], list(OBSERVATIONS))
+)
 def test_observations_of_each_kind_are_learned_from(name):
     trainer = make_trainer(envs=make_envs(OBSERVATIONS[name]), normalize=True)
     before = [parameter.detach().clone() for parameter in trainer.agent.parameters()]
@@ -424,7 +428,7 @@ def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path
     ("env_id", "recurrent"),
     [
         ("Countdown-v0", "no"),
-        ("Countdown-v0", "gru"),
+        pytest.param("Countdown-v0", "gru", marks=pytest.mark.slow),
         pytest.param("vecenv:JitCartPole-v1", "no", marks=pytest.mark.slow),
     ],
 )
@@ -457,6 +461,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         np.testing.assert_array_equal(found[name], tensor, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
     main(tmp_path)
 
@@ -490,6 +495,7 @@ def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
     assert not (tmp_path / "b" / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_saved_policy_is_played_without_torch(tmp_path):
     """With `normalize`, which adds to what is saved; `test_saved` plays one without."""
     main(tmp_path, normalize=True)

@@ -315,6 +315,7 @@ def test_roles_are_learned_where_the_policy_can_tell_agents_apart(changes, as_mo
     assert mean == (14 if changes else 7), "both are right in all 7 steps, or one of the two"
 
 
+@pytest.mark.slow
 def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)

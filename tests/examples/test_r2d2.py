@@ -16,7 +16,7 @@ r2d2, memory = map(load_example, ("r2d2", "memory"))
     ],
 )
 def test_what_it_cannot_do_is_a_sentence(changed, words, tmp_path):
-    options = {"env_id": "CartPole-v1", "learning_starts": 100, "total_steps": 400, **changed}
+    options = {"env_id": "CartPole-v1", "backend": "sync", "learning_starts": 100, **changed}
     with pytest.raises(SystemExit, match=words):
         r2d2.main(r2d2.Options(save=tmp_path, **options))
 

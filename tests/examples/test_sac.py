@@ -228,6 +228,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
     sac.main(options_for(tmp_path))
 

@@ -391,6 +391,7 @@ def divide(x, y):
     return x / y
 
 
+@pytest.mark.slow
 def test_fingerprints_are_equal_in_every_process(tmp_path, monkeypatch):
     """One process here, whose hashes of texts are others by chance, and two that are started."""
     rules = (

@@ -232,6 +232,7 @@ def test_attributes_are_no_globals(monkeypatch):
     assert is_lasting(fingerprint([step]))
 
 
+@pytest.mark.slow
 def test_code_that_is_not_known_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(binding, "_loops", {})

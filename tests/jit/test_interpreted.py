@@ -206,6 +206,7 @@ def endless_step(state, action, rng):
         state.cell += 1
 
 
+@pytest.mark.slow
 @needs_jit
 def test_a_trial_that_does_not_end_is_given_up():
     kernels = dataclasses.replace(WALK, step=endless_step)

@@ -143,10 +143,11 @@ def step_that_calls_a_plain_function(state, action, rng):
             r"no field 'totall'; the state has total\n"
             r"counter: kernel step\(state: \{total: float64\}, action: int64, rng: random stream\)",
         ),
-        (
+        pytest.param(
             {"step": two_valued_step},
             "return 1.0, False",
             r"step returns Tuple.*; expected a tuple \(reward, terminated",
+            marks=pytest.mark.slow,
         ),
         (
             {"step": gymnasiums_step},
@@ -159,7 +160,12 @@ def step_that_calls_a_plain_function(state, action, rng):
             "'object': Cannot determine Numba type",
             marks=pytest.mark.slow,
         ),
-        ({"step": step_that_calls_what_fails}, 'return x + "one"', "No implementation.*add"),
+        pytest.param(
+            {"step": step_that_calls_what_fails},
+            'return x + "one"',
+            "No implementation.*add",
+            marks=pytest.mark.slow,
+        ),
         (
             {"step": step_that_calls_a_plain_function},
             "return plain_helper(1.0), False, False",
@@ -333,6 +339,7 @@ def test_every_kind_of_array_space(kernels):
     check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
 
 
+@pytest.mark.slow
 def test_bounds_that_all_elements_share_are_checked_once_and_name_the_row():
     actions = np.array([[0, 1], [1, 0], [0, 2]], np.int8)
     for space, bounds in (

@@ -146,6 +146,7 @@ gym.register("Lazy-v0", vector_entry_point=make_lazily)
 """
 
 
+@pytest.mark.slow
 def test_an_id_whose_module_imports_the_kit_later_is_recognised(beside):
     (beside / "lazy.py").write_text(LAZY)
     program = "from vecenv import make_vec; print(type(make_vec('lazy:Lazy-v0', 2)).__name__)"

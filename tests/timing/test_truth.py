@@ -200,7 +200,7 @@ def near(found, measured):
     return 1 / 1.3 < found / measured < 1.3
 
 
-@pytest.mark.parametrize("learner_s", [0.009, 0.02])
+@pytest.mark.parametrize("learner_s", [0.006, 0.02])
 @measured_anew
 def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     envs = AsyncVectorEnv([lambda: KnownEnv((0.01,))] * 4, num_workers=1, threads_per_worker=4)

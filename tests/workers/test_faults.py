@@ -12,7 +12,8 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import MODES, mode_id
+from choices import fast_are, product
+from envs import MODES
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from workers.faulty_envs import (
@@ -44,6 +45,7 @@ from vecenv.workers.env import AsyncVectorEnv
 from vecenv.workers.layout import CLAIMS_LINE, COUNT, LINE
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
+NEXT_STEP, SAME_STEP, DISABLED = MODES
 WAYS = {
     "2 workers": ONE_THREAD,
     "caller and 1": {"num_workers": 1, "caller_steps": True, "threads_per_worker": 1},
@@ -266,8 +268,10 @@ def test_a_reset_gives_up_what_was_sent(make, threads):
     assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1, 2, 1, 1]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("action", [RAISE, DIE])
+@pytest.mark.parametrize(
+    ("action", "mode"),
+    fast_are([(RAISE, NEXT_STEP), (DIE, SAME_STEP), (DIE, DISABLED)], product([RAISE, DIE], MODES)),
+)
 def test_restarted_envs_report_truncation_and_go_on(make, action, mode):
     pool = make(on_error="restart", autoreset_mode=mode)
     pool.reset(seed=1)
@@ -318,8 +322,9 @@ def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make)
         pool.recv(timeout=30)
 
 
-@pytest.mark.parametrize("most", [None, 1])
-@pytest.mark.parametrize("action", [RAISE, DIE])
+@pytest.mark.parametrize(
+    ("action", "most"), fast_are([(RAISE, None), (DIE, 1)], product([RAISE, DIE], [None, 1]))
+)
 def test_restarts_in_first_ready_stepping(make, action, most):
     pool = make(on_error="restart")
     pool.reset(seed=1)

@@ -110,6 +110,7 @@ def test_factories_are_pickled_by_cloudpickle_all_the_same():
     assert tensor.tolist() == [0, 0] and not tensor.is_shared()
 
 
+@pytest.mark.slow
 def test_what_can_not_be_unpickled_is_said():
     envs = [functools.partial(Unpicklable().make)] * 2
     with pytest.raises(EnvCreationError, match="not here") as raised:

@@ -71,6 +71,7 @@ def run(program):
     )
 
 
+@pytest.mark.slow
 def test_workers_do_as_envs_here_and_a_killed_one_is_named():
     done = run(_DRILL)
     assert done.stdout.split("\n")[:3] == ["PortableLink None -1", "[0, 3]", "True True"], done

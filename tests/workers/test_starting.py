@@ -205,6 +205,7 @@ def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method
     assert wait_until_gone({pid}, 5) == []
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
     pool = AsyncVectorEnv(faulty(1), num_workers=1)
@@ -442,6 +443,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_runs_once_and_its_classes_come_back(tmp_path):
     out = run_script(SCRIPT, "forkserver", folder=tmp_path)
     assert out.split("\n")[:-1] == ["run", "caught None", "caught forkserver", "done"]

@@ -180,7 +180,7 @@ def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915
         *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (np.float64, np.int64)),
     ],
 )  # each is compiled for itself
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_kernels_and_torch_have_the_same_moments(dtype, width):
     rng = np.random.default_rng(1)
     running, module = wrappers.RunningMoments((width,)), Moments(width)

@@ -410,6 +410,7 @@ def test_gymnasiums_wrappers_go_around_ours(backend):
     envs.close()
 
 
+@pytest.mark.slow
 def test_importing_them_loads_no_compiler():
     script = "import sys, vecenv.wrappers; print({'torch', 'numba', 'PIL'} & set(sys.modules))"
     done = subprocess.run(

@@ -167,6 +167,7 @@ def test_addresses_are_distinct_and_in_their_block():
         assert low < address < low + 15
 
 
+@pytest.mark.slow
 def test_animation_of_an_episode(tmp_path):
     path = tmp_path / "episode.gif"
     save_episode_gif("obs-restore", path, seed=3, episode_length=7, red_agent="meander", fps=4)

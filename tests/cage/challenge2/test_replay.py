@@ -42,6 +42,7 @@ def replay_singly(name, episodes):
         assert_replays(single, replay_episodes(single, cage2_scenario(RULES_OF_TRACE[name])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast_are([next(iter(RULES_OF_TRACE))], RULES_OF_TRACE))
 def test_episodes_replay_one_at_a_time(name):
     replay_singly(name, range(0, len(load_trace(name)["red_agent"]), 9))

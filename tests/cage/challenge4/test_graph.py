@@ -133,10 +133,10 @@ class Lockstep:
 
 
 def test_a_graph_has_what_an_agent_is_told_and_has_done():
-    lockstep = Lockstep(2, seed=3, steps=22)
-    envs = Cage4VectorEnv(2, messages=True, observation="graph", debug=True, steps=22, **RATES)
+    lockstep = Lockstep(2, seed=3, steps=11)
+    envs = Cage4VectorEnv(2, messages=True, observation="graph", debug=True, steps=11, **RATES)
     obs, _ = envs.reset(seed=3)
-    for _ in range(30):  # over the end of an episode
+    for _ in range(15):  # over the end of an episode
         for agent, rows in enumerate(envs.agent_obs(obs)):
             lockstep.check(agent, rows)
         assert envs.single_observation_space.contains(obs[0])
@@ -173,7 +173,7 @@ def test_compiled_graphs_of_agents_have_what_agents_are_told(pad):
 
 @pytest.mark.parametrize("debug", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_graphs_with_red_have_its_sessions_and_what_it_degraded(debug):
-    steps = 25 if debug else 300
+    steps = 12 if debug else 300
     envs = Cage4VectorEnv(2, observation="graph_with_red", debug=debug, **RATES)
     obs, _ = envs.reset(seed=1)
     rng, num_sessions, num_lost = np.random.default_rng(0), 0, 0

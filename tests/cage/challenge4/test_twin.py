@@ -198,7 +198,7 @@ def differences(tmp_path, numbers, num_steps, **options):
 
 
 def test_compiled_rules_play_the_episodes_of_the_twin(tmp_path):
-    assert differences(tmp_path, range(16), 40) == []
+    assert differences(tmp_path, range(8), 40) == []
 
 
 @pytest.mark.slow

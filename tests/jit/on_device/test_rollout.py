@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from choices import fast_are
 from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
@@ -179,8 +180,17 @@ def test_batches_of_a_deferred_rollout_are_laid_out_as_on_the_cpu(num_valid):
     assert num_valid < 5 or not first.equal(second)
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-@pytest.mark.parametrize(("number", "length"), [(3, 3), (2, 8), (1, 1), (7, 4)])
+@pytest.mark.parametrize(
+    ("mode", "number", "length"),
+    fast_are(
+        [("NextStep", 3, 3), ("SameStep", 2, 8), ("Disabled", 1, 1), ("NextStep", 7, 4)],
+        [
+            (mode, *sizes)
+            for mode in ("NextStep", "SameStep", "Disabled")
+            for sizes in ((3, 3), (2, 8), (1, 1), (7, 4))
+        ],
+    ),
+)
 def test_sequences_of_a_deferred_rollout_are_those_of_the_cpu_but_for_their_order(
     mode, number, length, monkeypatch
 ):
