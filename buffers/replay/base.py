@@ -678,7 +678,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if layout.frames is not None:
             return {name: views[name] for name in views if name not in ("link", "frame_ids")}
         named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
-        if layout.next_obs:
+        if not layout.has_successors:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
         others = set(views) - {*layout.obs, *layout.next_obs, "link"}
         return {**named, **{name: views[name] for name in views if name in others}}
@@ -872,7 +872,7 @@ def _check_files_can_hold(options: ReplayOptions) -> None:
         raise BufferMisuseError(
             "frame_stack needs storage='memory': files hold every observation whole"
         )
-    if not options.layout.next_obs:
+    if options.layout.has_successors:
         raise BufferMisuseError(
             "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
             "in memory"

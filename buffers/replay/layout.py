@@ -9,6 +9,7 @@ alive until number a + C is added.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypedDict
 
@@ -173,15 +174,17 @@ def _plan_rows(
 ) -> RowLayout:
     """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
 
-    In place of observations whose frames are stored once there are the ids of these. What a walk
-    over several steps reads (rewards, links, flags) lies together at the end. Rows are padded to
-    whole cache lines where that costs an eighth at most.
+    In place of observations whose frames are stored once there are the ids of these. Observations
+    in which there is no number are in each row whatever `store_next` says, as they take no room.
+    What a walk over several steps reads (rewards, links, flags) lies together at the end. Rows are
+    padded to whole cache lines where that costs an eighth at most.
 
     Raises:
         BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
     """
     obs_leaves = space_leaves(observation_space, "obs")
-    following = [_renamed(leaf) for leaf in obs_leaves] if store_next else []
+    is_empty = not any(math.prod(leaf.shape) for leaf in obs_leaves)
+    following = [_renamed(leaf) for leaf in obs_leaves] if store_next or is_empty else []
     if frames is not None:
         ids = Leaf("frame_ids", (frames.num_frames + 1,), np.dtype(np.int32))
         obs_leaves, following = [ids], []

@@ -252,6 +252,17 @@ def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, ov
     assert torch.equal(batch.indices >= 0, batch.mask)
 
 
+def test_episodes_of_observations_without_a_number_are_drawn(staged):
+    buffer = EpisodicReplayBuffer(20, Box(-1, 1, (3, 0)), ACTIONS, staged=staged, seed=0)
+    buffer.add_episode({**make_episode(0, 4), "obs": np.zeros((5, 3, 0), np.float32)})
+    assert buffer.sample(6).future_obs.shape == (6, 3, 0)
+    batch = buffer.sample_sequences(6, 3, pad=True)
+    assert batch.obs.shape == batch.next_obs.shape == (6, 3, 3, 0)
+    assert torch.equal(batch.rewards[batch.mask], batch.steps[batch.mask].float())
+    assert buffer.sample_stacks(6, 2).obs.shape == (6, 2, 3, 0)
+    assert buffer.sample_goals(6).goal_obs.shape == (6, 3, 0)
+
+
 def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
     buffer = EpisodicReplayBuffer(
         20, Box(-np.inf, np.inf, (1,)), Discrete(2), staged=staged, seed=0, max_episodes=9,
