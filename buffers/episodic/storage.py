@@ -131,7 +131,9 @@ class EpisodicStorage:
         blocks, width = (self._block.host, self._block.device), self.layout.row.num_words
         self._words, self._device_words = (block.view(torch.int64) for block in blocks)
         num_rows = (len(self._words) - len(self.counters) - 4) // self._words_per_row
-        self.staging = self._words[: num_rows * width].view(num_rows, width).numpy()
+        # Behind the words of tables, which never come upon bytes of rows that are in no field.
+        self._first_row_at = len(self._words) - num_rows * width
+        self.staging = self._words[self._first_row_at :].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 
     def insert(self, lengths: np.ndarray) -> None:
@@ -163,20 +165,19 @@ class EpisodicStorage:
 
     def _copy_rows(self, before: np.ndarray, part: slice) -> None:
         """Copy staged rows, and what `file_episodes` changed in the tables, to the device."""
-        width = self.layout.row.num_words
-        block, position = self._words, part.stop * width
+        width, position = self.layout.row.num_words, self._first_row_at
+        begin, end = (position + number * width for number in (part.start, part.stop))
         segments = self._changed_tables(before) if self.is_staged else []
         uploads = []
         for name, where in segments:
             source = torch.from_numpy(self.tables[name][where]).reshape(-1)
-            words = -(-source.nbytes // 8)
-            place = slice(position, position + words)
-            block[place].view(source.dtype)[: source.numel()] = source
+            place = slice(position - -(-source.nbytes // 8), position)
+            self._words[place].view(source.dtype)[: source.numel()] = source
             uploads.append((self.device_tables[name][where], place))
-            position += words
-        self._block.upload(8 * part.start * width, 8 * position)
+            position = place.start
+        self._block.upload(8 * position, 8 * end)
         block = self._device_words
-        rows = block[part.start * width : part.stop * width].view(-1, width)
+        rows = block[begin:end].view(-1, width)
         first = (before[0] + before[1]) % self.layout.num_rows
         begin = 0
         for where in self.first_rows(len(rows), int(first)):
