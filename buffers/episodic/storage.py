@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
-from buffers.core.columns import allocate_columns
+from buffers.core.columns import allocate_columns, spec_bytes
 from buffers.core.compiling import njit
-from buffers.core.memory import free_bytes
+from buffers.core.memory import check_room
 from buffers.core.rows import row_views
 from buffers.core.staging import StagingBlocks
 from buffers.episodic.layout import (
@@ -55,13 +57,15 @@ class EpisodicStorage:
 
     def __init__(self, layout: EpisodicLayout, device: torch.device, *, staged: bool):
         self.layout, self.device, self.is_staged = layout, device, staged
+        bytes_for = partial(_bytes_for, layout, device, staged)
+        check_room("an episodic buffer", layout.capacity, bytes_for, device)
         self.columns = allocate_columns(
             f"an episodic buffer of {layout.capacity} steps",
             layout.columns,
             device,
             staged=staged,
             allocate=None,
-            advice=_advice(layout, device),
+            advice="use a smaller capacity",
         )
         self.rows = self.columns["rows"].tensor
         self.tables = {name: self.columns[name].host for name in _TABLES}
@@ -269,10 +273,12 @@ def _count_skipped(lengths: np.ndarray, layout: EpisodicLayout) -> int:
     return max(int((room_behind < 0).sum()), len(lengths) - layout.max_episodes)
 
 
-def _advice(layout: EpisodicLayout, device: torch.device) -> str:
-    free = free_bytes(device) or 0
-    fitting = int(0.9 * free / layout.bytes_per_step)
-    return f"a capacity of {fitting} would fit"
+def _bytes_for(layout: EpisodicLayout, device: torch.device, staged: bool, capacity: int) -> int:
+    """Bytes on the device of a buffer of this capacity, or of a smaller one."""
+    episodes = min(capacity, layout.max_episodes)
+    columns = layout._replace(capacity=capacity, max_episodes=episodes).columns
+    on_host, on_device = spec_bytes(columns, staged)
+    return on_device if device.type != "cpu" else on_host + on_device
 
 
 @njit(nogil=True, cache=True)

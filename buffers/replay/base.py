@@ -29,7 +29,7 @@ from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout, plan_view, view_fields
 from buffers.core.sequences import (
     SequenceBatch,
@@ -46,7 +46,7 @@ from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, colum
 from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.frames import FrameStack
-from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
+from buffers.replay.layout import ReplayOptions, RowOptions, new_state, plan_replay
 from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
 from buffers.replay.state import (
     amended_integers,

@@ -24,12 +24,12 @@ from buffers.core.arguments import (
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.kernels import scatter_fields
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
-from buffers.replay.layout import PlainOptions, ReplayOptions, check_room, plan_replay
+from buffers.replay.layout import PlainOptions, ReplayOptions, plan_replay
 from buffers.replay.shared_memory import (
     BEGUN,
     CLOSED,

@@ -438,16 +438,20 @@ def test_draws_depend_on_the_seed_alone(staged):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, monkeypatch):
+def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, set_free_bytes):
     buffer = make_buffer(500, staged=staged)
     columns = {"rows", "starts", "episodes", "drawable", "counters"}
     held = sum(size for name, size in buffer.memory().items() if name in columns)
     assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 10_000)
-    monkeypatch.setattr("buffers.episodic.storage.free_bytes", lambda device: 10_000)
-    with pytest.raises(BufferMemoryError, match=r"a capacity of \d+ would fit"):
+    set_free_bytes(held - 1)
+    with pytest.raises(BufferMemoryError, match="a capacity of 499 would fit"):
         make_buffer(500, staged=staged)
+    nbytes_for = EpisodicReplayBuffer.nbytes_for
+    assert nbytes_for(499, SPACE, ACTIONS, staged=staged) < held
+    set_free_bytes(nbytes_for(300, SPACE, ACTIONS, staged=staged))
+    with pytest.raises(BufferMemoryError, match="a capacity of 300 would fit"):
+        make_buffer(10_000, max_episodes=1000, staged=staged)
 
 
 def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):
