@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,19 @@ try:
 except ImportError:  # not on Windows
     resource = None
 
-__all__ = ["allocation", "check_fits", "format_bytes", "free_bytes", "zeroed_bytes"]
+__all__ = [
+    "allocation",
+    "check_fits",
+    "check_room",
+    "format_bytes",
+    "free_bytes",
+    "zeroed_bytes",
+]
 
 _HUGE_PAGE = 1 << 21
 _MIN_HUGE_BYTES = 2 * _HUGE_PAGE
+_UNSEEN_BYTES = 1 << 25  # asked for on the CPU before free memory is looked up again
+_num_unseen = np.zeros(1, np.int64)  # bytes asked for since that was done
 
 _MEMINFO = Path("/proc/meminfo")
 _STATM = Path("/proc/self/statm")
@@ -119,8 +128,27 @@ def _available_in_limits() -> int | None:
     return min(known, default=None)
 
 
+def _free_for(needed: int, device: torch.device) -> int | None:
+    """As `free_bytes`, or None where `needed` bytes are not worth looking.
+
+    On the CPU looking reads a dozen files of the system, which takes about a millisecond. So it is
+    done when what was asked for since, however small the pieces, has come to `_UNSEEN_BYTES`.
+    """
+    if device.type != "cpu":
+        return free_bytes(device)
+    _num_unseen[0] += needed
+    if _num_unseen[0] <= _UNSEEN_BYTES:
+        return None
+    free = free_bytes(device)
+    if free is None or needed <= free:
+        _num_unseen[0] = 0
+    return free
+
+
 def check_fits(what: str, needed: int, device: torch.device, advice: str) -> None:
     """Raise BufferMemoryError if `needed` bytes are more than what is free on the device.
+
+    On the CPU requests of some MiB are let through unseen, and looked at as one every 32 MiB.
 
     Args:
         what: Names what asks for the memory, at the start of the message.
@@ -128,12 +156,37 @@ def check_fits(what: str, needed: int, device: torch.device, advice: str) -> Non
         device: Where.
         advice: What the user can do, at the end of the message.
     """
-    free = free_bytes(device)
+    free = _free_for(needed, device)
     if free is not None and needed > free:
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, but only {format_bytes(free)} are "
             f"free; {advice}"
         )
+
+
+def check_room(
+    what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device
+) -> None:
+    """As `check_fits`, of a buffer; the message names the capacity that fits.
+
+    Args:
+        what: Names the buffer.
+        capacity: Asked for.
+        bytes_for: Bytes of a buffer by its capacity, which it grows with.
+        device: Where it is to be.
+    """
+    needed = bytes_for(capacity)
+    free = _free_for(needed, device)
+    if free is None or needed <= free:
+        return
+    low, high = 0, capacity
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_for(middle) <= free else (low, middle)
+    raise BufferMemoryError(
+        f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
+        f"{format_bytes(free)} are free; a capacity of {low} would fit"
+    )
 
 
 @contextlib.contextmanager

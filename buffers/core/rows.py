@@ -115,7 +115,7 @@ class RowLayout(NamedTuple):
     observation_space: Space
     fields: dict[str, Field]  # by path
     obs: list[str]  # paths of the leaves of obs, in the order of the space
-    next_obs: list[str]  # those of next_obs; empty if observations are stored once
+    next_obs: list[str]  # those of next_obs; none if observations are stored once
     extras: list[str]
     obs_at: int  # byte where the observation begins, whose leaves lie side by side
     obs_bytes: int
@@ -125,7 +125,7 @@ class RowLayout(NamedTuple):
     @property
     def has_successors(self) -> bool:
         """Whether observations are stored once, and the next one is that of another row."""
-        return not self.next_obs and self.frames is None
+        return self.obs_bytes > 0 and not self.next_obs and self.frames is None
 
     @property
     def num_words(self) -> int:

@@ -88,11 +88,6 @@ class EpisodicLayout(NamedTuple):
         """Bytes of all columns on host and device together."""
         return sum(spec_bytes(self.columns, staged))
 
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes that one more step of capacity costs, for advice."""
-        return self.nbytes(False) // self.capacity + 1
-
 
 def plan_episodic(
     capacity: Any,

@@ -368,7 +368,7 @@ class CompiledSampler:
 
     def gather(self, chosen: torch.Tensor, out: torch.Tensor, *, bare: bool) -> torch.Tensor:
         """Copy rows (or, bare, their observations) into out int64 (*K, W); -1 means zeros."""
-        flat = out.view(-1, out.shape[-1]).numpy()
+        flat = out.flatten(0, -2).numpy()
         gather_rows(self._rows, chosen.reshape(-1).numpy(), HEADER_WORDS if bare else 0, flat)
         return out
 
@@ -452,7 +452,7 @@ class TorchSampler:
 
     def gather(self, chosen: torch.Tensor, out: torch.Tensor, *, bare: bool) -> torch.Tensor:
         """Copy rows (or, bare, their observations) into out int64 (*K, W); -1 means zeros."""
-        flat, chosen = out.view(-1, out.shape[-1]), chosen.reshape(-1)
+        flat, chosen = out.flatten(0, -2), chosen.reshape(-1)
         source = self._observations if bare else self._rows
         torch.index_select(source, 0, chosen.clamp(min=0), out=flat)
         flat.masked_fill_((chosen < 0)[:, None], 0)

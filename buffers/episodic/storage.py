@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
-from buffers.core.columns import allocate_columns
+from buffers.core.columns import allocate_columns, spec_bytes
 from buffers.core.compiling import njit
-from buffers.core.memory import free_bytes
+from buffers.core.memory import check_room
 from buffers.core.rows import row_views
 from buffers.core.staging import StagingBlocks
 from buffers.episodic.layout import (
@@ -55,13 +57,15 @@ class EpisodicStorage:
 
     def __init__(self, layout: EpisodicLayout, device: torch.device, *, staged: bool):
         self.layout, self.device, self.is_staged = layout, device, staged
+        bytes_for = partial(_bytes_for, layout, device, staged)
+        check_room("an episodic buffer", layout.capacity, bytes_for, device)
         self.columns = allocate_columns(
             f"an episodic buffer of {layout.capacity} steps",
             layout.columns,
             device,
             staged=staged,
             allocate=None,
-            advice=_advice(layout, device),
+            advice="use a smaller capacity",
         )
         self.rows = self.columns["rows"].tensor
         self.tables = {name: self.columns[name].host for name in _TABLES}
@@ -131,7 +135,9 @@ class EpisodicStorage:
         blocks, width = (self._block.host, self._block.device), self.layout.row.num_words
         self._words, self._device_words = (block.view(torch.int64) for block in blocks)
         num_rows = (len(self._words) - len(self.counters) - 4) // self._words_per_row
-        self.staging = self._words[: num_rows * width].view(num_rows, width).numpy()
+        # Behind the words of tables, which never come upon bytes of rows that are in no field.
+        self._first_row_at = len(self._words) - num_rows * width
+        self.staging = self._words[self._first_row_at :].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 
     def insert(self, lengths: np.ndarray) -> None:
@@ -163,20 +169,19 @@ class EpisodicStorage:
 
     def _copy_rows(self, before: np.ndarray, part: slice) -> None:
         """Copy staged rows, and what `file_episodes` changed in the tables, to the device."""
-        width = self.layout.row.num_words
-        block, position = self._words, part.stop * width
+        width, position = self.layout.row.num_words, self._first_row_at
+        begin, end = (position + number * width for number in (part.start, part.stop))
         segments = self._changed_tables(before) if self.is_staged else []
         uploads = []
         for name, where in segments:
             source = torch.from_numpy(self.tables[name][where]).reshape(-1)
-            words = -(-source.nbytes // 8)
-            place = slice(position, position + words)
-            block[place].view(source.dtype)[: source.numel()] = source
+            place = slice(position - -(-source.nbytes // 8), position)
+            self._words[place].view(source.dtype)[: source.numel()] = source
             uploads.append((self.device_tables[name][where], place))
-            position += words
-        self._block.upload(8 * part.start * width, 8 * position)
+            position = place.start
+        self._block.upload(8 * position, 8 * end)
         block = self._device_words
-        rows = block[part.start * width : part.stop * width].view(-1, width)
+        rows = block[begin:end].view(-1, width)
         first = (before[0] + before[1]) % self.layout.num_rows
         begin = 0
         for where in self.first_rows(len(rows), int(first)):
@@ -268,10 +273,12 @@ def _count_skipped(lengths: np.ndarray, layout: EpisodicLayout) -> int:
     return max(int((room_behind < 0).sum()), len(lengths) - layout.max_episodes)
 
 
-def _advice(layout: EpisodicLayout, device: torch.device) -> str:
-    free = free_bytes(device) or 0
-    fitting = int(0.9 * free / layout.bytes_per_step)
-    return f"a capacity of {fitting} would fit"
+def _bytes_for(layout: EpisodicLayout, device: torch.device, staged: bool, capacity: int) -> int:
+    """Bytes on the device of a buffer of this capacity, or of a smaller one."""
+    episodes = min(capacity, layout.max_episodes)
+    columns = layout._replace(capacity=capacity, max_episodes=episodes).columns
+    on_host, on_device = spec_bytes(columns, staged)
+    return on_device if device.type != "cpu" else on_host + on_device
 
 
 @njit(nogil=True, cache=True)

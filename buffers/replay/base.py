@@ -29,7 +29,7 @@ from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout, plan_view, view_fields
 from buffers.core.sequences import (
     SequenceBatch,
@@ -46,7 +46,7 @@ from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, colum
 from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.frames import FrameStack
-from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
+from buffers.replay.layout import ReplayOptions, RowOptions, new_state, plan_replay
 from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
 from buffers.replay.state import (
     amended_integers,
@@ -548,46 +548,6 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     def _gather(self, batch: ReplayBatch) -> None:
         self._reader.gather(batch)
 
-    def sample_sequences(
-        self,
-        batch_size: int,
-        sequence_length: int,
-        *,
-        burn_in: int = 0,
-        overlap: int | None = None,
-        pad: bool = False,
-        initial_states: Sequence[str] | str = (),
-        columns: Iterable[str] | None = None,
-    ) -> SequenceBatch:
-        """Draw sequences of steps of one episode each, all that there are equally likely.
-
-        As of priorities that are all the same: the b-th of a batch comes from the b-th of B equal
-        parts of the rows. Steps of episodes that are not over count as well. The first call, and
-        each with other options than the one before, goes through all rows once.
-
-        Args:
-            batch_size: B.
-            sequence_length: L.
-            burn_in: Number of steps at the start of a sequence that only bring a recurrent state up
-                to date; False in `learn_mask`. Sequences that begin with their episode have none.
-            overlap: Number of steps that a sequence shares with the next of its episode; they
-                begin at every (L - overlap)-th step. None lets them begin at any step.
-            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
-                False in `mask`. At least one step is left to learn from. Otherwise all are full.
-            initial_states: Names of extra columns with the state of the policy before each step: a
-                batch has those of the first steps only, (B, ...), in `initial_states` instead of
-                `extras`.
-            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
-                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
-                and the like) is always there.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, there is no such sequence, or the buffer
-                has track_episodes=False or over="envs".
-        """
-        options = read_sequences(sequence_length, burn_in, overlap, pad)
-        return self._sample_sequences(batch_size, options, initial_states, columns)
-
     def _require_sequences(self) -> SequenceIndex:
         if self._sequences is None:
             raise BufferMisuseError(
@@ -718,7 +678,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if layout.frames is not None:
             return {name: views[name] for name in views if name not in ("link", "frame_ids")}
         named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
-        if layout.next_obs:
+        if not layout.has_successors:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
         others = set(views) - {*layout.obs, *layout.next_obs, "link"}
         return {**named, **{name: views[name] for name in views if name in others}}
@@ -912,7 +872,7 @@ def _check_files_can_hold(options: ReplayOptions) -> None:
         raise BufferMisuseError(
             "frame_stack needs storage='memory': files hold every observation whole"
         )
-    if not options.layout.next_obs:
+    if options.layout.has_successors:
         raise BufferMisuseError(
             "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
             "in memory"

@@ -9,16 +9,15 @@ alive until number a + C is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
-import torch
 from gymnasium import Space
 
 from buffers.core.arguments import check_count, read_number
-from buffers.core.errors import BufferMemoryError, BufferMisuseError
-from buffers.core.memory import format_bytes, free_bytes
+from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 from buffers.replay.frames import FrameStack, frame_bytes, plan_frames
@@ -27,7 +26,6 @@ __all__ = [
     "PlainOptions",
     "ReplayOptions",
     "RowOptions",
-    "check_room",
     "constant_part",
     "first_slots",
     "new_state",
@@ -173,15 +171,17 @@ def _plan_rows(
 ) -> RowLayout:
     """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
 
-    In place of observations whose frames are stored once there are the ids of these. What a walk
-    over several steps reads (rewards, links, flags) lies together at the end. Rows are padded to
-    whole cache lines where that costs an eighth at most.
+    In place of observations whose frames are stored once there are the ids of these. Observations
+    in which there is no number are in each row whatever `store_next` says, as they take no room.
+    What a walk over several steps reads (rewards, links, flags) lies together at the end. Rows are
+    padded to whole cache lines where that costs an eighth at most.
 
     Raises:
         BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
     """
     obs_leaves = space_leaves(observation_space, "obs")
-    following = [_renamed(leaf) for leaf in obs_leaves] if store_next else []
+    is_empty = not any(math.prod(leaf.shape) for leaf in obs_leaves)
+    following = [_renamed(leaf) for leaf in obs_leaves] if store_next or is_empty else []
     if frames is not None:
         ids = Leaf("frame_ids", (frames.num_frames + 1,), np.dtype(np.int32))
         obs_leaves, following = [ids], []
@@ -286,25 +286,3 @@ def were_not_overwritten(rows: Any, capacity: int, before: Any, now: Any) -> Any
     array([ True,  True, False, False])
     """
     return now - before <= (rows - before) % capacity  # adds that leave a row alone
-
-
-def check_room(what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device):
-    """Raise BufferMemoryError, naming the capacity that fits, if the buffer does not.
-
-    Args:
-        what: Names the buffer.
-        capacity: Asked for.
-        bytes_for: Bytes of a buffer by its capacity, which it grows with.
-        device: Where it is to be.
-    """
-    free, needed = free_bytes(device), bytes_for(capacity)
-    if free is None or needed <= free:
-        return
-    low, high = 0, capacity
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_for(middle) <= free else (low, middle)
-    raise BufferMemoryError(
-        f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-        f"{format_bytes(free)} are free; a capacity of {low} would fit"
-    )

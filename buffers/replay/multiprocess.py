@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -24,12 +24,12 @@ from buffers.core.arguments import (
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.kernels import scatter_fields
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
-from buffers.replay.layout import PlainOptions, ReplayOptions, check_room, plan_replay
+from buffers.replay.layout import PlainOptions, ReplayOptions, plan_replay
 from buffers.replay.shared_memory import (
     BEGUN,
     CLOSED,
@@ -64,6 +64,7 @@ _DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _NO_IDS = np.zeros(0, np.int64)
 _ONLY_ARRAYS = {np.ndarray}
+_PLAIN = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
 
 
 class MultiprocessReplayBuffer(BatchSource):
@@ -176,26 +177,18 @@ class MultiprocessReplayBuffer(BatchSource):
         self._spans = np.zeros((self.num_writers, 3), np.int64)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
 
-    @classmethod
+    @staticmethod
     def nbytes_for(
-        cls,
         capacity: int,
         observation_space: Space,
         action_space: Space,
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[PlainOptions],
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space
-        options: PlainOptions = {
-            "n_step": n_step, "gamma": gamma, "track_env": track_env,
-            "extra_columns": extra_columns,
-        }  # fmt: skip
         return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
 
     # ---- What there is
@@ -536,19 +529,7 @@ class ReplayWriter:
         """Number of transitions ever added by this writer and those whose place it took."""
         return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
 
-    def add(
-        self,
-        *,
-        obs: Any = None,
-        next_obs: Any = None,
-        actions: Any = None,
-        rewards: Any = None,
-        terminations: Any = None,
-        truncations: Any = None,
-        env_ids: Any = None,
-        valid: Any = None,
-        **extras: Any,
-    ) -> None:
+    def add(self, *, env_ids: Any = None, valid: Any = None, **columns: Any) -> None:
         """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
 
         Waits while the learner has drawn too few of those that were added, if the buffer has a
@@ -560,23 +541,13 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        columns = {
-            "obs": obs,
-            "next_obs": next_obs,
-            "actions": actions,
-            "rewards": rewards,
-            "terminations": terminations,
-            "truncations": truncations,
-        }
-        self._add(columns, env_ids, valid, extras)
+        self._add(columns, env_ids, valid)
 
     @exclusive
-    def _add(
-        self, columns: dict[str, Any], env_ids: Any, valid: Any, extras: dict[str, Any]
-    ) -> None:
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         self.open()
-        if self._add_rows is not None and not extras and valid is None:
-            arrays = list(columns.values())
+        if self._add_rows is not None and valid is None and len(columns) == len(_PLAIN):
+            arrays: list[Any] = [columns.get(name) for name in _PLAIN]
             kinds = {array.__class__ for array in arrays}
             if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
                 shape = columns["rewards"].shape
@@ -584,7 +555,7 @@ class ReplayWriter:
                 if is_small and self._add_at_once(shape[0], env_ids, arrays):
                     return
         given = {name: column for name, column in columns.items() if column is not None}
-        self._add_checked({**given, **extras}, env_ids, valid)
+        self._add_checked(given, env_ids, valid)
 
     def _add_at_once(self, count: int, env_ids: Any, arrays: list[np.ndarray]) -> bool:
         """The compiled way; whether the columns were for it."""
@@ -703,6 +674,8 @@ def _plan(
     rows: PlainOptions,
 ) -> ReplayOptions:
     """Check arguments; the options are those of rings, of which each writer has one."""
+    if unknown := sorted(rows.keys() - PlainOptions.__annotations__):
+        raise TypeError(f"a MultiprocessReplayBuffer takes no {unknown[0]!r}")
     whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:

@@ -9,7 +9,7 @@ import torch
 
 from buffers.core.kernels import scatter_fields
 from buffers.core.rows import RowLayout, as_words, plan_view, view_fields
-from buffers.core.staging import StagingBlock, StagingBlocks
+from buffers.core.staging import StagingBlocks
 from buffers.replay import layout as at
 
 __all__ = ["Staging"]
@@ -22,7 +22,9 @@ class Staging:
 
     A block holds, in this order: counts of the rings int64 (R,), where rows go int64 (K,), rows
     whose link changes int64 (2 K,), their links as int64 (2 K,), and the packed rows (K, stride).
-    Each row appears at most once in a list, so the device may write in any order.
+    Each row appears at most once in a list, so the device may write in any order. The first packed
+    row is at the same byte of a block whatever K is, so links and bytes that are in no field, which
+    are never written, stay 0; saved files are the same then for the same transitions.
 
     Args:
         layout: Of a row.
@@ -105,44 +107,30 @@ class Staging:
             links = np.zeros((2, 0), np.int64)
         counts = self.host_counts()
         words = np.concatenate([counts, where, *links])
-        with self._blocks.taken() as block:
-            begin, end = self._fill(block, words, kept, arrays, len(rows))
-            block.upload(0, end)
-            self._spread(block, len(where), links.shape[1], (begin, end))
-
-    def _fill(
-        self,
-        block: StagingBlock,
-        words: np.ndarray,
-        kept: np.ndarray,
-        arrays: Mapping[str, np.ndarray],
-        num_rows: int,
-    ) -> tuple[int, int]:
-        """Write words and the kept rows into a block; return where the latter begin and end."""
-        begin, host = 8 * len(words), block.host.numpy()
-        host[:begin] = words.view(np.uint8)
-        end = begin + len(kept) * self._layout.stride
-        packed = host[begin:end].reshape(len(kept), -1)
-        if (link := self._layout.fields.get("link")) is not None:
-            # What was there before would be a link until `_spread` has written the new ones.
-            packed[:, link.offset : link.offset + link.nbytes] = 0
-        places = np.arange(len(kept))
-        if len(kept) < num_rows:
+        if len(kept) < len(rows):
             arrays = {path: array[kept] for path, array in arrays.items()}
-        scatter_fields(packed, places, self._layout.places(), arrays)
-        return begin, end
+        middle = self._first_row_at
+        begin, end = middle - 8 * len(words), middle + len(kept) * self._layout.stride
+        with self._blocks.taken() as block:
+            host = block.host.numpy()
+            host[begin:middle] = words.view(np.uint8)
+            packed = host[middle:end].reshape(len(kept), -1)
+            scatter_fields(packed, np.arange(len(kept)), self._layout.places(), arrays)
+            block.upload(begin, end)
+            sizes = [len(counts), len(where), *map(len, links)]
+            self._spread(block.device[begin:middle], sizes, block.device[middle:end])
 
-    def _spread(
-        self, block: StagingBlock, num_rows: int, num_links: int, span: tuple[int, int]
-    ) -> None:
+    @property
+    def _first_row_at(self) -> int:
+        """The byte of a block where packed rows begin: behind the words of as many as fit."""
+        num_bytes, stride = self._blocks.num_bytes, self._layout.stride
+        return num_bytes - (num_bytes - self._size(0)) // (self._size(1) - self._size(0)) * stride
+
+    def _spread(self, words: torch.Tensor, sizes: list[int], packed: torch.Tensor) -> None:
         """Move what has arrived on the device to its places."""
-        sizes = [len(self.counts), num_rows, num_links, num_links]
-        words = block.device[: 8 * sum(sizes)].view(torch.int64)
-        counts, where, linked, links = words.split(sizes)
+        counts, where, linked, links = words.view(torch.int64).split(sizes)
         self.counts.copy_(counts)
-        rows, packed = as_words(
-            self._rows, block.device[span[0] : span[1]].view(-1, self._layout.stride)
-        )
+        rows, packed = as_words(self._rows, packed.view(-1, self._layout.stride))
         rows.index_copy_(0, where, packed)
         if self._links is not None:
             # The low halves: nothing is allocated, and so nothing fails once rows are counted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -582,6 +582,42 @@ def take_rows(state, count):
     return pointer, total - 1
 
 
+class Cursor(NamedTuple):
+    """How far an add has come in giving rows to its transitions."""
+
+    num_envs: int
+    capacity: int  # of the ring; 0 if there are several
+    step: int  # env of the next transition, if rows are whole steps
+    row: int  # of the next transition, if there is one ring
+    number: int  # of the row last given, in its ring
+
+
+# These two are inlined for the reason given at `ask_to_write`.
+@njit(nogil=True, cache=True, inline="always")
+def start_rows(state, num_rows):
+    """Pass over rows as `skip_rows` does; return how many, and the `Cursor` at the first other."""
+    first, num_envs = skip_rows(state, num_rows), state[at.NUM_ENVS]
+    capacity = state[at.CAPACITY] if state[at.NUM_RINGS] == 1 else 0
+    row, number = take_rows(state, num_rows - first) if capacity else (0, 0)
+    return first, Cursor(num_envs, capacity, first % num_envs if num_envs else 0, row, number)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def next_row(state, env_ids, i, cursor):
+    """Give a row to transition i of an add; return its env, its ring, the row and the cursor."""
+    num_envs, capacity, step, following, number = cursor
+    # Limited, as another thread may have changed it since it was checked.
+    env = min(max(env_ids[i], 0), max(num_envs - 1, 0)) if env_ids.shape[0] else step
+    step = step + 1 if step + 1 < num_envs else 0
+    if capacity:
+        ring, row, number = 0, following, number + 1
+        following = row + 1 if row + 1 < capacity else 0
+    else:
+        ring = env
+        row, number = take_row(state, ring)
+    return env, ring, row, Cursor(num_envs, capacity, step, following, number)
+
+
 @njit(nogil=True, cache=True)
 def follow(state, ring, env, row, number, is_over):
     """Note that `row`, just taken, the row `number` of its ring, is the newest of `env`.
@@ -729,25 +765,14 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
     if not fits:
         return False
     obs_bytes, action_bytes = state[at.OBS_BYTES], state[at.ACTION_BYTES]
-    stride, num_envs, num_rings = table.shape[1], state[at.NUM_ENVS], state[at.NUM_RINGS]
     link_at, env_at, over_at = state[at.LINK_AT], state[at.ENV_AT], state[at.OVER_AT]
-    reward_word = state[at.REWARD_AT] // 4
+    stride, reward_word = table.shape[1], state[at.REWARD_AT] // 4
     next_at, action_at = state[at.NEXT_AT], state[at.ACTION_AT]
     floats, words = table.view(np.float32), table.view(np.int32)
     ahead, last = plan_ahead(table, state)
-    first, capacity = skip_rows(state, num_rows), state[at.CAPACITY]
-    following, number = take_rows(state, num_rows - first) if num_rings == 1 else (0, 0)
-    step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
+    first, cursor = start_rows(state, num_rows)
     for i in range(first, num_rows):
-        # Limited, as another thread may have changed it since it was checked.
-        env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
-        step = step + 1 if step + 1 < num_envs else 0
-        ring = env if num_rings > 1 else 0
-        if num_rings == 1:
-            row, number = following, number + 1
-            following = row + 1 if row + 1 < capacity else 0
-        else:
-            row, number = take_row(state, ring)
+        env, ring, row, cursor = next_row(state, env_ids, i, cursor)
         start = row * stride
         ask_to_write(table, start + ahead, last, stride)
         copy_field(table, start, obs, i * obs_bytes, obs_bytes)
@@ -761,7 +786,7 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
         if link_at >= 0:
             words[row, link_at // 4] = 0
             is_over = terminations[i] | truncations[i]
-            before, is_joined = follow(state, ring, env, row, number, is_over)
+            before, is_joined = follow(state, ring, env, row, cursor.number, is_over)
             if before >= 0 and is_joined:
                 words[before, link_at // 4] = row + 1
             ask_for_next(table, before, link_at)
@@ -843,7 +868,6 @@ def write_packed(
         slots, pending, finals, free: See `keep_successor`.
     """
     num_rows, stride = rewards.shape[0], table.shape[1]
-    num_envs, num_rings = state[at.NUM_ENVS], state[at.NUM_RINGS]
     over_at, obs_bytes = state[at.OVER_AT], state[at.OBS_BYTES]
     link_at, env_at, reward_word = state[at.LINK_AT], state[at.ENV_AT], state[at.REWARD_AT] // 4
     is_once, num_leaves = state[at.NEXT_AT] < 0, 0
@@ -852,19 +876,9 @@ def write_packed(
     floats, words = table.view(np.float32), table.view(np.int32)
     begin, newest, kept = address_of(table), address_of(pending), address_of(finals)
     ahead, last = plan_ahead(table, state)
-    first, capacity = skip_rows(state, num_rows), state[at.CAPACITY]
-    following, number = take_rows(state, num_rows - first) if num_rings == 1 else (0, 0)
-    step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
+    first, cursor = start_rows(state, num_rows)
     for i in range(first, num_rows):
-        # Limited, as another thread may have changed it since it was checked.
-        env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
-        step = step + 1 if step + 1 < num_envs else 0
-        ring = env if num_rings > 1 else 0
-        if num_rings == 1:
-            row, number = following, number + 1
-            following = row + 1 if row + 1 < capacity else 0
-        else:
-            row, number = take_row(state, ring)
+        env, ring, row, cursor = next_row(state, env_ids, i, cursor)
         ask_to_write(table, row * stride + ahead, last, stride)
         start = begin + row * stride
         for f in range(sources.shape[0]):
@@ -880,7 +894,7 @@ def write_packed(
             continue
         words[row, link_at // 4] = 0
         is_over = terminations[i] | truncations[i]
-        before, is_joined = follow(state, ring, env, row, number, is_over)
+        before, is_joined = follow(state, ring, env, row, cursor.number, is_over)
         code = row + 1 if is_joined else 0
         if is_once:
             place, is_same = newest + env * obs_bytes, is_joined
@@ -910,20 +924,15 @@ def place_rows(state, env_ids, is_over, rows, befores, envs):
             not in one episode it is -2 - row instead.
         envs: int64 (K,), written.
     """
-    num_envs, num_rings = state[at.NUM_ENVS], state[at.NUM_RINGS]
-    first = skip_rows(state, rows.shape[0])
-    step = first % num_envs if num_envs else 0
+    first, cursor = start_rows(state, rows.shape[0])
     rows[:first] = -1
     befores[:first] = -1
     envs[:first] = 0
     for i in range(first, rows.shape[0]):
-        env = env_ids[i] if env_ids.shape[0] else step
-        step = step + 1 if step + 1 < num_envs else 0
-        ring = env if num_rings > 1 else 0
-        row, number = take_row(state, ring)
+        env, ring, row, cursor = next_row(state, env_ids, i, cursor)
         rows[i], befores[i], envs[i] = row, -1, env
         if state[at.LINK_AT] >= 0:
-            before, is_joined = follow(state, ring, env, row, number, is_over[i])
+            before, is_joined = follow(state, ring, env, row, cursor.number, is_over[i])
             if before >= 0:
                 befores[i] = before if is_joined else -2 - before
 

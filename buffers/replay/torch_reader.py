@@ -331,7 +331,7 @@ def _shape_batch(
         if memory.successors is not None:
             views = [plan_view(layout.fields[path], layout.obs_at) for path in layout.obs]
             found["next_obs"] = layout.build_obs(view_fields(memory.successors, views))
-        elif layout.next_obs:
+        elif not layout.has_successors:
             found["next_obs"] = layout.build_obs([last[path] for path in layout.next_obs])
     found |= {name: own[name] for name in ("actions", "rewards", "env_ids") if name in own}
     found |= {name: last[name] for name in ("terminations", "truncations")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from gymnasium import Space
 
 from buffers.core.errors import BufferMisuseError
+from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
@@ -60,6 +61,46 @@ class UniformReplayBuffer(ReplayBuffer):
         if is_ahead or not self._reader.fill_at_once(batch, draw):
             self._fill(batch, draw)
         return batch
+
+    def sample_sequences(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
+    ) -> SequenceBatch:
+        """Draw sequences of steps of one episode each, all that there are equally likely.
+
+        As of priorities that are all the same: the b-th of a batch comes from the b-th of B equal
+        parts of the rows. Steps of episodes that are not over count as well. The first call, and
+        each with other options than the one before, goes through all rows once.
+
+        Args:
+            batch_size: B.
+            sequence_length: L.
+            burn_in: Number of steps at the start of a sequence that only bring a recurrent state up
+                to date; False in `learn_mask`. Sequences that begin with their episode have none.
+            overlap: Number of steps that a sequence shares with the next of its episode; they
+                begin at every (L - overlap)-th step. None lets them begin at any step.
+            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
+                False in `mask`. At least one step is left to learn from. Otherwise all are full.
+            initial_states: Names of extra columns with the state of the policy before each step: a
+                batch has those of the first steps only, (B, ...), in `initial_states` instead of
+                `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
+                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
+                and the like) is always there.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, there is no such sequence, or the buffer
+                has track_episodes=False or over="envs".
+        """
+        options = read_sequences(sequence_length, burn_in, overlap, pad)
+        return self._sample_sequences(batch_size, options, initial_states, columns)
 
 
 class SharedReplayBuffer(UniformReplayBuffer):

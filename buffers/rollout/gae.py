@@ -12,7 +12,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.rollout.device_kernels import advantages_kernel
 from buffers.rollout.kernels import fill_advantages
 
-__all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "fill_advantages_torch", "gae"]
+__all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "gae"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
@@ -119,8 +119,8 @@ def gae(
         named = inputs._asdict().items()
         tensors = GaeInputs(*(None if a is None else as_tensor(name, a) for name, a in named))
         advantages, returns = map(_as_tensor, results)
-        fill = fill_advantages_torch if compiled is False else fill_advantages_there
-        fill(tensors, advantages, returns, gamma, gae_lambda)
+        is_compiled = compiled is not False
+        fill_advantages_there(tensors, advantages, returns, gamma, gae_lambda, compiled=is_compiled)
     return results if out is None else out
 
 
@@ -134,35 +134,15 @@ def fill_advantages_there(
     returns: torch.Tensor,
     gamma: float,
     gae_lambda: float,
+    *,
+    compiled: bool = True,
 ) -> None:
-    """As `fill_advantages_torch`, by one kernel on a CUDA device if there can be one."""
-    launch = advantages_kernel(advantages.dtype).on(advantages.device)
-    if launch is None:
-        fill_advantages_torch(inputs, advantages, returns, gamma, gae_lambda)
-        return
-    num_steps, num_envs = advantages.shape
-    dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
-    has_final, has_valid = (tensor is not None for tensor in dense[-2:])
-    pages = [0 if tensor is None else tensor for tensor in dense]
-    discounts = gamma, gamma * gae_lambda
-    launch(
-        num_envs, *pages, has_final, has_valid, num_steps, num_envs, *discounts, advantages, returns
-    )
+    """Fill advantages and returns, both (T, N), on the device where they are, without waiting.
 
-
-def fill_advantages_torch(
-    inputs: GaeInputs,
-    advantages: torch.Tensor,
-    returns: torch.Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> None:
-    """Fill advantages and returns, both (T, N), with torch operations on any device.
-
-    The parts without recurrence take one operation each for the whole rollout; the recurrence takes
-    three for each doubling of the steps that have been added up, 21 for 128 steps. Nothing is read
-    back, so the caller never waits for the device. Memory for two more arrays (T, N) is allocated,
-    and (T, N) bytes for the negation of `valid`, if that is given.
+    It takes one kernel on a CUDA device, if there can be one, else torch operations. Of these, the
+    parts without recurrence take one each for the whole rollout; the recurrence takes three for
+    each doubling of the steps that have been added up, 21 for 128 steps. Memory for two more arrays
+    (T, N) is allocated then, and (T, N) bytes for the negation of `valid`, if that is given.
 
     Args:
         inputs: Tensors that need no gradient.
@@ -170,7 +150,17 @@ def fill_advantages_torch(
         returns: float (T, N), written; holds intermediate results meanwhile.
         gamma: Discount.
         gae_lambda: Lambda.
+        compiled: False takes torch operations on every device.
     """
+    launch = advantages_kernel(advantages.dtype).on(advantages.device) if compiled else None
+    if launch is not None:
+        num_steps, num_envs = advantages.shape
+        dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
+        has_final, has_valid = (tensor is not None for tensor in dense[-2:])
+        pages = [0 if tensor is None else tensor for tensor in dense]
+        sizes, discounts = (num_steps, num_envs), (gamma, gamma * gae_lambda)
+        launch(num_envs, *pages, has_final, has_valid, *sizes, *discounts, advantages, returns)
+        return
     values, next_values = inputs.values[:-1], inputs.values[1:]
     if inputs.final_values is None:
         torch.mul(next_values, gamma, out=returns)

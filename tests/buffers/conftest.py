@@ -1,4 +1,4 @@
-"""Modules of kernels in other forms than the one that is imported."""
+"""Modules of kernels in other forms than the one that is imported; how much memory is free."""
 
 import importlib.util
 
@@ -42,3 +42,14 @@ def load_uncached(monkeypatch):
 def pictures_without_a_kernel_of_their_own(monkeypatch):
     """`add_rows` takes seconds to compile for them, and would serve what is compared with only."""
     monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)
+
+
+@pytest.fixture
+def set_free_bytes(monkeypatch):
+    """A function that lets every request be compared with so many bytes of free memory."""
+
+    def set_to(number):
+        monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: number)
+        monkeypatch.setattr("buffers.core.memory._UNSEEN_BYTES", -1)
+
+    return set_to

@@ -144,7 +144,7 @@ def test_bad_trajectories_are_refused_and_change_nothing(bad, message):
     assert buffer["obs"].tolist() == make_trajectory(3, seed=5)["obs"].tolist()
 
 
-def test_bad_arguments_are_refused(monkeypatch):
+def test_bad_arguments_are_refused(set_free_bytes):
     for capacity in (0, -1, 1.5):
         with pytest.raises(BufferMisuseError, match="capacity must be a positive integer"):
             make_buffer(capacity)
@@ -153,7 +153,7 @@ def test_bad_arguments_are_refused(monkeypatch):
     for name in ("next_obs", "obs['a']"):
         with pytest.raises(BufferMisuseError, match="no column"):
             buffer[name]
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 100)
+    set_free_bytes(100)
     with pytest.raises(BufferMemoryError, match="a trajectory buffer of 8 steps needs"):
         buffer.update([GOOD, GOOD])
     assert buffer["rewards"].tolist() == GOOD["rewards"].tolist()

@@ -298,19 +298,18 @@ def test_rows_on_their_way_to_a_device_have_no_links_of_earlier_ones(monkeypatch
     seen = []
     spread = Staging._spread
 
-    def look(self, block, num_rows, num_links, span):
+    def look(self, words, sizes, packed):
         field = self._layout.fields["link"]
-        packed = block.device[span[0] : span[1]].view(num_rows, -1)
+        packed = packed.view(sizes[1], -1)
         seen.append(packed[:, field.offset : field.offset + field.nbytes].clone())
-        block.host[span[0] : span[1]].fill_(255)  # what is left there for the next add
-        spread(self, block, num_rows, num_links, span)
+        spread(self, words, sizes, packed)
 
     monkeypatch.setattr(Staging, "_spread", look)
     buffer = SharedReplayBuffer(16, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, staged=True)
-    for value in range(6):
-        buffer.add(**columns(4, value))
-    assert len(seen) == 6
-    assert not torch.stack(seen).any()
+    for value, num_rows in enumerate((4, 12, 8, 4, 16, 8, 12)):
+        buffer.add(**columns(num_rows, value))
+    assert len(seen) == 7
+    assert not torch.cat(seen).any()
 
 
 def filled_rollout(**options):

@@ -5,6 +5,7 @@ import mmap
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,12 +124,40 @@ def test_a_system_that_does_not_tell_refuses_nothing(machine, monkeypatch, tmp_p
     assert free_memory.free_bytes(torch.device("meta")) is None
 
 
-def test_refusal_names_both_numbers(machine):
+def test_refusal_names_both_numbers(machine, monkeypatch):
+    monkeypatch.setattr(free_memory, "_UNSEEN_BYTES", -1)
     free_memory.check_fits("this", 500 * 1024, CPU, "wait")
     with pytest.raises(
         BufferMemoryError, match=r"^this needs 600.0 KiB on cpu, but only 500.0 KiB"
     ):
         free_memory.check_fits("this", 600 * 1024, CPU, "wait")
+
+
+def test_small_requests_are_looked_at_when_they_have_come_to_much(monkeypatch):
+    free, looks, mib = 100 << 20, [], 1 << 20
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: looks.append(device) or free)
+    monkeypatch.setattr(free_memory, "_num_unseen", np.zeros(1, np.int64))
+
+    def fits(number, size):
+        for _ in range(number):
+            free_memory.check_fits("this", size, CPU, "wait")
+
+    fits(32, mib)
+    assert len(looks) == 0
+    fits(1, 1)  # the byte too much
+    assert len(looks) == 1
+    fits(2, 40 * mib)
+    assert len(looks) == 3
+    fits(3, 10 * mib)
+    assert len(looks) == 3
+    with pytest.raises(BufferMemoryError, match=r"this with capacity 200 .* of 100 would fit"):
+        free_memory.check_room("this", 200, lambda capacity: capacity * mib, CPU)
+    free = mib - 1
+    for _ in range(2):  # until there is room again
+        with pytest.raises(BufferMemoryError, match=r"this needs 1\.0 MiB"):
+            fits(1, mib)
+    free_memory.check_fits("this", 0, torch.device("meta"), "wait")
+    assert len(looks) == 7  # other devices are asked each time
 
 
 @pytest.mark.parametrize(
@@ -166,7 +195,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
     for is_told in (True, False):
         free_bytes = free_memory.free_bytes
         if not is_told:
-            free_memory.free_bytes = buffers.replay.layout.free_bytes = lambda device: None
+            free_memory.free_bytes = lambda device: None
         for name, make in makers.items():
             try:
                 make(rows)
@@ -176,7 +205,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
                 if refused == is_told:
                     found.append((which, is_told, name, str(error)))
         make(10)
-        free_memory.free_bytes = buffers.replay.layout.free_bytes = free_bytes
+        free_memory.free_bytes = free_bytes
     try:
         small.new_batch(100_000)
         found.append((which, "a batch", "made"))

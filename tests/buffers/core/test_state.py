@@ -34,24 +34,25 @@ KINDS = {
 }
 
 
-def make(kind, steps=0, seed=1):
+def make(kind, steps=0, seed=1, **more):
     cls, options = KINDS[kind]
-    buffer = cls(20, OBS, Discrete(4), num_envs=2, seed=seed, **options)
+    buffer = cls(20, OBS, Discrete(4), num_envs=2, seed=seed, **options, **more)
     for t in range(steps):
-        obs, after = (
-            {"x": np.full((2, 2), n, np.float32), "on": np.full((2, 1), n % 2, bool)}
-            for n in (t, t + 1)
-        )
-        over = np.array([t % 5 == 4, t % 7 == 6])
-        buffer.add(
-            obs=obs,
-            next_obs=after,
-            actions=np.full(2, t % 4),
-            rewards=np.full(2, float(t)),
-            terminations=over,
-            truncations=np.zeros(2, bool),
-        )
+        buffer.add(**at_steps([t]))
     return buffer
+
+
+def at_steps(times):
+    """Columns of some steps of two envs."""
+    t = np.repeat(times, 2)
+    obs, after = (
+        {"x": np.stack([n, n], 1).astype(np.float32), "on": n[:, None] % 2 == 1} for n in (t, t + 1)
+    )
+    over = np.where(np.arange(len(t)) % 2, t % 7 == 6, t % 5 == 4)
+    return {
+        "obs": obs, "next_obs": after, "actions": t % 4, "rewards": t.astype(float),
+        "terminations": over, "truncations": np.zeros(len(t), bool),
+    }  # fmt: skip
 
 
 def part(place, value, index=0):
@@ -257,3 +258,34 @@ def test_generators_go_on_from_whole_states_only():
     for wrong in (state[:-1], state.float(), None, np.zeros(5056, np.uint8)):
         with pytest.raises(BufferMisuseError, match="is not that of a generator"):
             restore_generator(other, wrong)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", ["shared", "once", "per_env", "prioritized"])
+def test_the_same_transitions_are_the_same_bytes_in_a_file(kind, staged, tmp_path):
+    for name, sizes in (("one by one", [1] * 24), ("several at once", [1, 3, 2, 4, 1, 1] * 2)):
+        buffer, t = make(kind, staged=staged), 0
+        for size in sizes:
+            buffer.add(**at_steps(np.arange(t, t + size)))
+            t += size
+        buffer.save(tmp_path / name)
+    assert (tmp_path / "one by one").read_bytes() == (tmp_path / "several at once").read_bytes()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_same_episodes_are_the_same_bytes_in_a_file(staged, tmp_path):
+    def add(buffer, length):
+        rows = at_steps(np.arange(length + 1))
+        obs = {name: column[::2] for name, column in rows["obs"].items()}
+        numbers = {name: rows[name][:-2:2] for name in ("actions", "rewards")}
+        buffer.add_episode({"obs": obs, **numbers})
+
+    fresh, used = (make("episodic", staged=staged) for _ in range(2))
+    for length in (12, 12, 1, 2, 3, 4):
+        add(used, length)
+    used.clear()
+    for name, buffer in (("fresh", fresh), ("used", used)):
+        for length in (8, 2, 3, 9):
+            add(buffer, length)
+        buffer.save(tmp_path / name)
+    assert (tmp_path / "fresh").read_bytes() == (tmp_path / "used").read_bytes()

@@ -252,6 +252,17 @@ def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, ov
     assert torch.equal(batch.indices >= 0, batch.mask)
 
 
+def test_episodes_of_observations_without_a_number_are_drawn(staged):
+    buffer = EpisodicReplayBuffer(20, Box(-1, 1, (3, 0)), ACTIONS, staged=staged, seed=0)
+    buffer.add_episode({**make_episode(0, 4), "obs": np.zeros((5, 3, 0), np.float32)})
+    assert buffer.sample(6).future_obs.shape == (6, 3, 0)
+    batch = buffer.sample_sequences(6, 3, pad=True)
+    assert batch.obs.shape == batch.next_obs.shape == (6, 3, 3, 0)
+    assert torch.equal(batch.rewards[batch.mask], batch.steps[batch.mask].float())
+    assert buffer.sample_stacks(6, 2).obs.shape == (6, 2, 3, 0)
+    assert buffer.sample_goals(6).goal_obs.shape == (6, 3, 0)
+
+
 def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
     buffer = EpisodicReplayBuffer(
         20, Box(-np.inf, np.inf, (1,)), Discrete(2), staged=staged, seed=0, max_episodes=9,
@@ -427,16 +438,20 @@ def test_draws_depend_on_the_seed_alone(staged):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, monkeypatch):
+def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, set_free_bytes):
     buffer = make_buffer(500, staged=staged)
     columns = {"rows", "starts", "episodes", "drawable", "counters"}
     held = sum(size for name, size in buffer.memory().items() if name in columns)
     assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 10_000)
-    monkeypatch.setattr("buffers.episodic.storage.free_bytes", lambda device: 10_000)
-    with pytest.raises(BufferMemoryError, match=r"a capacity of \d+ would fit"):
+    set_free_bytes(held - 1)
+    with pytest.raises(BufferMemoryError, match="a capacity of 499 would fit"):
         make_buffer(500, staged=staged)
+    nbytes_for = EpisodicReplayBuffer.nbytes_for
+    assert nbytes_for(499, SPACE, ACTIONS, staged=staged) < held
+    set_free_bytes(nbytes_for(300, SPACE, ACTIONS, staged=staged))
+    with pytest.raises(BufferMemoryError, match="a capacity of 300 would fit"):
+        make_buffer(10_000, max_episodes=1000, staged=staged)
 
 
 def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):

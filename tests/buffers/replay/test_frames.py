@@ -317,13 +317,11 @@ def test_a_state_that_contradicts_itself_is_refused(change, message):
     assert bytes_of(buffer) == before
 
 
-def test_adds_that_find_no_memory_change_nothing(monkeypatch):
-    from buffers.core import memory
-
+def test_adds_that_find_no_memory_change_nothing(monkeypatch, set_free_bytes):
     buffer = made(capacity=4)
     buffer.add(**step(4))
     before = bytes_of(buffer)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
+    set_free_bytes(0)
     many = {name: np.concatenate([np.asarray(c)] * 90) for name, c in step(5).items()}
     many["truncations"][:] = True
     with pytest.raises(MemoryError, match="further frames"):

@@ -7,7 +7,6 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from programs import printed
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
 
-import buffers.core.memory
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
@@ -152,11 +151,10 @@ def test_sampling_too_early_or_wrongly(cls):
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("store_next", [True, False])
-def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, monkeypatch):
+def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, set_free_bytes):
     spaces, options = (OBS, ACTIONS), {"num_envs": 2, "store_next": store_next}
     free = cls.nbytes_for(1000, *spaces, **options)
-    for module in (buffers.core.memory, buffers.replay.layout):
-        monkeypatch.setattr(module, "free_bytes", lambda device: free)
+    set_free_bytes(free)
     with pytest.raises(BufferMemoryError, match="a capacity of 1000 would fit"):
         cls(10**6, *spaces, **options)
     made = cls(1000, *spaces, **options)

@@ -4,7 +4,8 @@ import types
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from buffers import (
     BufferMisuseError,
@@ -138,3 +139,72 @@ def test_final_observations_are_reserved_only_where_they_are_kept_apart():
     assert buffer.nbytes == before
     with pytest.raises(BufferMisuseError, match="number must be a positive integer"):
         buffer.reserve_final_obs(0)
+
+
+def nothing_of(space, num_rows):
+    if isinstance(space, Dict):
+        return {name: nothing_of(part, num_rows) for name, part in space.items()}
+    return () if isinstance(space, Tuple) else np.zeros((num_rows, *space.shape), space.dtype)
+
+
+def leaves_of(tree):
+    if isinstance(tree, dict | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves_of(part)
+    else:
+        yield tree
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "space", "options"),
+    [
+        (SharedReplayBuffer, Box(-1, 1, (0,)), {"store_next": False}),
+        (SharedReplayBuffer, Dict(a=Box(-1, 1, (3, 0)), b=Dict()), {"n_step": 2, "gamma": 0.5}),
+        (SharedReplayBuffer, Dict(), {}),
+        (PerEnvReplayBuffer, Tuple(()), {"store_next": False, "n_step": 2, "gamma": 0.5}),
+        (PrioritizedReplayBuffer, Dict(), {"store_next": False}),
+    ],
+    ids=str,
+)
+def test_observations_without_a_number_are_taken(kind, space, options, staged, tmp_path):
+    rng = np.random.default_rng(0)
+
+    def make(space, **more):
+        return kind(15, space, Discrete(3), num_envs=2, seed=0, **{**options, **more})
+
+    buffer, direct = (make(space, staged=staged) for _ in range(2))
+    direct._takes_tensors = direct._storage.takes_tensors  # as on a device
+    plain = make(Box(-1, 1, (1,)), store_next=True)
+    for _ in range(20):
+        rows = {
+            "actions": rng.integers(0, 3, 2), "rewards": rng.random(2, np.float32),
+            "terminations": rng.random(2) < 0.2, "truncations": rng.random(2) < 0.2,
+        }  # fmt: skip
+        obs = nothing_of(space, 2)
+        buffer.add(obs=obs, next_obs=obs, **rows)
+        tensors = {name: torch.from_numpy(column) for name, column in rows.items()}
+        there = obs if not isinstance(space, Box) else torch.from_numpy(obs)
+        direct.add(obs=there, next_obs=there, **tensors)
+        plain.add(obs=np.zeros((2, 1), np.float32), next_obs=np.ones((2, 1), np.float32), **rows)
+    buffer.save(tmp_path / "saved")
+    loaded = make(space, staged=staged)
+    loaded.load(tmp_path / "saved")
+    for other in (buffer, loaded, direct):
+        found, expected = (one.get(plain.order()) for one in (other, plain))
+        for name in ("actions", "rewards", "terminations", "truncations", "discounts"):
+            assert getattr(found, name).equal(getattr(expected, name))
+        for obs in (found.obs, found.next_obs, other.rows()["next_obs"]):
+            assert all(leaf.numel() == 0 for leaf in leaves_of(obs))
+        assert list(found._asdict())[:2] == ["obs", "next_obs"]
+        assert other.sample(7, columns=("next_obs",)).next_obs is not None
+    assert "successors" not in buffer.memory()
+
+
+@pytest.mark.parametrize("store_next", [True, False])
+def test_files_hold_observations_without_a_number(store_next, tmp_path):
+    options = {"num_envs": 2, "store_next": store_next, "storage": "memmap", "folder": tmp_path}
+    buffer = SharedReplayBuffer(15, Dict(), Discrete(3), **options)
+    buffer.add(**{**at_step(0), "obs": {}, "next_obs": {}})
+    assert buffer.sample(3).next_obs == {}
+    buffer.close()

@@ -450,8 +450,8 @@ def test_mistakes_are_named_at_the_call(args, options, message):
         filled().minibatches(*args, **options)
 
 
-def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
+def test_a_batch_that_does_not_fit_is_refused(set_free_bytes):
     rollout = filled()
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 100)
+    set_free_bytes(100)
     with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 384 bytes .* 100 bytes"):
         rollout.minibatches(1)

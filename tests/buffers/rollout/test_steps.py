@@ -147,8 +147,8 @@ def test_memory_is_what_was_announced(mode, staged):
     assert rollout.memory()["values"] == 6 * 3 * 4
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 2**30)
+def test_what_cannot_fit_is_refused_before_anything_is_allocated(set_free_bytes):
+    set_free_bytes(2**30)
     calls = []
     with pytest.raises(BufferMemoryError) as caught:
         RolloutBuffer(
@@ -163,12 +163,12 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
     assert calls == []
 
 
-def test_staged_memory_is_counted_twice_on_the_cpu(monkeypatch):
+def test_staged_memory_is_counted_twice_on_the_cpu(set_free_bytes):
     needed = RolloutBuffer.nbytes_for(3, 2, FLAT, Discrete(4), staged=True)
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: needed - 1)
+    set_free_bytes(needed - 1)
     with pytest.raises(BufferMemoryError):
         make(staged=True)
-    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: needed)
+    set_free_bytes(needed)
     make(staged=True)
 
 
