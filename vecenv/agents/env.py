@@ -21,6 +21,7 @@ from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher, as_array
 from vecenv.core.base import StepSlot, VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -846,15 +847,6 @@ def _final_rows(
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
     return final_obs, is_final
-
-
-def leaf_by_leaf(function: Callable[[np.ndarray], np.ndarray], batch: Any) -> Any:
-    """Return what a function makes of each array of a batch, nested as the batch is."""
-    if isinstance(batch, dict):
-        return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(leaf_by_leaf(function, part) for part in batch)
-    return function(batch)
 
 
 def _picked(batch: Any, place: Any) -> Any:

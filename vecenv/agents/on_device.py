@@ -17,16 +17,10 @@ from torch import Tensor
 
 from vecenv.agents import grouping as at
 from vecenv.agents.compiled import require_central_state, valid_action
-from vecenv.agents.env import (
-    AgentBatch,
-    AgentGroup,
-    AgentRowsVecEnv,
-    AgentSlot,
-    AgentsVecEnv,
-    leaf_by_leaf,
-)
+from vecenv.agents.env import AgentBatch, AgentGroup, AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 from vecenv.agents.grouping import Members
 from vecenv.core.base import StepSlot
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import (
     ActionError,
     NoActionMaskError,
