@@ -11,14 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
@@ -282,15 +280,9 @@ class Trainer:
 
     def run(self, run: Run) -> None:
         """Train until the steps are made, or until a signal."""
-        options, begin = self.options, perf_counter()
+        options, scalars = self.options, dict[str, Any]()
         self.restore(run)
-        first, scalars = self.steps, dict[str, Any]()
-        if note := run.finished_note(first, options.total_steps):
-            print(note)
-        with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(
-                options.env_id, total=options.total_steps, completed=self.steps
-            )
+        with run.progress(options.env_id, self.steps, options.total_steps) as progress:
             while self.steps < options.total_steps and not run.should_stop:
                 before = self.steps
                 returns = self.collect()
@@ -299,16 +291,14 @@ class Trainer:
                 while self.num_updates < due:
                     scalars = self.learn()
                 if before // 1000 < self.steps // 1000:
-                    speed = (self.steps - first) / (perf_counter() - begin)
-                    recent = run.recent_return()
+                    recent, speed = run.recent_return(), progress.speed(self.steps)
                     run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
-                    text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
-                    progress.update(task, completed=self.steps, description=text)
+                    progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 if (every := options.eval_every) and before // every < self.steps // every:
                     self.save(run, self.evaluate(max(options.eval_episodes // 2, 1)).mean)
                 elif run.is_due(self.steps):
                     self.save(run)
-            progress.update(task, completed=self.steps)
+            progress.show(self.steps)
         self.save(run)
 
     def evaluate(self, episodes: int, seed: int = 2_000_000) -> EvaluationResult:

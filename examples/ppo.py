@@ -9,7 +9,6 @@ Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional as F
@@ -631,7 +629,7 @@ class Trainer:
 
     def train(self, run: Run) -> None:
         """Update while another rollout fits into the steps, and until a signal says to stop."""
-        options, begin, before = self.options, time.perf_counter(), self.steps
+        options = self.options
         parts = {"agent": self.agent, "optimizer": self.optimizer, "rollout": self.rollout}
         parts["envs"] = self.envs
         if (state := run.restore(parts)) is not None:
@@ -641,37 +639,26 @@ class Trainer:
                 self.state.copy_(state["memory"])
         if self.follow_first() or run.not_restored:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
-        before, per_rollout = self.steps, options.num_envs * options.num_steps
-        note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
-        if note and self.ranks.rank == 0:
-            print(note)
-        if self.ranks.rank == 0 and 0 < options.total_steps < per_rollout:
-            print(f"--total-steps is less than one rollout, {per_rollout}: nothing is learned")
-        with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
-            task = progress.add_task(
-                options.env_id, total=options.total_steps, completed=self.steps
-            )
-            while self.steps + per_rollout <= options.total_steps:
+        total, per_rollout = options.total_steps, options.num_envs * options.num_steps
+        is_shown = self.ranks.rank == 0
+        with run.progress(
+            options.env_id, self.steps, total, rollout_steps=per_rollout, is_shown=is_shown
+        ) as progress:
+            while self.steps + per_rollout <= total:
                 if any(self.ranks.gather(run.should_stop)):
-                    if self.ranks.rank == 0:
-                        progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
+                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
                     break
-                try:
+                with run.updating(self.num_updates + 1, self.steps):
                     scalars = self.update()
-                except FloatingPointError as error:
-                    where = f"update {self.num_updates + 1}, after {self.steps} steps: {error}"
-                    raise SystemExit(f"{where}; {run.folder} keeps the checkpoint before") from None
                 run.add_episodes(self.steps, self.episodes)
-                recent = run.recent_return()
-                speed = (self.steps - before) / (time.perf_counter() - begin)
-                text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
-                progress.update(task, completed=self.steps, description=text)
+                recent, speed = run.recent_return(), progress.speed(self.steps)
+                progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
                 run.log(self.steps, scalars)
                 if run.is_due(self.steps):
                     self.save(run, parts, score=recent)
             else:
-                progress.update(task, total=self.steps)  # what no rollout fits into is left out
+                progress.fill(self.steps)  # what no rollout fits into is left out
         self.save(run, parts)
 
     def follow_first(self) -> bool:

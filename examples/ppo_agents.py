@@ -10,7 +10,6 @@ Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
@@ -400,7 +398,7 @@ class Trainer:
 
     def train(self, run: Run) -> None:
         """Update while another rollout fits into the steps, and until a signal says to stop."""
-        options, begin = self.options, time.perf_counter()
+        options = self.options
         if (saved := run.restore(self.parts())) is not None:
             self.steps, self.num_updates = saved["steps"], saved["num_updates"]
             if self.state is not None:
@@ -409,33 +407,23 @@ class Trainer:
                 obs = self.reset(options.seed + self.steps)
                 for name, learner in self.learners.items():
                     learner.rollout.start(obs[name])
-        before, per_rollout = self.steps, self.num_rows * options.num_steps
-        note = run.finished_note(self.steps + per_rollout - 1, options.total_steps)
-        if note:
-            print(note)
-        if 0 < options.total_steps < per_rollout:
-            print(f"--total-steps is less than one rollout, {per_rollout}: nothing is learned")
-        with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
-            while self.steps + per_rollout <= options.total_steps:
+        total, per_rollout = options.total_steps, self.num_rows * options.num_steps
+        with run.progress(options.env, self.steps, total, rollout_steps=per_rollout) as progress:
+            while self.steps + per_rollout <= total:
                 if run.should_stop:
                     progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
                     break
-                try:
+                with run.updating(self.num_updates + 1, self.steps):
                     scalars = self.update()
-                except FloatingPointError as error:
-                    where = f"update {self.num_updates + 1}, after {self.steps} steps: {error}"
-                    raise SystemExit(f"{where}; {run.folder} keeps the checkpoint before") from None
                 run.add_episodes(self.steps, self.episodes)
-                recent = run.recent_return(100)
-                speed = (self.steps - before) / (time.perf_counter() - begin)
-                text = f"{options.env}: return of an agent {recent:.1f}, {speed:.0f} steps/s"
-                progress.update(task, completed=self.steps, description=text)
+                recent, speed = run.recent_return(100), progress.speed(self.steps)
+                text = f"return of an agent {recent:.1f}, {speed:.0f} steps/s"
+                progress.show(self.steps, text)
                 run.log(self.steps, scalars | {"SPS": speed})
                 if run.is_due(self.steps):
                     self.save(run, score=recent)
             else:
-                progress.update(task, total=self.steps)  # what no rollout fits into is left out
+                progress.fill(self.steps)  # what no rollout fits into is left out
         self.save(run)
 
     def parts(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from buffers import (
@@ -183,8 +182,7 @@ class Trainer:
     def run(self, run: Run) -> None:
         """Train until the steps are made, or until a signal."""
         options, scalars = self.options, dict[str, float]()
-        with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(options.env_id, total=options.total_steps)
+        with run.progress(options.env_id, self.steps, options.total_steps) as progress:
             while self.steps < options.total_steps and not run.should_stop:
                 before = self.steps
                 run.add_episodes(self.steps, self.collect())
@@ -195,8 +193,7 @@ class Trainer:
                 if before // 1000 < self.steps // 1000:
                     recent = run.recent_return()
                     run.log(self.steps, {"return": recent, **scalars})
-                    text = f"{options.env_id}: return {recent:.2f}"
-                    progress.update(task, completed=self.steps, description=text)
+                    progress.show(self.steps, f"return {recent:.2f}")
 
     def evaluate(self, episodes: int, seed: int = 1_000_000) -> EvaluationResult:
         """Play the greedy policy in envs of its own."""

@@ -1,10 +1,11 @@
-"""The files of examples/, as modules, and the checkpoints that they leave."""
+"""The files of examples/, as modules, the checkpoints that they leave, and what they refuse."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -36,3 +37,21 @@ def flat(state, where=""):
     if hasattr(state, "detach") or isinstance(state, np.ndarray):
         state = np.asarray(state).tobytes()
     return {where: state}
+
+
+def assert_another_network_is_refused(example, main, monkeypatch):
+    """Train by `main(**options)`; an agent with a weight more can't go on from there."""
+    import torch
+
+    main()
+
+    class Other(example.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(example, "Agent", Other)
+    with pytest.raises(SystemExit, match="does not fit agent: it has no more, which"):
+        main(resume=True)
+    with pytest.raises(SystemExit, match="has a run already"):
+        main()

@@ -18,8 +18,7 @@ if is_jit_off():
 
 
 @pytest.fixture
-def example(monkeypatch, one_torch_thread):
-    monkeypatch.syspath_prepend("examples")  # of what it imports from another example
+def example(one_torch_thread):
     return load_example("cage4_defender")
 
 

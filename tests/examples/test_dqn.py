@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from example_files import load_example
+from example_files import assert_another_network_is_refused, load_example
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import SyncVectorEnv, check_vector_env, make_vec
@@ -112,18 +112,9 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
 
 @pytest.mark.slow  # as test_ppo.py and test_sac.py have it
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
-    dqn.main(dqn.Options(save=tmp_path, **SMALL))
-
-    class Other(dqn.Agent):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.more = torch.nn.Parameter(torch.zeros(1))
-
-    monkeypatch.setattr(dqn, "Agent", Other)
-    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
-        dqn.main(dqn.Options(save=tmp_path, resume=True, **SMALL))
-    with pytest.raises(SystemExit, match="has a run already"):
-        dqn.main(dqn.Options(save=tmp_path, **SMALL))
+    assert_another_network_is_refused(
+        dqn, lambda **more: dqn.main(dqn.Options(save=tmp_path, **SMALL, **more)), monkeypatch
+    )
 
 
 def test_other_spaces_are_refused(tmp_path):

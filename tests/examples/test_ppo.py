@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from example_files import load_example
+from example_files import assert_another_network_is_refused, load_example
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch.distributions import Categorical, Normal
 
@@ -463,18 +463,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
-    main(tmp_path)
-
-    class Other(ppo.Agent):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.more = torch.nn.Parameter(torch.zeros(1))
-
-    monkeypatch.setattr(ppo, "Agent", Other)
-    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
-        main(tmp_path, resume=True)
-    with pytest.raises(SystemExit, match="has a run already"):
-        main(tmp_path)
+    assert_another_network_is_refused(ppo, lambda **more: main(tmp_path, **more), monkeypatch)
 
 
 @pytest.mark.slow

@@ -76,6 +76,18 @@ class OrderOfTheHost:
         return sequences
 
 
+def assert_same_update(cpu, device):
+    """Let both make an update, with the same random stream."""
+    torch.manual_seed(2)
+    expected = cpu.update()
+    torch.manual_seed(2)
+    found = device.update()
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+    assert device.steps == cpu.steps > 0
+
+
 CASES = fast_are(
     [("no", "off"), ("gru", "on")],
     [("no", "off"), ("no", "on"), ("gru", "off"), ("gru", "on"), ("lstm", "auto")],
@@ -92,15 +104,8 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     assert device.is_captured == (graphs != "off")
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
-        torch.manual_seed(2)
-        expected = cpu.update()
-        torch.manual_seed(2)
-        found = device.update()
-        assert device.steps == cpu.steps
+        assert_same_update(cpu, device)
         np.testing.assert_allclose(device.episodes, cpu.episodes)
-        assert found.keys() == expected.keys()
-        for name in expected:
-            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
         for name in ("actions", "rewards", "obs"):
             one, other = getattr(device.rollout, name), getattr(cpu.rollout, name)
             torch.testing.assert_close(one, other)
@@ -136,13 +141,7 @@ def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
     assert not any(isinstance(getattr(cpu, name), ppo.Graph) for name in names)
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
-        torch.manual_seed(2)
-        expected = cpu.update()
-        torch.manual_seed(2)
-        found = device.update()
-        for name in expected:
-            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
-    assert device.steps == cpu.steps > 0
+        assert_same_update(cpu, device)
 
 
 @pytest.mark.parametrize(("graphs", "recurrent"), [("on", "no"), ("on", "gru"), ("off", "no")])

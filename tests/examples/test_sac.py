@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from example_files import load_example
+from example_files import assert_another_network_is_refused, load_example
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
@@ -230,18 +230,9 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
-    sac.main(options_for(tmp_path))
-
-    class Other(sac.Agent):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.more = torch.nn.Parameter(torch.zeros(1))
-
-    monkeypatch.setattr(sac, "Agent", Other)
-    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
-        sac.main(options_for(tmp_path, resume=True))
-    with pytest.raises(SystemExit, match="has a run already"):
-        sac.main(options_for(tmp_path))
+    assert_another_network_is_refused(
+        sac, lambda **more: sac.main(options_for(tmp_path, **more)), monkeypatch
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])

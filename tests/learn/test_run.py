@@ -30,6 +30,7 @@ from vecenv.learn import (
     load_checkpoint,
     load_options,
 )
+from vecenv.learn import progress as progress_module
 from vecenv.learn.checkpoint import save_checkpoint
 
 
@@ -589,6 +590,52 @@ def test_a_finished_run_says_how_to_train_on(options, may_change, how):
         assert run.finished_note(96, 100) == run.finished_note(0, 0) == ""
         note = f"{options.folder} is finished, at step 96 of 100; {how}"
         assert run.finished_note(96 + 5, 100) == note
+
+
+def test_a_bar_says_if_no_steps_are_left_or_none_can_be_made(options):
+    told = []
+    with begin(options) as run:
+        with run.progress("CartPole", 0, 100, rollout_steps=101, log=told.append):
+            pass
+        with run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False, log=told.append):
+            pass
+        run.save({"steps": 96})
+    assert told == ["--total-steps is less than one rollout, 101: nothing is learned"]
+    with resume(options) as run:
+        run.progress("CartPole", 96, 100, rollout_steps=4, log=told.append)
+        run.progress("CartPole", 96, 100, rollout_steps=5, log=told.append)
+        assert told[1:] == [run.finished_note(100, 100)]
+
+
+def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys, monkeypatch):
+    clock = iter([5.0, 7.0])
+    with begin(options) as run:
+        with run.progress("CartPole", 100, 1000) as bar:
+            bar.show(400, "return 9.5")
+            bar.print("a line above")
+            bar.show(500)
+        assert "a line above" in (out := capsys.readouterr().out)
+        assert "CartPole: return 9.5" in out and "50%" in out
+        with run.progress("CartPole", 0, 1000) as bar:
+            bar.show(500)
+            bar.fill(500)
+        assert "100%" in capsys.readouterr().out
+        with run.progress("CartPole", 0, 1000, is_shown=False) as bar:
+            bar.show(500, "return 9.5")
+            bar.print("a line above")
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr(progress_module.time, "perf_counter", lambda: next(clock))
+        assert progress_module.StepsBar("CartPole", 100, 1000).speed(400) == 150
+
+
+def test_an_update_without_numbers_ends_the_program_with_a_sentence(options):
+    with begin(options) as run:
+        with pytest.raises(SystemExit) as ended, run.updating(7, 600):
+            raise FloatingPointError("the loss is nan")
+        kept = f"{options.folder} keeps the checkpoint before"
+        assert str(ended.value) == f"update 7, after 600 steps: the loss is nan; {kept}"
+        with pytest.raises(ZeroDivisionError), run.updating(7, 600):
+            raise ZeroDivisionError
 
 
 def test_a_folder_that_another_process_uses_is_refused(options):

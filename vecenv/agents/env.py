@@ -20,7 +20,8 @@ from vecenv.agents.grouping import Members
 from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher, as_array
-from vecenv.core.base import StepSlot, VecEnv
+from vecenv.core.base import StepBatch, StepSlot, VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -430,7 +431,13 @@ class AgentsVecEnv:
         max_games: int | None = None,
     ) -> AgentBatch:
         """Hand back whole games that are ready first, see `VecEnv.recv`."""
-        batch = self._call(self.games.recv, min_games, timeout, max_envs=max_games)
+        return self._agent_batch(self._receive(min_games, timeout, max_games))
+
+    def _receive(self, least: int | None, timeout: float | None, most: int | None) -> StepBatch:
+        return self._call(self.games.recv, least, timeout, max_envs=most)
+
+    def _agent_batch(self, batch: StepBatch) -> AgentBatch:
+        """Return the rows of agents of a batch of games."""
         ids = batch.env_ids
         obs, rewards, terminations, truncations, infos = self._results(
             batch.obs,
@@ -846,15 +853,6 @@ def _final_rows(
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
     return final_obs, is_final
-
-
-def leaf_by_leaf(function: Callable[[np.ndarray], np.ndarray], batch: Any) -> Any:
-    """Return what a function makes of each array of a batch, nested as the batch is."""
-    if isinstance(batch, dict):
-        return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(leaf_by_leaf(function, part) for part in batch)
-    return function(batch)
 
 
 def _picked(batch: Any, place: Any) -> Any:

@@ -17,16 +17,10 @@ from torch import Tensor
 
 from vecenv.agents import grouping as at
 from vecenv.agents.compiled import require_central_state, valid_action
-from vecenv.agents.env import (
-    AgentBatch,
-    AgentGroup,
-    AgentRowsVecEnv,
-    AgentSlot,
-    AgentsVecEnv,
-    leaf_by_leaf,
-)
+from vecenv.agents.env import AgentBatch, AgentGroup, AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 from vecenv.agents.grouping import Members
-from vecenv.core.base import StepSlot
+from vecenv.core.base import StepBatch, StepSlot
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import (
     ActionError,
     NoActionMaskError,
@@ -373,19 +367,15 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         ids = self.games._calls.check_env_ids(game_ids)
         self._call(self.games.send, self._joined(self._checked(actions, ids)), ids)
 
-    def recv(
-        self,
-        min_games: int | None = None,
-        timeout: float | None = None,
-        *,
-        max_games: int | None = None,
-    ) -> AgentBatch:
-        """Step the first games in the order of sending, see `VecEnv.recv`."""
-        count, _ = self.games._calls.check_recv(min_games, max_games)
+    def _receive(self, least: int | None, timeout: float | None, most: int | None) -> StepBatch:
+        """Step the first games in the order of sending."""
+        count, _ = self.games._calls.check_recv(least, most)
         stepped = torch.from_numpy(self.games._sent_ids()[:count]).to(self.device)
         for column in self._notes:
             column[stepped] = 0
-        batch = self._call(self.games.recv, min_games, timeout, max_envs=max_games)
+        return super()._receive(least, timeout, most)
+
+    def _agent_batch(self, batch: Any) -> AgentBatch:  # of tensors
         ids = batch.env_ids
         over = torch.zeros(self.num_games, dtype=torch.bool, device=self.device)
         over[torch.from_numpy(ids).to(self.device)] = batch.terminations | batch.truncations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ __all__ = [
     "chunk_bounds",
     "is_same",
     "join_rows",
+    "leaf_by_leaf",
     "merge_rows",
     "short",
     "take_range",
@@ -37,6 +38,15 @@ def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
     """
     size, longer = divmod(num_envs, num_chunks)
     return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]
+
+
+def leaf_by_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return what a function makes of each array of a batch, nested as the batch is."""
+    if isinstance(batch, dict):
+        return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(leaf_by_leaf(function, part) for part in batch)
+    return function(batch)
 
 
 def take_row(single_space: Space, batch: Any, index: int) -> Any:

@@ -41,7 +41,7 @@ from vecenv.jit.episodes import (
 )
 from vecenv.jit.games import state_writer
 from vecenv.jit.kernels import EnvKernels, as_record, draw
-from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
+from vecenv.jit.runner import CompiledRunner, Fixed, Job, PythonRunner
 
 __all__ = ["MODES", "JitVectorEnv", "read_seeds", "read_state"]
 
@@ -467,9 +467,9 @@ class JitVectorEnv(VecEnv):
     def _run_without_actions(
         self, op: int, num_rows: int, *, obs: np.ndarray | None = None, **arrays: np.ndarray
     ) -> int:
-        """Do a job that steps no env, and return what it does; see `CompiledRunner.run`."""
+        """Do a job that steps no env, and return what it does; `arrays` are of `Job`."""
         outputs = self._unused if obs is None else self._unused._replace(obs=obs)
-        return self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
+        return self._runner.run(Job(op, num_rows, **arrays), self._no_actions, outputs)
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         self._runs["seed"][env_ids] = seeds
@@ -481,7 +481,7 @@ class JitVectorEnv(VecEnv):
         outputs = self._new_outputs(self.num_envs) if out is None else self._slots.arrays(out)
         infos: dict[str, Any] = {}
         try:
-            num_ended = self._runner.step(self._reader.read(actions), *outputs)
+            num_ended = self._runner.step(self._reader.read(actions), outputs)
             if num_ended:
                 if num_ended < 0:
                     row = -1 - num_ended
@@ -582,7 +582,8 @@ class JitVectorEnv(VecEnv):
         num_left = len(env_ids) - count
         calls.has_reset = False  # until the step is complete
         try:
-            num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
+            job = Job(STEP, count, chosen)
+            num_ended = self._runner.run(job, actions[:count], outputs)
             self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
             infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
             if self.mask_infos:

@@ -21,7 +21,7 @@ from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
 from vecenv.jit.episodes import STEP, Batch
 
-__all__ = ["CompiledRunner", "Fixed", "PythonRunner", "SplitChoice", "num_parts"]
+__all__ = ["CompiledRunner", "Fixed", "Job", "PythonRunner", "SplitChoice", "num_parts"]
 
 # After a job, helpers wait awake for the next one, which they then get in less than 1 us.
 NUM_SPINS = 3_000  # rounds that they wait: 75 us at 2.6 GHz
@@ -57,9 +57,23 @@ class Fixed(NamedTuple):
     no_actions: np.ndarray  # (0, *action_shape) of the action space's dtype
 
 
+class Job(NamedTuple):
+    """What to do with which envs.
+
+    Attributes:
+        op: STEP, RESET, OBSERVE or MASK.
+        num_rows: Number of envs, R.
+        env_ids: int64 (R,), the env of each row; empty for all envs in order.
+        masks: bool (R, num_actions), written by MASK.
+    """
+
+    op: int
+    num_rows: int
+    env_ids: np.ndarray = np.zeros(0, dtype=np.int64)
+    masks: np.ndarray = np.zeros((0, 0), dtype=np.bool_)
+
+
 _OTHER_JOB = -1  # of `_step_parts`
-_NO_IDS = np.zeros(0, dtype=np.int64)
-_NO_MASKS = np.zeros((0, 0), dtype=np.bool_)
 
 
 class PythonRunner:
@@ -77,42 +91,34 @@ class PythonRunner:
     def __init__(self, run_rows: Any, fixed: Fixed) -> None:
         self._run_rows = self._unstamped = run_rows
         self._fixed = fixed
+        self._step_job = Job(STEP, len(fixed.states))
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
         """Call `note` with the start and end of every job from now on; None ends it."""
         self._run_rows = self._unstamped if note is None else _stamped(self._unstamped, note)
 
-    def step(self, actions: np.ndarray, *outputs: np.ndarray) -> int:
+    def step(self, actions: np.ndarray, outputs: Outputs) -> int:
         """Step all envs; see `CompiledRunner.step`."""
-        return self.run(STEP, len(actions), actions, Outputs(*outputs))
+        return self.run(self._step_job, actions, outputs)
 
-    def run(
-        self,
-        op: int,
-        num_rows: int,
-        actions: np.ndarray,
-        outputs: Outputs,
-        *,
-        env_ids: np.ndarray = _NO_IDS,
-        masks: np.ndarray = _NO_MASKS,
-    ) -> int:
+    def run(self, job: Job, actions: np.ndarray, outputs: Outputs) -> int:
         """Do one job; see `CompiledRunner.run`."""
         fixed = self._fixed
         actions = actions.copy()  # another thread may change the caller's after the check
-        bad_row = _first_invalid_row(actions, fixed.action_bounds) if op == STEP else -1
+        bad_row = _first_invalid_row(actions, fixed.action_bounds) if job.op == STEP else -1
         if bad_row >= 0:
             return -1 - bad_row
         rewards = outputs.rewards
         unused = rewards[:0]
         is_float32 = rewards.itemsize == 4
         batch = Batch(
-            op,
+            job.op,
             fixed.autoreset_mode,
             fixed.max_episode_steps,
             fixed.states,
             fixed.runs,
             fixed.params,
-            env_ids,
+            job.env_ids,
             actions,
             outputs.obs,
             rewards if is_float32 else unused,
@@ -120,11 +126,11 @@ class PythonRunner:
             outputs.terminations,
             outputs.truncations,
             fixed.final_obs,
-            masks,
+            job.masks,
         )
         self.is_cut = False
         try:
-            return self._run_rows(batch, 0, num_rows)
+            return self._run_rows(batch, 0, job.num_rows)
         except BaseException as error:
             self.is_cut = not isinstance(error, Exception)
             raise
@@ -161,6 +167,7 @@ class CompiledRunner:
         self.num_threads = min(num_threads, MAX_THREADS)
         self._attend = self._unstamped = attend
         self._fixed = fixed  # keeps the arrays alive whose addresses are in the job
+        self._step_job = Job(STEP, len(fixed.states))
         self._bounds = fixed.action_bounds
         self._control_words = control_words(self.num_threads)
         self._control = aligned_zeros((self._control_words,), np.int64)
@@ -191,22 +198,12 @@ class CompiledRunner:
         self._step_parts = 0
         self._describe_step()
 
-    def step(
-        self,
-        actions: np.ndarray,
-        obs: np.ndarray,
-        rewards: np.ndarray,
-        terminations: np.ndarray,
-        truncations: np.ndarray,
-    ) -> int:
+    def step(self, actions: np.ndarray, outputs: Outputs) -> int:
         """Step all envs.
 
         Args:
             actions: (N, *action_shape) of the action space's dtype, C-contiguous.
-            obs: Written, as the next three; see `Outputs`.
-            rewards: (N,).
-            terminations: (N,).
-            truncations: (N,).
+            outputs: Of N rows, written.
 
         Returns:
             The number of episodes that ended; or -1 - row if the action of that row is out of
@@ -222,35 +219,23 @@ class CompiledRunner:
         try:
             parts = self._step_parts
             if parts == 1:
-                return self._do_alone(actions, obs, rewards, terminations, truncations)
+                return self._do_alone(actions, outputs)
             if parts == 0:  # after an exception
                 self._tidy_up()
             elif parts == _OTHER_JOB:
                 self._describe_step()
-            return self._do(actions, obs, rewards, terminations, truncations)
+            return self._do(self._step_job, actions, outputs)
         finally:
             self._free[0] = None
 
-    def run(
-        self,
-        op: int,
-        num_rows: int,
-        actions: np.ndarray,
-        outputs: Outputs,
-        *,
-        env_ids: np.ndarray = _NO_IDS,
-        masks: np.ndarray = _NO_MASKS,
-    ) -> int:
+    def run(self, job: Job, actions: np.ndarray, outputs: Outputs) -> int:
         """Do any job.
 
         Args:
-            op: STEP, RESET, OBSERVE or MASK.
-            num_rows: Number of envs, R.
+            job: See `Job`.
             actions: As for `step`, one per row; empty for other ops.
             outputs: Rewards and flags are written by STEP only, obs by all but MASK; arrays that
                 are not written may be empty.
-            env_ids: int64 (R,), the env of each row; empty for all envs in order.
-            masks: bool (R, num_actions), written by MASK.
 
         Returns:
             As `step`.
@@ -263,8 +248,8 @@ class CompiledRunner:
             if self._step_parts == 0:
                 self._tidy_up()
             self._step_parts = 0  # until the record is that of a step again
-            self._describe(op, num_rows, env_ids, masks)
-            num_ended = self._do(actions, *outputs, env_ids, masks)
+            self._describe(job)
+            num_ended = self._do(job, actions, outputs)
             self._step_parts = _OTHER_JOB  # another such job may follow, of `recv`
             return num_ended
         finally:
@@ -318,35 +303,36 @@ class CompiledRunner:
 
     def _describe_step(self) -> None:
         self._step_parts = 0
-        parts = self._describe(STEP, len(self._fixed.states), _NO_IDS, _NO_MASKS)
+        parts = self._describe(self._step_job)
         self._step_parts = parts  # from here on, the record may be used
 
-    def _describe(self, op: int, num_rows: int, env_ids: np.ndarray, masks: np.ndarray) -> int:
-        """Fill in the job, except the addresses that `publish` sets; return its parts."""
+    def _describe(self, job: Job) -> int:
+        """Fill in the record of a job, except addresses that `publish` sets; return its parts."""
+        op, num_rows, env_ids, masks = job
         self._work_ns = work_ns = 0.0 if self._num_to_time else num_rows * self._row_ns
         self._could_split = num_parts(work_ns, self.num_threads) > 1
         self._is_timed = self._num_to_time > 0 or self._could_split
         parts = num_parts(work_ns, self.num_threads) if self._choice.is_split else 1
         lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))
         self._is_step = op == STEP and len(env_ids) == 0
-        job = self._job
-        job["op"] = op
-        job["num_rows"] = num_rows
-        job["num_ids"] = len(env_ids)
-        job["env_ids"] = env_ids.ctypes.data
-        job["masks"] = masks.ctypes.data
-        job["num_parts"] = self._num_parts = parts
-        job["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
+        record = self._job
+        record["op"] = op
+        record["num_rows"] = num_rows
+        record["num_ids"] = len(env_ids)
+        record["env_ids"] = env_ids.ctypes.data
+        record["masks"] = masks.ctypes.data
+        record["num_parts"] = self._num_parts = parts
+        record["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
         return parts
 
-    def _do(self, actions: np.ndarray, *arrays: np.ndarray) -> int:
-        """Do the job that has been described; `arrays` begins with the outputs."""
+    def _do(self, job: Job, actions: np.ndarray, outputs: Outputs) -> int:
+        """Do the job that has been described."""
         if self._num_parts == 1:
-            return self._do_alone(actions, *arrays[:4])
+            return self._do_alone(actions, outputs)
         helpers = self._call_helpers()
-        helpers.arrays = (actions, *arrays)
+        helpers.arrays = (job, actions, outputs)
         try:
-            to_wake = _publish(self._control, self._jobs, actions, self._bounds, *arrays[:4])
+            to_wake = _publish(self._control, self._jobs, actions, self._bounds, *outputs)
             if to_wake < 0:
                 return to_wake
             if to_wake > 0:
@@ -374,25 +360,9 @@ class CompiledRunner:
             )
         return num_ended
 
-    def _do_alone(
-        self,
-        actions: np.ndarray,
-        obs: np.ndarray,
-        rewards: np.ndarray,
-        terminations: np.ndarray,
-        truncations: np.ndarray,
-    ) -> int:
+    def _do_alone(self, actions: np.ndarray, outputs: Outputs) -> int:
         """Do a job in one part, on this thread only."""
-        bad_row = _publish(
-            self._control,
-            self._jobs,
-            actions,
-            self._bounds,
-            obs,
-            rewards,
-            terminations,
-            truncations,
-        )
+        bad_row = _publish(self._control, self._jobs, actions, self._bounds, *outputs)
         if bad_row < 0:
             return bad_row
         begin_ns = time.perf_counter_ns() if self._is_timed else 0
@@ -586,12 +556,12 @@ class _Helpers:
             raise
 
     @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         """See above."""
         return self._kept[0]
 
     @arrays.setter
-    def arrays(self, arrays: tuple[np.ndarray, ...]) -> None:
+    def arrays(self, arrays: tuple[Any, ...]) -> None:
         self._kept[0] = arrays
 
     def wake(self, threads: int) -> None:

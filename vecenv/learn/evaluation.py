@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.make import make_vec
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
@@ -373,17 +374,13 @@ def _t975(freedom: int) -> float:
 
 def _as_tensors(batch: Any, device: torch.device | str) -> Any:
     """Return a nest of arrays as one of tensors, copies that the policy may keep."""
-    if isinstance(batch, dict):
-        return {key: _as_tensors(part, device) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_as_tensors(part, device) for part in batch)
-    return torch.tensor(batch, device=device) if isinstance(batch, np.ndarray) else batch
+    return leaf_by_leaf(
+        lambda x: torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x, batch
+    )
 
 
 def _as_arrays(actions: Any) -> Any:
     """Return a nest of tensors as one of arrays."""
-    if isinstance(actions, dict):
-        return {key: _as_arrays(part) for key, part in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(_as_arrays(part) for part in actions)
-    return actions.detach().cpu().numpy() if isinstance(actions, torch.Tensor) else actions
+    return leaf_by_leaf(
+        lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, actions
+    )

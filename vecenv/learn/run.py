@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from vecenv.learn.checkpoint import (
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.options import OPTIONS_FILE, defaults_as_plain, options_as_plain
 from vecenv.learn.parts import describe_parts, mismatch, restore_part
+from vecenv.learn.progress import StepsBar
 
 try:
     import fcntl
@@ -341,6 +343,50 @@ class Run:
             how = "begin in another folder, with --save and a larger --total-steps"
         where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
         return f"{where}; to train on, {how}"
+
+    def progress(
+        self,
+        name: str,
+        steps: int,
+        total_steps: int,
+        *,
+        rollout_steps: int = 1,
+        is_shown: bool = True,
+        log: Callable[[str], Any] | None = None,
+    ) -> StepsBar:
+        """Return a bar of env steps, for a `with` statement around the loop; say if none are left.
+
+        The bar has the methods `show(steps, text)`, `print(text)` above it, `fill(steps)` for the
+        end of a training that has made all steps it can, and `speed(steps)`, in steps per second.
+
+        Args:
+            name: What is trained, told beside the bar.
+            steps: Env steps made so far.
+            total_steps: How many there are to be.
+            rollout_steps: How many an update takes; where fewer are left there is none.
+            is_shown: False prints nothing, as for processes beside the first.
+            log: Takes the sentences; None prints them.
+        """
+        log = log or partial(print, flush=True)
+        if is_shown and (note := self.finished_note(steps + rollout_steps - 1, total_steps)):
+            log(note)
+        if is_shown and 0 < total_steps < rollout_steps:
+            log(f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned")
+        return StepsBar(name, steps, total_steps, is_shown=is_shown)
+
+    @contextmanager
+    def updating(self, number: int, steps: int) -> Iterator[None]:
+        """End the program with a sentence if an update has NaN or infinity, FloatingPointError.
+
+        Args:
+            number: Of the update.
+            steps: Env steps made before it.
+        """
+        try:
+            yield
+        except FloatingPointError as error:
+            where = f"update {number}, after {steps} steps: {error}"
+            raise SystemExit(f"{where}; {self.folder} keeps the checkpoint before") from None
 
     # -- scalars ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
 from vecenv.core.base import StepSlot
-from vecenv.core.batches import ARRAY_SPACES
+from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf
 from vecenv.ray.chunks import copy_rows
 
 __all__ = ["Fragment", "FragmentMemory", "checked_rows", "obs_bytes"]
@@ -106,11 +106,7 @@ class FragmentMemory:
 
 def _step_of(obs: Any, t: int) -> Any:
     """Return the observations of one step of a fragment: views."""
-    if isinstance(obs, dict):
-        return {key: _step_of(part, t) for key, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_step_of(part, t) for part in obs)
-    return obs[t]
+    return leaf_by_leaf(lambda array: array[t], obs)
 
 
 def _allocate_obs(space: Space, shape: tuple[int, int], allocate: Allocate) -> Any:

@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
 
 from vecenv.core.base import VecEnv
-from vecenv.core.batches import ARRAY_SPACES
+from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf
 from vecenv.core.errors import ObservationError
 from vecenv.wrappers.base import Part, VecWrapper, leaves, new_batch
 
@@ -274,11 +274,11 @@ def _action_box(env: Any, name: str) -> Box:
 
 def _read_only(batch: Any) -> Any:
     """Return a batch of views that can't be written into."""
-    if isinstance(batch, dict):
-        return {key: _read_only(part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_read_only(part) for part in batch)
-    if isinstance(batch, np.ndarray):
-        batch = batch.view()
-        batch.flags.writeable = False
-    return batch
+
+    def locked(array: Any) -> Any:
+        if isinstance(array, np.ndarray):
+            array = array.view()
+            array.flags.writeable = False
+        return array
+
+    return leaf_by_leaf(locked, batch)
