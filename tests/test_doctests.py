@@ -1,7 +1,7 @@
 """The examples of docstrings do what they show.
 
-One test per module: pytest's own `--doctest-modules` imports and searches every module in each of the
-processes that tests run in.
+One test per module: pytest's own `--doctest-modules` imports and searches every module in each of
+the processes that tests run in.
 """
 
 import doctest
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in ("vecenv", "buffers")
     for path in sorted((ROOT / package).rglob("*.py"))
     if ">>> " in path.read_text()
