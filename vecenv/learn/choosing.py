@@ -197,7 +197,12 @@ class _State:
 
     def __init__(self, eager: Eager, batch: Any):
         self._device = eager.weights.device
-        self._buffers = [(name, b, b.clone()) for name, b in eager.module.named_buffers()]
+        # With the dict that holds each, as `self.mean = ...` puts another one in its place.
+        self._buffers = [
+            (f"{prefix}.{name}" if prefix else name, name, part._buffers, b, _cloned(b))
+            for prefix, part in eager.module.named_modules()
+            for name, b in part._buffers.items()
+        ]
         self._random = self._streams()
         columns = [x for x in tensors_in(batch) if not x.is_inference()]  # others can't change
         self._columns = [(x, x._version, x.detach().clone()) for x in columns]
@@ -210,7 +215,11 @@ class _State:
 
     def changed_buffers(self) -> list[str]:
         """Names of the buffers that have changed since."""
-        return [name for name, now, before in self._buffers if not _same(now, before)]
+        return [
+            path
+            for path, name, holder, _, before in self._buffers
+            if not _same(holder.get(name), before)
+        ]
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since."""
@@ -220,8 +229,11 @@ class _State:
     def restore(self) -> None:
         """Undo what has changed since."""
         with torch.no_grad():
-            for _, now, before in self._buffers:
-                now.copy_(before)
+            for _, name, holder, buffer, before in self._buffers:
+                if holder.get(name) is not buffer:
+                    holder[name] = buffer
+                if buffer is not None:
+                    buffer.copy_(before)
             for now, version, before in self._columns:
                 if now._version != version:
                     now.copy_(before)
@@ -230,7 +242,13 @@ class _State:
             torch.cuda.set_rng_state(self._random[1], self._device)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _cloned(buffer: Tensor | None) -> Any:
+    return None if buffer is None else buffer.clone()
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or a.dtype != b.dtype:
+        return a is b
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
 
 
