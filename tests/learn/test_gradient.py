@@ -196,6 +196,18 @@ def test_a_module_may_replace_its_buffers_once_a_call(options):
     assert gradient.plan is not None and gradient.plan["path"] == "autograd"
 
 
+def test_sparse_gradients_of_an_embedding_become_those_of_backward():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(6, 5, sparse=True), nn.Linear(5, 3))
+    batch = {"x": torch.tensor([1, 4, 4]), "y": make_batch(3)["y"]}
+    found = gradients_of(module, squared_error, batch)
+    expected = {name: gradient.to_dense() for name, gradient in found.items()}
+    gradient = Gradient(module, squared_error, compile="off")
+    for _ in range(2):
+        gradient(batch)
+        assert_gradients_equal(module, expected)
+
+
 def exchanged(module):
     module[0].bias = nn.Parameter(torch.zeros(8))
 
