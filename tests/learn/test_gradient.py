@@ -208,6 +208,25 @@ def test_sparse_gradients_of_an_embedding_become_those_of_backward():
         assert_gradients_equal(module, expected)
 
 
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_a_buffer_of_a_module_may_be_sparse(compile):
+    class Spread(nn.Linear):
+        def __init__(self):
+            super().__init__(5, 3)
+            self.register_buffer("edges", torch.eye(5).roll(1, 0).to_sparse())
+
+        def forward(self, x):
+            return super().forward((self.edges @ x.T).T)
+
+    torch.manual_seed(0)
+    module, batch = Spread(), make_batch()
+    expected = gradients_of(module, squared_error, batch)
+    gradient = Gradient(module, squared_error, compile=compile)
+    for _ in range(2):
+        gradient(batch)
+        assert_gradients_equal(module, expected)
+
+
 def exchanged(module):
     module[0].bias = nn.Parameter(torch.zeros(8))
 

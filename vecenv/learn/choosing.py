@@ -249,6 +249,8 @@ def _cloned(buffer: Tensor | None) -> Any:
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a.dtype != b.dtype:
         return a is b
+    if a.layout != torch.strided:  # sparse, as of a graph's edges
+        a, b = a.to_dense(), b.to_dense()
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
 
 
