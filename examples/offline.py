@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -159,6 +160,15 @@ def record(options: Options) -> EpisodeDataset:
     return from_buffer(episodes)
 
 
+def check_file(path: Path) -> None:
+    """End the program if this file can't be written, before the data are made for minutes."""
+    if find_spec("h5py") is None:
+        raise SystemExit("--write needs h5py: pip install 'vecenv[datasets]'")
+    if path.exists() or not path.parent.is_dir():
+        found = "it is there already" if path.exists() else f"there is no folder {path.parent}"
+        raise SystemExit(f"--write {path}: {found}; choose another name")
+
+
 def open_data(options: Options) -> EpisodeDataset:
     if options.data is None:
         return record(options)
@@ -247,6 +257,8 @@ def main(options: Options) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(options.seed)
+    if options.write is not None:
+        check_file(options.write)
     try:
         options.save.mkdir(parents=True, exist_ok=True)
         data = open_data(options)

@@ -529,6 +529,9 @@ def own_envs(tmp_path, monkeypatch):
         "    action_space = Tuple((Discrete(2), Box(0, 1, (2,))))\n"
         "class Words(Own):\n    observation_space = Text(8)\n"
         "class Bare(Own):\n    def __init__(self, render_mode):\n        pass\n"
+        "class Gray(Bare):\n    metadata = {'render_modes': ['rgb_array']}\n"
+        "    render_mode = 'rgb_array'\n"
+        "    def render(self):\n        return np.zeros((8, 8), np.uint8)\n"
         "class Sized(Own):\n"
         "    def __init__(self, size):\n        self.observation_space = Box(0, 1, (size,))\n"
     )
@@ -581,6 +584,7 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "CartPole-v1", "--device", "cuda:77"], "torch finds no such device"),
         (["watch", "test_cli_envs:Bare"], "Bare does not render as text (render_mode='ansi')"),
         (["watch", "test_cli_envs:Bare", "--gif", "a.gif"], "Bare does not render pictures"),
+        (["watch", "test_cli_envs:Gray", "--gif", "a.gif"], "drew uint8 (8, 8), expected a pict"),
         (["play", "CartPole-v1", "--policy", "none"], "there is no such file or folder"),
         (["play", "CartPole-v1", "--policy", "odd.toml"], "odd.toml is no policy"),
         (["play", "CartPole-v1", "--policy", ".", "--episodes", "0"], "episodes is 0"),

@@ -1,6 +1,8 @@
 """`state_dict` of envs that are stepped one by one: they go on as if nothing had happened."""
 
+import copy
 import functools
+import gc
 import pickle
 import threading
 
@@ -15,6 +17,7 @@ from gymnasium.utils import EzPickle
 from vector_envs import DriftVectorEnv
 
 from vecenv import AsyncVectorEnv, EnvStateError, SyncVectorEnv, make_vec
+from vecenv.wrappers import ClipReward
 
 SPACE = gym.spaces.Dict({name: SPACES[name] for name in ("nested", "float32(3,)", "text")})
 
@@ -224,6 +227,22 @@ def test_wrapped_envs_are_saved_with_their_wrappers():
     other.load_state_dict(envs.state_dict())
     expected = [envs.step([0, 1])[:4] for _ in range(20)]
     assert_same([other.step([0, 1])[:4] for _ in range(20)], expected)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused_and_leave_the_envs_open(backend, copied):
+    """A shallow copy that was dropped closed the envs of the one that goes on."""
+    envs = make_vec("JitCartPole-v1" if backend == "jit" else "CartPole-v1", 2, backend=backend)
+    try:
+        envs.reset(seed=1)
+        for vec_env in (envs, ClipReward(envs, -1, 1)):
+            with pytest.raises(TypeError, match=r"can't be copied or pickled: .*load_state_dict"):
+                copied(vec_env)
+        gc.collect()
+        envs.step(np.zeros(2, np.int64))
+    finally:
+        envs.close()
 
 
 def test_vector_envs_without_a_state_say_so():

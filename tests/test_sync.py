@@ -155,6 +155,15 @@ def test_wrong_seeds_are_refused_and_nothing_is_reset(seed, error, message):
     assert envs.step([0, 0])[1].tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("options", [[{"a": 1}] * 2, "a", 3])
+def test_options_that_are_no_dict_are_refused_and_nothing_is_reset(options):
+    envs = SyncVectorEnv(counters([9, 9]))
+    envs.reset()
+    with pytest.raises(TypeError, match=r"options is .*, expected None or a dict"):
+        envs.reset(options=options)
+    assert [len(calls) for calls in envs.get_attr("calls")] == [1, 1]
+
+
 @pytest.mark.parametrize("seed", [3, np.int64(3), [3, 4], (3, 4), np.array([3, 4])])
 def test_seeds_of_the_envs(seed):
     envs = SyncVectorEnv(counters([9, 9]))

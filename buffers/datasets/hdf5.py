@@ -123,6 +123,11 @@ def _columns(dataset: EpisodeDataset, episode: dict[str, Any], number: int) -> d
     space, found = dataset.observation_space, {}
     pairs = zip(key_paths(space), leaves_of(space, episode["obs"]), strict=True)
     for path, array in pairs:
+        if "/".join(("observations", *path)) in found:  # as {"a/b": ..., "a": {"b": ...}} has two
+            raise DatasetError(
+                f"{dataset.name}: two parts of the observations have the name {'/'.join(path)!r} "
+                "in a file; name them without '/'"
+            )
         found["/".join(("observations", *path))] = array[:-1]
         found["/".join(("next_observations", *path))] = array[1:]
     found |= {name: episode[name] for name in ("actions", "rewards", "boundaries")}

@@ -201,6 +201,16 @@ def test_a_round_trip_through_hdf5_changes_no_bit(h5py, tmp_path, monkeypatch):
         to_hdf5(buffer, path)
 
 
+def test_observations_of_which_two_would_be_one_column_are_refused(h5py, tmp_path):
+    space = spaces.Dict({"a/b": spaces.Discrete(3), "a": spaces.Dict({"b": spaces.Discrete(3)})})
+    buffer = EpisodicReplayBuffer(9, space, spaces.Discrete(2))
+    obs = {"a/b": np.array([0, 1, 2]), "a": {"b": np.array([2, 1, 0])}}
+    buffer.add_episode({"obs": obs, "actions": np.zeros(2, int), "rewards": np.zeros(2)})
+    with pytest.raises(DatasetError, match="two parts of the observations have the name 'a/b'"):
+        to_hdf5(buffer, tmp_path / "a.hdf5")
+    assert not list(tmp_path.iterdir())
+
+
 def d4rl_file(h5py, path, count=1000, length=100):
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:

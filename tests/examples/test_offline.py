@@ -101,6 +101,23 @@ def test_what_it_cannot_learn_from_is_refused(offline, tmp_path, monkeypatch):
         offline.main(options)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_data_are_made(
+    offline, tmp_path, monkeypatch
+):
+    def refused(path, message):
+        options = offline.Options(save=tmp_path / "run", write=path, **SMALL)
+        with pytest.raises(SystemExit, match=message):
+            offline.main(options)
+        assert not options.save.exists()
+
+    monkeypatch.setattr(offline, "record", lambda options: pytest.fail("data were made"))
+    monkeypatch.setattr(offline, "find_spec", lambda name: None)
+    refused(tmp_path / "a.hdf5", r"--write needs h5py: pip install")
+    monkeypatch.setattr(offline, "find_spec", lambda name: object())
+    refused(tmp_path / "no" / "a.hdf5", "there is no folder")
+    refused(tmp_path, "it is there already")
+
+
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_loss_that_is_not_finite_is_a_sentence(offline, tmp_path):
     options = offline.Options(data_steps=400, save=tmp_path, learning_rate=1e30, **SMALL)

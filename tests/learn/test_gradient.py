@@ -164,6 +164,69 @@ def test_a_loss_may_change_the_batch_in_place_once_a_call(options):
     torch.testing.assert_close(batch["y"], make_batch()["y"] * 4)
 
 
+class RunningMean(nn.Module):
+    """Puts other tensors in the place of its buffers, as `self.mean = ...` does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("num_calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("latest", None)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.num_calls, self.latest = self.num_calls + 1, x.sum(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("options", [{"compile": "off"}, {"compile": "on"}])
+def test_a_module_may_replace_its_buffers_once_a_call(options):
+    torch.manual_seed(0)
+    module, batch = RunningMean(), make_batch()
+    other = copy.deepcopy(module)
+    gradient = Gradient(module, squared_error, **options)
+    for count in (1, 2):
+        scalars = gradient(batch)
+        assert scalars["loss"] == squared_error(other, batch)[0]
+        assert module.num_calls == count
+        for name, expected in other.named_buffers():
+            assert torch.equal(module.get_buffer(name), expected)
+    assert gradient.plan is not None and gradient.plan["path"] == "autograd"
+
+
+def test_sparse_gradients_of_an_embedding_become_those_of_backward():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(6, 5, sparse=True), nn.Linear(5, 3))
+    batch = {"x": torch.tensor([1, 4, 4]), "y": make_batch(3)["y"]}
+    found = gradients_of(module, squared_error, batch)
+    expected = {name: gradient.to_dense() for name, gradient in found.items()}
+    gradient = Gradient(module, squared_error, compile="off")
+    for _ in range(2):
+        gradient(batch)
+        assert_gradients_equal(module, expected)
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_a_buffer_of_a_module_may_be_sparse(compile):
+    class Spread(nn.Linear):
+        def __init__(self):
+            super().__init__(5, 3)
+            self.register_buffer("edges", torch.eye(5).roll(1, 0).to_sparse())
+
+        def forward(self, x):
+            return super().forward((self.edges @ x.T).T)
+
+    torch.manual_seed(0)
+    module, batch = Spread(), make_batch()
+    expected = gradients_of(module, squared_error, batch)
+    gradient = Gradient(module, squared_error, compile=compile)
+    for _ in range(2):
+        gradient(batch)
+        assert_gradients_equal(module, expected)
+
+
 def exchanged(module):
     module[0].bias = nn.Parameter(torch.zeros(8))
 

@@ -502,6 +502,47 @@ def test_a_loss_that_is_not_a_mean_over_rows_is_not_split(monkeypatch):
     assert [combine for combine, _ in tested] == [None] * 5 + ["rows"]
 
 
+def test_a_mean_that_only_parts_of_the_first_batch_share_is_not_split(monkeypatch):
+    """Later ones have fewer rows, steps or members of a group in some part."""
+    from vecenv.learn import choosing
+
+    tested = []
+    monkeypatch.setattr(
+        choosing._Choice, "_compile",
+        lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
+    )  # fmt: skip
+
+    def averaged(agent, batch):  # of rows, or of several steps in each
+        mask = batch["mask"].view(ROWS, -1)
+        errors = (agent.value(batch["x"])[:, None] - 1).square() * mask
+        return errors.sum() / mask.sum() + 0 * agent.policy(batch["x"]).logits.sum()
+
+    def allowing(agent, batch):  # a row that allows nothing has no finite loss
+        logits = agent.policy(batch["x"]).logits[:, :2].masked_fill(~batch["mask"], -torch.inf)
+        return agent.value(batch["x"]).mean() - logits.log_softmax(-1)[:, 0].mean()
+
+    def grouped(agent, batch):  # each group counts the same, however many it has
+        errors, is_first = (agent.value(batch["x"]) - 1).square(), batch["mask"] == 0
+        loss = (errors * is_first).sum() / is_first.sum()
+        loss = loss + (errors * ~is_first).sum() / (~is_first).sum()
+        return loss + 0 * agent.policy(batch["x"]).logits.sum()
+
+    ones = torch.ones(ROWS)
+    last = ones.clone()
+    last[-1] = 0
+    pairs = ones[:, None].expand(ROWS, 2)
+    last_pair = torch.stack([last, ones], 1)
+    for mask in (ones.long(), last.byte(), pairs, pairs.bool(), last_pair, last_pair.int()):
+        batch = {"x": make_batch().obs, "mask": mask}
+        Gradient(make_agent(), averaged, compile="on", threads=2)(batch)
+    for group in (torch.arange(ROWS) % 2, torch.arange(ROWS) % 3):
+        batch = {"x": make_batch().obs, "mask": group}
+        Gradient(make_agent(), grouped, compile="on", threads=2)(batch)
+    batch = {"x": make_batch().obs, "mask": torch.ones(ROWS, 2, dtype=torch.bool)}
+    Gradient(make_agent(), allowing, compile="on", threads=2)(batch)
+    assert tested == [None] * 8 + ["rows"]
+
+
 def test_the_compiled_tanh_is_that_of_torch_to_float32():
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([torch.inf, -torch.inf])])
     assert (tanh_by_polynomials(x).double() - x.double().tanh()).abs().max() < 4e-7

@@ -239,7 +239,9 @@ def test_values_come_back_with_their_types(tmp_path):
     assert (found["bytes"], found["enum"]) == (b"\0\1", "red")
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([None]), print])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, np.array([None]), print, torch.eye(2).to_sparse()]
+)
 def test_what_cannot_be_saved_is_named(value, tmp_path):
     with pytest.raises(TypeError, match=r"state\['a'\]\[0\]\['b'\] is "):
         save_checkpoint(tmp_path / "x", {"a": [{"b": value}]})
@@ -490,6 +492,16 @@ def test_a_run_of_a_version_with_fewer_options_goes_on(options):
     with resume(load_options(options.folder, Options)) as run:
         assert run.load() == {"steps": 1}
     assert json.loads(path.read_text())["learning_rate"] == 1e-3
+
+
+def test_a_run_with_an_option_that_is_nan_goes_on(tmp_path):
+    options = {"scale": math.nan, "limits": [math.nan, 1.0]}
+    with Run(tmp_path / "run", options) as run:
+        run.save({"steps": 1})
+    with Run(tmp_path / "run", options, resume=True) as run:
+        assert run.restore({}) == {"steps": 1}
+    with pytest.raises(RunError, match=r"scale = nan, this one has 1\.0"):
+        Run(tmp_path / "run", {**options, "scale": 1.0}, resume=True).__enter__()
 
 
 def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):

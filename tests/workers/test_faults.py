@@ -187,6 +187,14 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     pool.close()
 
 
+def test_a_worker_that_dies_in_a_reset_is_reported_without_an_action(make):
+    pool = make()
+    pool.reset()
+    pool.step([FINE] * 4)
+    with pytest.raises(WorkerDiedError, match=r"code 3 during reset\. It was at env 3\. The vec"):
+        pool.reset(options={"dies": 3})
+
+
 def test_a_dead_worker_is_reported_by_recv(make):
     pool = make()
     pool.reset()

@@ -23,6 +23,7 @@ from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.frames import check_frame
 from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
@@ -263,7 +264,7 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     """Return a picture or a text of the only env.
 
     Raises:
-        ValueError: The env does not render in this mode.
+        ValueError: The env does not render in this mode, or draws something else than pictures.
         ModuleNotFoundError: It draws with a package that is not installed.
     """
     modes = envs.metadata.get("render_modes") or [render_mode]
@@ -282,7 +283,7 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
         )
     if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
         raise ValueError(f"{name} does not render pictures (render_mode='rgb_array')")
-    return frame
+    return check_frame(frame) if render_mode == "rgb_array" else frame
 
 
 def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[..., Any]:

@@ -51,7 +51,9 @@ class ActionBatcher:
     """
 
     def __init__(self, single_action_space: Space, action_space: Space, num_envs: int) -> None:
-        self._action_space = action_space
+        self._action_space, self._num_envs = action_space, num_envs
+        # Dict and Tuple spaces without any part can't be iterated over: there is one action.
+        self._only = None if _has_parts(single_action_space) else single_action_space.sample()
         self._check = _make_check(single_action_space, num_envs, "actions")
         self._is_array = isinstance(
             single_action_space, Box | Discrete | MultiDiscrete | MultiBinary
@@ -68,17 +70,32 @@ class ActionBatcher:
         Raises:
             ActionError: Wrong count, shape, dtype or structure, or NaN.
         """
-        return self._check(actions, env_ids)
+        checked = self._check(actions, env_ids)
+        if self._only is not None:
+            count = self._num_envs if env_ids is None else len(env_ids)
+            return [_copied(self._only) for _ in range(count)]
+        return checked
 
     def each(self, actions: Any) -> Iterable[Any]:
         """Iterate over the actions of single envs; `actions` must come from `check`."""
-        return actions if self._is_array else iterate(self._action_space, actions)
+        is_list = self._is_array or self._only is not None
+        return actions if is_list else iterate(self._action_space, actions)
 
     def snapshot(self, actions: Any) -> list[Any]:
         """Return the actions of single envs, independent of the caller's arrays."""
         if self._is_array:
             return list(actions.copy())
+        if self._only is not None:
+            return actions
         return [_copied(action) for action in iterate(self._action_space, actions)]
+
+
+def _has_parts(space: Space) -> bool:
+    """Whether a space is, or holds, one that is neither a Dict nor a Tuple."""
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.values() if isinstance(space, Dict) else space.spaces
+        return any(map(_has_parts, parts))
+    return True
 
 
 def _copied(action: Any) -> Any:

@@ -343,6 +343,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies and pickles: a shallow copy that is dropped would close the envs of both.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} can't be copied or pickled: make another one with the same "
+            "arguments, and give it state_dict() of this one by load_state_dict to go on from here"
+        )
+
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
         try:

@@ -67,11 +67,15 @@ def split_reset_mask(
         The mask, bool (num_envs,), or None; and the other options for the envs.
 
     Raises:
-        TypeError: The mask is not a NumPy array of bool.
+        TypeError: The options are no dict, or the mask is not a NumPy array of bool.
         ValueError: The mask has the wrong shape or selects no env.
     """
     if options is None:
         return None, None
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"options is {options!r}, expected None or a dict, of which each env gets a copy"
+        )
     rest = dict(options)
     if "reset_mask" not in rest:
         return None, rest

@@ -149,6 +149,11 @@ def _pack(value: Any, where: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise TypeError(
+                f"{where} is a tensor of the layout {value.layout}, expected torch.strided; save "
+                "its to_dense()"
+            )
         return _pack_tensor(value)
     if isinstance(value, np.ndarray | np.generic):
         return _pack_array(value, where)

@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,7 +197,12 @@ class _State:
 
     def __init__(self, eager: Eager, batch: Any):
         self._device = eager.weights.device
-        self._buffers = [(name, b, b.clone()) for name, b in eager.module.named_buffers()]
+        # With the dict that holds each, as `self.mean = ...` puts another one in its place.
+        self._buffers = [
+            (f"{prefix}.{name}" if prefix else name, name, part._buffers, b, _cloned(b))
+            for prefix, part in eager.module.named_modules()
+            for name, b in part._buffers.items()
+        ]
         self._random = self._streams()
         columns = [x for x in tensors_in(batch) if not x.is_inference()]  # others can't change
         self._columns = [(x, x._version, x.detach().clone()) for x in columns]
@@ -210,7 +215,11 @@ class _State:
 
     def changed_buffers(self) -> list[str]:
         """Names of the buffers that have changed since."""
-        return [name for name, now, before in self._buffers if not _same(now, before)]
+        return [
+            path
+            for path, name, holder, _, before in self._buffers
+            if not _same(holder.get(name), before)
+        ]
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since."""
@@ -220,8 +229,11 @@ class _State:
     def restore(self) -> None:
         """Undo what has changed since."""
         with torch.no_grad():
-            for _, now, before in self._buffers:
-                now.copy_(before)
+            for _, name, holder, buffer, before in self._buffers:
+                if holder.get(name) is not buffer:
+                    holder[name] = buffer
+                if buffer is not None:
+                    buffer.copy_(before)
             for now, version, before in self._columns:
                 if now._version != version:
                     now.copy_(before)
@@ -230,7 +242,15 @@ class _State:
             torch.cuda.set_rng_state(self._random[1], self._device)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _cloned(buffer: Tensor | None) -> Any:
+    return None if buffer is None else buffer.clone()
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or a.dtype != b.dtype:
+        return a is b
+    if a.layout != torch.strided:  # sparse, as of a graph's edges
+        a, b = a.to_dense(), b.to_dense()
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
 
 
@@ -380,14 +400,43 @@ class _Choice:
         return 2 if usable_cores() >= 2 and is_worth_it else 1
 
     def _test_split(self, parts: int) -> tuple[str | None, str]:
-        """Compare the mean over all rows with the mean of the means over parts of them."""
+        """Compare the mean over all rows with the mean of the means over parts of them.
+
+        With the numbers of this batch, in which all parts may be alike by chance, and with other
+        ones. Those may be none that the loss can take: then they tell nothing.
+        """
         assert self.layout is not None
-        leaves = [_uneven(leaf) if leaf.ndim else leaf for leaf in self.leaves]
         at = weights_at(self.layout)
-        if at is not None:  # different ones, else two rules agree
-            weights = leaves[at]
-            uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
-            leaves[at] = uneven.view(weights.shape).to(weights.device)
+
+        def changed(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            leaves = [change(leaf) if leaf.ndim else leaf for leaf in self.leaves]
+            if at is not None:  # different ones, else two rules agree
+                weights = self.leaves[at]
+                uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
+                leaves[at] = uneven.view(weights.shape).to(weights.device)
+            return leaves
+
+        try:
+            wrong = self._broken_rules(changed(_uneven), parts, at)
+        except Exception as error:
+            return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
+        for change in (_uneven_nested, _uneven_choices):
+            with suppress(Exception):  # as of a loss that can't take these numbers
+                leaves = changed(change)
+                if any(leaf is not own for leaf, own in zip(leaves, self.leaves, strict=True)):
+                    found = self._broken_rules(leaves, parts, at) or wrong
+                    wrong = {rule: name or found[rule] for rule, name in wrong.items()}
+        for rule, name in wrong.items():
+            if not name:
+                return rule, ""
+        name = [*wrong.values()][-1] if wrong else "the gradient"
+        return None, (
+            f"the rows are not split: {name} of all rows is not the mean over parts of them "
+            "(a mean over rows is expected, with nothing normalised over the batch)"
+        )
+
+    def _broken_rules(self, leaves: list[Tensor], parts: int, at: int | None) -> dict[str, str]:
+        """Return for each rule what is no mean over parts by it; nothing if it is not finite."""
 
         def results(leaves: list[Tensor], rows: int | None) -> Tensor:
             assert self.layout is not None
@@ -395,30 +444,25 @@ class _Choice:
             return torch.cat([gradient, torch.stack([v.float() for v in scalars.values()])])
 
         shares = split_rows(leaves, parts)
-        try:
-            whole = results(leaves, None)
-            found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
-        except Exception as error:
-            return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
+        whole = results(leaves, None)
+        found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
         num_weights = sum(self.eager.weights.lengths)
         rules = {"rows": torch.ones(parts, device=whole.device)}
         if at is not None:
             rules["weights"] = torch.stack([share[at].sum() for share in shares]).float()
+        if not (torch.isfinite(whole).all() and torch.isfinite(found).all()):
+            return {}
         tolerance = 1e-3 if self.dtype == "float32" else 0.1
-        wrong = ""
+        wrong: dict[str, str] = {}
         for rule, factors in rules.items():
             mean = (found * (factors / factors.sum())[:, None]).sum(0)
             error = mean - whole
             size = whole[:num_weights].norm()
             scalars = list(zip(self.scalars, error[num_weights:], whole[num_weights:], strict=True))
             off = [name for name, e, w in scalars if abs(e) > tolerance * max(abs(float(w)), 1e-2)]
-            if float(error[:num_weights].norm()) <= tolerance * float(size) and not off:
-                return rule, ""
-            wrong = ", ".join(off) or "the gradient"
-        return None, (
-            f"the rows are not split: {wrong} of all rows is not the mean over parts of them "
-            "(a mean over rows is expected, with nothing normalised over the batch)"
-        )
+            is_same = float(error[:num_weights].norm()) <= tolerance * float(size)
+            wrong[rule] = ", ".join(off) or ("" if is_same else "the gradient")
+        return wrong
 
     def _compile(
         self,
@@ -526,18 +570,55 @@ def _uneven(column: Tensor) -> Tensor:
     A mean over the rows that a mask leaves is that of the means over parts as long as it leaves
     all. Numbers stay between the two, or next to the one, as they may stand for choices.
     """
-    is_number = column.is_floating_point()
-    if column.numel() != len(column) or not (is_number or column.dtype == torch.bool):
+    return _uneven_rows(column) if column.numel() == len(column) else column
+
+
+def _uneven_nested(column: Tensor) -> Tensor:
+    """Do the same where a row has several numbers, as the mask of a sequence has.
+
+    It may be a mask of actions as well, of which none is allowed then.
+    """
+    return column if column.numel() == len(column) else _uneven_rows(column)
+
+
+def _uneven_choices(column: Tensor) -> Tensor:
+    """Return integers, such as choices, groups or a mask, so that parts have different ones.
+
+    Each part keeps some of all: 0 and 1 stay such, of others every second row is sorted.
+    """
+    if column.is_floating_point() or column.is_complex() or column.dtype == torch.bool:
         return column
-    if is_number:
-        values = column.unique()
-        if not 0 < len(values) <= 2:
-            return column
-        low, high = float(values[0]), float(values[-1])
-        numbers = torch.linspace(low, high if high > low else low + 0.9, len(column))
-        return numbers.to(column).view_as(column)
-    places = torch.arange(len(column), device=column.device)
-    return ((places < len(column) // 2) | (places % 3 == 0)).view_as(column)
+    if not column.numel():
+        return column
+    low, high = int(column.min()), int(column.max())
+    if high == 1 and low in (0, 1):
+        places = torch.arange(len(column), device=column.device)
+        ones = (places < len(column) // 2) == (places % 4 != 0)
+        return _as_rows(ones.to(column.dtype), column)
+    if column.numel() != len(column):
+        return column
+    found = column.clone()
+    found[::2] = column[::2].sort(0).values
+    return found
+
+
+def _uneven_rows(column: Tensor) -> Tensor:
+    if column.dtype == torch.bool:
+        places = torch.arange(len(column), device=column.device)
+        return _as_rows((places < len(column) // 2) | (places % 3 == 0), column)
+    if not column.is_floating_point() or not column.numel():
+        return column
+    low, high = column.min(), column.max()
+    if not bool(((column == low) | (column == high)).all()):
+        return column
+    low, high = float(low), float(high)
+    numbers = torch.linspace(low, high if high > low else low + 0.9, len(column))
+    return _as_rows(numbers.to(column), column)
+
+
+def _as_rows(numbers: Tensor, column: Tensor) -> Tensor:
+    """Return a column (B, ...) of one number for each row."""
+    return numbers.view(-1, *[1] * (column.ndim - 1)).expand(column.shape).clone()
 
 
 def _time(run: Callable[[], Any], num_calls: int = 7) -> float:

@@ -282,7 +282,8 @@ class Gradient:
         ):
             loss, scalars = split_result(self.loss(module, batch))
             grads: list[Tensor | None] = [
-                *torch.autograd.grad(loss, weights.parameters, allow_unused=True)
+                grad.to_dense() if grad is not None and grad.is_sparse else grad  # of nn.Embedding
+                for grad in torch.autograd.grad(loss, weights.parameters, allow_unused=True)
             ]
         found = zip(weights.names, grads, strict=True)
         unused = [name for name, grad in found if grad is None and name not in self._allow_unused]

@@ -210,7 +210,8 @@ class Run:
         for name in dict.fromkeys([*own, *had]):
             before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            if name not in self._may_change and before != now and not is_folder:
+            is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
+            if name not in self._may_change and not is_same and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "

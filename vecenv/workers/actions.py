@@ -147,27 +147,26 @@ class ActionReader:
             for path, leaf in leaves
         ]
         self._space = batch_space(space, last - first)
-        self._is_single = not leaves or not leaves[0][0]
+        self._count = last - first
+        self._is_single = bool(leaves) and not leaves[0][0]
         if self._is_single:
-            self._rows = self._leaves[0][1] if leaves else None
-            self._code_view: Any = None
-            if self._rows is not None:
-                codes: Any = self._rows.codes
-                self._code_view = memoryview(codes)
+            self._rows = self._leaves[0][1]
+            codes: Any = self._rows.codes
+            self._code_view: Any = memoryview(codes)
 
     def all(self) -> Iterable[Any]:
         """Return the actions of all envs of the chunk, for a batch written in one go."""
         if self._is_single:
-            assert self._rows is not None and self._code_view is not None
             view = self._rows.view(self._code_view[0])
             return view if view.ndim == 1 else view.copy()  # its items are copies anyway
+        if not self._leaves:  # of a space without parts, which can't be iterated over
+            return [self.one(index) for index in range(self._count)]
         parts = [(path, rows.view(int(rows.codes[0])).copy()) for path, rows in self._leaves]
         return iterate(self._space, _nested(self._space, dict(parts)))
 
     def one(self, index: int) -> Any:
         """Return the action of one env of the chunk."""
         if self._is_single:
-            assert self._rows is not None and self._code_view is not None
             return _owned(self._rows.view(self._code_view[index])[index])
         parts = {
             path: _owned(rows.view(int(rows.codes[index]))[index]) for path, rows in self._leaves

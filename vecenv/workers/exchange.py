@@ -420,7 +420,7 @@ class Exchange:
         self.pool.flush()
         for worker in self.pool.dead():
             error = self.pool.exit_report(worker, doing)
-            self._name_env(error, worker)
+            self._name_env(error, worker, doing)
             if self.restarts is None:
                 self.break_down(error)
                 raise error
@@ -432,11 +432,11 @@ class Exchange:
                     raise error
             self._replace_worker(worker, str(error))
 
-    def _name_env(self, error: Exception, worker: int) -> None:
-        """Add to an error at which env a worker was."""
+    def _name_env(self, error: Exception, worker: int, doing: str) -> None:
+        """Add to an error at which env a worker was, and with which action, but in a reset."""
         stuck = self._stuck_at(worker)
         if len(stuck) == 1 or (stuck and self.link.layout.lanes == 1):
-            action = self.last_action(stuck[0])
+            action = "" if doing == "reset" else self.last_action(stuck[0])
             place = f" It was at env {stuck[0]}" + (f", action {action}." if action else ".")
         elif stuck:
             place = f" It was at envs {', '.join(map(str, stuck[:8]))}."
@@ -452,7 +452,7 @@ class Exchange:
             f"worker {worker} (envs {first}-{last - 1}, pid {process.pid}) was killed after "
             f"{doing} had taken more than {timeout} second(s)."
         )
-        self._name_env(error, worker)
+        self._name_env(error, worker, doing)
         self._replace_worker(worker, str(error))
 
     def _late(self, workers: range, deadline: Deadline, doing: str) -> str:

@@ -154,13 +154,9 @@ class RecordVideo(VecWrapper):
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
-        frame = np.array(frame)
-        if frame.dtype != np.uint8 or frame.ndim != 3:
-            raise ValueError(
-                f"env {self._env_id} rendered {frame.dtype} of shape {frame.shape}, expected a "
-                "picture, uint8 (height, width, 3)"
-            )
-        self._frames.append(frame)
+        from vecenv.page.frames import check_frame
+
+        self._frames.append(check_frame(frame).copy())
         if self._length is not None and len(self._frames) >= self._length:
             self._stop()
 
