@@ -123,19 +123,32 @@ def pytest_xdist_make_scheduler(config, log):
     return ByGroup(config, log)
 
 
-def pytest_collection_finish():
-    """Leave what has been imported to itself: collecting garbage and forking are quicker.
+def leave_alone():
+    """Let collections of garbage pass by all that there is now: what modules have, and compilers.
 
-    Compilations make so many objects that looking for garbage takes a tenth of their time.
+    They take up to a quarter of a second otherwise, of tests that ask for one and of compilations,
+    which make many objects. Forks are quicker, too.
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish():
+    leave_alone()
     gc.set_threshold(200_000)
     gc.enable()
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch.") and isinstance(logger, logging.Logger):
             # pytest adds its handlers, three times a test, to every logger that does not propagate.
             logger.propagate = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Between files, leave alone what tests have imported and compiled."""
+    is_last = nextitem is not None and nextitem.path != item.path
+    if is_last and len(gc.get_objects()) > 50_000:  # but for those left alone already
+        leave_alone()
 
 
 def pytest_runtest_setup(item):
