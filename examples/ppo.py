@@ -625,6 +625,8 @@ class Trainer:
         for batch in self.minibatches():
             found.append(self.gradient(batch))
             self.optimizer.step()
+        if not found:
+            raise SystemExit("a rollout has no step to learn from, only resets: more --num-steps")
         return {name: mean_of(found, name) for name in found[0]}
 
     def train(self, run: Run) -> None:

@@ -144,9 +144,11 @@ def _part_of(path: Path) -> Iterator[BinaryIO]:
                 os.replace(aside, path)
         if fcntl is None:  # Windows renames closed files only
             os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(aside)
+        if isinstance(error, OSError) and error.filename is None:  # of a write
+            error.filename = str(path)
         raise
 
 

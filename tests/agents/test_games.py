@@ -3,6 +3,7 @@
 import functools
 import gc
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from agents.games import Crowd, Faulty, Masked, Tag, runners
@@ -267,6 +268,12 @@ def test_more_agents_than_seats_are_refused():
         make_vec_agents(Crowd, 2, backend="sync")
     with pytest.raises(EnvCreationError, match="max_agents and agent_spaces are for games without"):
         make_vec_agents(runners, 2, backend="sync", max_agents=3, agent_spaces=spaces)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", lambda: gym.make("CartPole-v1")])
+def test_envs_of_one_agent_are_sent_to_make_vec(env):
+    with pytest.raises((TypeError, EnvCreationError), match=r"agent.*make it with make_vec"):
+        make_vec_agents(env, 2, backend="auto" if isinstance(env, str) else "sync")
 
 
 def test_groups_are_chosen_by_names_or_a_function():

@@ -532,6 +532,11 @@ def test_what_is_not_supported_is_refused(tmp_path):
             main(tmp_path / "c", device="cuda")
 
 
+def test_rollouts_of_resets_alone_are_a_sentence(tmp_path):
+    with pytest.raises(SystemExit, match="no step to learn from, only resets: more --num-steps"):
+        main(tmp_path, num_envs=1, num_steps=1, num_minibatches=1, total_steps=90)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
     options = {"env_id": "CartPole-v1", "save_every": 1}
     loss, count = ppo.ppo_loss, itertools.count()

@@ -496,6 +496,8 @@ def _declared(
             {agent: game.observation_space(agent) for agent in agents},
             {agent: game.action_space(agent) for agent in agents},
         )
+    if isinstance(game, gym.Env):
+        raise TypeError(f"{game} is an env of one agent: make it with make_vec")
     if max_agents is None or agent_spaces is None:
         raise ValueError(
             f"{game} has no `possible_agents`, which say how many rows a game has; pass "

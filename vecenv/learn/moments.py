@@ -90,7 +90,7 @@ class Moments(nn.Module):
         """Take rows into account.
 
         Args:
-            x: (..., *shape), of any dtype.
+            x: (..., *shape), of any dtype; an array, too.
             mask: bool (...), True for the rows that count; None for all.
             ranks: Processes that all call this, whose rows count too; all get the same moments.
 
@@ -98,6 +98,8 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
                 changed.
         """
+        if not isinstance(x, Tensor):
+            x = torch.as_tensor(x, device=self.mean.device)
         num_lead = x.ndim - len(self.shape)
         if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")

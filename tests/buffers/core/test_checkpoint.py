@@ -1,5 +1,6 @@
 """Checkpoint files: what goes in comes out, and nothing else is taken."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -218,3 +219,13 @@ def test_headers_too_large_to_be_read_are_not_written(tmp_path):
     meta = {"names": "x" * (9 << 20)}
     with pytest.raises(BufferMisuseError, match="spaces of fewer arrays"):
         save_checkpoint(tmp_path / "a", "Ring", meta, {"rows": [np.zeros(1)]})
+
+
+def test_a_write_that_the_disk_refuses_names_the_file(tmp_path, monkeypatch):
+    def refuse(file, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_write", refuse)
+    with pytest.raises(OSError, match=r"No space left on device: .*full.npz"):
+        save_checkpoint(tmp_path / "full.npz", "kind", {}, {"a": [np.zeros(3)]})
+    assert not list(tmp_path.iterdir())
