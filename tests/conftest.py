@@ -146,8 +146,8 @@ def pytest_collection_finish():
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
     """Between files, leave alone what tests have imported and compiled."""
-    is_last = nextitem is not None and nextitem.path != item.path
-    if is_last and len(gc.get_objects()) > 50_000:  # but for those left alone already
+    ends_file = nextitem is not None and nextitem.path != item.path
+    if ends_file and len(gc.get_objects()) > 50_000:  # without those left alone already
         leave_alone()
 
 
