@@ -147,7 +147,7 @@ def _part_of(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(aside)
-        if isinstance(error, OSError) and error.filename is None:  # of a write
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a write
             error.filename = str(path)
         raise
 
