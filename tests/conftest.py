@@ -43,7 +43,7 @@ def pytest_configure(config):
         tests = Path(__file__).parent
         paths = [path for path in sorted(tests.iterdir()) if path.is_dir() or is_test(path)]
         first = int(number.removeprefix("gw")) * len(paths) // count
-        config.args = [*map(str, paths[first:] + paths[:first])]
+        config.args = [str(path) for path in paths[first:] + paths[:first]]
 
 
 def is_test(path):

@@ -245,6 +245,23 @@ def test_copies_are_refused_and_leave_the_envs_open(backend, copied):
         envs.close()
 
 
+class Copied(SyncVectorEnv, EzPickle):
+    """Says itself how it is copied: by its arguments."""
+
+    def __init__(self, num_envs):
+        EzPickle.__init__(self, num_envs)
+        super().__init__([functools.partial(CounterEnv, 3)] * num_envs)
+
+
+def test_classes_that_say_how_they_are_copied_are():
+    envs = Copied(2)
+    other = pickle.loads(pickle.dumps(envs))
+    envs.close()
+    assert other.num_envs == 2
+    other.reset(seed=1)
+    other.close()
+
+
 def test_vector_envs_without_a_state_say_so():
     assert not hasattr(DriftVectorEnv, "state_dict")  # a Gymnasium vector env
     from vecenv import VecEnv

@@ -185,7 +185,7 @@ def check_room(
         low, high = (middle, high) if bytes_for(middle) <= free else (low, middle)
     raise BufferMemoryError(
         f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-        f"{format_bytes(free)} are free; a capacity of {low} would fit"
+        f"{format_bytes(free)} are free" + (f"; a capacity of {low} would fit" if low else "")
     )
 
 

@@ -529,7 +529,19 @@ class ReplayWriter:
         """Number of transitions ever added by this writer and those whose place it took."""
         return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
 
-    def add(self, *, env_ids: Any = None, valid: Any = None, **columns: Any) -> None:
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        valid: Any = None,
+        **extras: Any,
+    ) -> None:
         """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
 
         Waits while the learner has drawn too few of those that were added, if the buffer has a
@@ -541,7 +553,8 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        self._add(columns, env_ids, valid)
+        columns = obs, next_obs, actions, rewards, terminations, truncations
+        self._add({**dict(zip(_PLAIN, columns, strict=True)), **extras}, env_ids, valid)
 
     @exclusive
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:

@@ -604,19 +604,18 @@ def test_a_finished_run_says_how_to_train_on(options, may_change, how):
         assert run.finished_note(96 + 5, 100) == note
 
 
-def test_a_bar_says_if_no_steps_are_left_or_none_can_be_made(options):
-    told = []
+def test_a_bar_says_if_no_steps_are_left_or_none_can_be_made(options, capsys):
+    note = "--total-steps is less than one rollout, 101: nothing is learned\n"
     with begin(options) as run:
-        with run.progress("CartPole", 0, 100, rollout_steps=101, log=told.append):
-            pass
-        with run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False, log=told.append):
-            pass
+        run.progress("CartPole", 0, 100, rollout_steps=101)
+        assert capsys.readouterr().out == note
+        run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False)
         run.save({"steps": 96})
-    assert told == ["--total-steps is less than one rollout, 101: nothing is learned"]
     with resume(options) as run:
-        run.progress("CartPole", 96, 100, rollout_steps=4, log=told.append)
-        run.progress("CartPole", 96, 100, rollout_steps=5, log=told.append)
-        assert told[1:] == [run.finished_note(100, 100)]
+        run.progress("CartPole", 96, 100, rollout_steps=4)
+        assert capsys.readouterr().out == ""
+        run.progress("CartPole", 96, 100, rollout_steps=5)
+        assert capsys.readouterr().out == f"{run.finished_note(100, 100)}\n"
 
 
 def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys, monkeypatch):

@@ -22,11 +22,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
-from vecenv.backends import BACKENDS
 from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.importing import import_module, import_object
-from vecenv.make import find_spec, make_vec
+from vecenv.make import find_spec, has_compiled_envs, make_vec
 
 if TYPE_CHECKING:
     from vecenv.agents.compiled import CompiledGames
@@ -385,9 +384,8 @@ class _Compiled(NamedTuple):
         env = self.env
         if isinstance(env, str):
             env = find_spec(env)
-            made = env.vector_entry_point = _vector_class(env)
-            is_class = made is None or isinstance(made, type)
-            if is_class and not issubclass(made or object, BACKENDS["jit"].load()):
+            env.vector_entry_point = _vector_class(env)
+            if not has_compiled_envs(env, self.kwargs):
                 raise TypeError(f"{env.id} has no groups of agents: make it with make_vec")
         return make_vec(
             env,

@@ -347,8 +347,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Refuse copies and pickles: a shallow copy that is dropped would close the envs of both.
 
         Raises:
-            TypeError: Always.
+            TypeError: The class does not say itself how it is copied, as by gymnasium's EzPickle.
         """
+        own = type(self)
+        if own.__reduce__ is not object.__reduce__ or own.__getstate__ is not object.__getstate__:
+            return super().__reduce_ex__(protocol)
         raise TypeError(
             f"a {type(self).__name__} can't be copied or pickled: make another one with the same "
             "arguments, and give it state_dict() of this one by load_state_dict to go on from here"

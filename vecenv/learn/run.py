@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +352,6 @@ class Run:
         *,
         rollout_steps: int = 1,
         is_shown: bool = True,
-        log: Callable[[str], Any] | None = None,
     ) -> StepsBar:
         """Return a bar of env steps, for a `with` statement around the loop; say if none are left.
 
@@ -366,13 +364,12 @@ class Run:
             total_steps: How many there are to be.
             rollout_steps: How many an update takes; where fewer are left there is none.
             is_shown: False prints nothing, as for processes beside the first.
-            log: Takes the sentences; None prints them.
         """
-        log = log or partial(print, flush=True)
         if is_shown and (note := self.finished_note(steps + rollout_steps - 1, total_steps)):
-            log(note)
+            print(note, flush=True)  # noqa: T201 - beside the bar
         if is_shown and 0 < total_steps < rollout_steps:
-            log(f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned")
+            note = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
+            print(note, flush=True)  # noqa: T201 - beside the bar
         return StepsBar(name, steps, total_steps, is_shown=is_shown)
 
     @contextmanager
