@@ -6,7 +6,7 @@ import multiprocessing
 import gymnasium as gym
 import numpy as np
 import pytest
-from choices import fast_are
+from choices import fast_are, product
 from envs import MODES, SPACES, CounterEnv, RandomEnv, mode_id
 from equality import assert_same
 from gymnasium import spaces
@@ -124,8 +124,10 @@ def test_gymnasiums_sync_passes(mode, copy):
 
 
 @REFUSES
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "shared_memory"),
+    fast_are([*zip(MODES, (True, False, True), strict=True)], product(MODES, [True, False])),
+)
 def test_gymnasiums_async_passes_and_its_workers_end(mode, shared_memory):
     multiprocessing.set_forkserver_preload(["gymnasium"])
     options = {"shared_memory": shared_memory, "context": "forkserver"}  # fork warns of threads

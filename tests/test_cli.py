@@ -541,6 +541,7 @@ def own_envs(tmp_path, monkeypatch):
     sys.modules.pop("test_cli_envs", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread", "own_envs")
 def test_factories_are_trained_and_played(capsys, tmp_path):
     args = ["train", "test_cli_envs:Own", "--backend", "sync", *FAST]
@@ -848,6 +849,7 @@ def test_bench_measures_and_draws(tmp_path):
         assert picture.format == "PNG"
 
 
+@pytest.mark.slow
 def test_what_a_terminal_can_not_show_is_replaced():
     command = [sys.executable, "-m", "vecenv", "--help"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}

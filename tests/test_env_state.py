@@ -9,7 +9,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
-from choices import fast_are
+from choices import fast_are, product
 from envs import NUM_ENVS, SPACES, CounterEnv, RandomEnv, restart_ended
 from equality import assert_same
 from gymnasium.error import ResetNeeded
@@ -229,8 +229,13 @@ def test_wrapped_envs_are_saved_with_their_wrappers():
     assert_same([other.step([0, 1])[:4] for _ in range(20)], expected)
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize(
+    ("copied", "backend"),
+    fast_are(
+        [(copy.copy, "sync"), (copy.deepcopy, "jit"), (pickle.dumps, "async")],
+        product([copy.copy, copy.deepcopy, pickle.dumps], ["sync", "async", "jit"]),
+    ),
+)
 def test_copies_are_refused_and_leave_the_envs_open(backend, copied):
     """A shallow copy that was dropped closed the envs of the one that goes on."""
     envs = make_vec("JitCartPole-v1" if backend == "jit" else "CartPole-v1", 2, backend=backend)

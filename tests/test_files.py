@@ -216,6 +216,7 @@ def test_archives_that_lie_are_refused(name, tmp_path):
         load_arrays(path)
 
 
+@pytest.mark.slow
 def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp_path):
     bomb, twice = tmp_path / "bomb.npz", tmp_path / "twice.npz"
     archive(bomb, {"a.npy": npy("|u1", (1 << 26,), bytes(1 << 26))}, zipfile.ZIP_DEFLATED)

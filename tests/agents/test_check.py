@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 from agents.games import Masked, Tag, runners
-from envs import MODES, mode_id
+from choices import fast_are, product
+from envs import MODES
 
 import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
@@ -16,8 +17,12 @@ TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("factory", [TAG, RUNNERS, functools.partial(Masked, "infos")])
+GAMES = TAG, RUNNERS, functools.partial(Masked, "infos")
+
+
+@pytest.mark.parametrize(
+    ("factory", "mode"), fast_are([*zip(GAMES, MODES, strict=True)], product(GAMES, MODES))
+)
 def test_games_pass(factory, mode):
     envs = make_vec_agents(factory, 2, backend="sync", autoreset_mode=mode)
     is_one = len(envs.groups) == 1
@@ -28,12 +33,14 @@ def test_games_pass(factory, mode):
     assert len(report.passed) > 20
 
 
+@pytest.mark.slow
 def test_games_in_workers_pass():
     options = {"num_workers": 2, "threads_per_worker": 1}
     envs = make_vec_agents(TAG, 3, backend="async", vector_kwargs=options)
     check_vector_env(envs, num_steps=25)
 
 
+@pytest.mark.slow
 def test_the_command_checks_games(capsys):
     assert main(["check", "agents:agents.parallel_tag", "--num-steps", "30"]) == 1
     assert "the same seed gives the same run" in capsys.readouterr().out  # whose past counts

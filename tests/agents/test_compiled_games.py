@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
+from choices import fast_are, product
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
@@ -71,8 +72,10 @@ def assert_same(envs, twin, results, expected):
                 np.testing.assert_array_equal(found["final_obs"][row], wanted["final_obs"][row])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kernels", [CHASE, WALK], ids=["two-groups", "one-group"])
+@pytest.mark.parametrize(
+    ("kernels", "mode"),
+    fast_are([*zip((CHASE, WALK, CHASE), MODES, strict=True)], product([CHASE, WALK], MODES)),
+)
 def test_games_go_as_they_do_in_python(kernels, mode):
     envs = make(kernels, max_steps=9, autoreset_mode=mode)
     twin = make_twin(kernels, mode, 9)

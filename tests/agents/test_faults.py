@@ -133,6 +133,7 @@ def test_a_game_that_raises_is_named(make, backend, by):
     assert "Env 2 is game 2, with the agents 'bot_0', 'bot_1'." in raised.value.__notes__
 
 
+@pytest.mark.slow
 def test_a_game_that_is_killed_or_hangs_is_told_of(make):
     envs = make()
     envs.reset()
@@ -149,10 +150,10 @@ def test_a_game_that_is_killed_or_hangs_is_told_of(make):
     ("action", "mode"),
     [
         (RAISE, "NextStep"),
-        (RAISE, "SameStep"),
+        pytest.param(RAISE, "SameStep", marks=pytest.mark.slow),
         (LACK, "SameStep"),
         (STRANGER, "NextStep"),
-        (DIE, "NextStep"),
+        pytest.param(DIE, "NextStep", marks=pytest.mark.slow),
         (DIE, "SameStep"),
         pytest.param(HANG, "NextStep", marks=pytest.mark.slow),
     ],

@@ -39,7 +39,7 @@ NEXT_STEP, SAME_STEP, DISABLED = MODES
         ("sync", "out", SAME_STEP),
         ("sync", "send", NEXT_STEP),
         ("sync", "send", DISABLED),
-        ("async 3", "step", DISABLED),
+        pytest.param("async 3", "step", DISABLED, marks=pytest.mark.slow),
         ("async 3", "out", NEXT_STEP),
         pytest.param("async 3", "out", SAME_STEP, marks=pytest.mark.slow),
         pytest.param("async 3", "send", NEXT_STEP, marks=pytest.mark.slow),
@@ -175,7 +175,7 @@ def test_a_saved_state_goes_on_bit_for_bit(backend):
         ("sync", "out", SAME_STEP),
         ("sync", "send", SAME_STEP),
         ("sync", "out", DISABLED),
-        ("async 3", "step", SAME_STEP),
+        pytest.param("async 3", "step", SAME_STEP, marks=pytest.mark.slow),
         ("async 3", "send", NEXT_STEP),
     ],
 )

@@ -158,6 +158,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
         assert picture.width > 800
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_an_env_that_raises_is_reported_and_the_others_finish():
     options = Options(
@@ -177,12 +178,18 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_process_that_is_killed_or_hangs_is_reported():
+def test_a_process_that_is_killed_is_reported():
     options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
     kwargs = {"how": "kill", "after": 5}
     result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
     assert result.cases[0].reason == "its process was killed by signal SIGKILL (last words)"
     assert result.verdict.startswith("nothing could be run: its process was killed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_process_that_hangs_is_reported():
+    options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
     options["timeout"] = 5.0  # on a busy machine an env takes a second to be made
     kwargs = {"how": "hang", "after": 5}
     begin = time.monotonic()
@@ -248,6 +255,7 @@ def test_unknown_envs_are_refused_before_anything_is_started():
         run_comparison(Options("NoSuchEnv-v0"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
     started = []
@@ -290,6 +298,7 @@ def test_a_runner_steps_in_this_process_too():
     runner.close()
 
 
+@pytest.mark.slow
 def test_calls_of_a_runner_that_raise_keep_it_alive():
     process = RunnerProcess()
     try:
@@ -455,6 +464,7 @@ def test_resets_that_hardly_came_are_told():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_slow_resets_are_in_the_rates():
     """An episode is 10 steps of 1 ms and a reset of 20: 333 steps/s, however it is stepped here."""

@@ -26,6 +26,7 @@ def options_of(example, folder, **changed):
     return example.Options(**{**given, **changed})
 
 
+@pytest.mark.slow
 def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
     folder = tmp_path / "run"
     found = example.main(options_of(example, folder))

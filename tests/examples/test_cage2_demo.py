@@ -69,6 +69,7 @@ def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeyp
     assert json.loads((tmp_path / "scores.json").read_text())["total"] < 0
 
 
+@pytest.mark.slow
 def test_table_fits_a_terminal(demo, capsys):
     scores = [evaluate(name, episodes=2) for name in ("sleep", *demo.RIVALS)]
     demo.Console(width=80).print(demo.compare(scores))

@@ -239,6 +239,7 @@ def test_same_seed_gives_same_eigenvectors_and_files(tmp_path, capsys):
     assert "lowest |cosine| of 10" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_learning_and_reports(tmp_path, monkeypatch, capsys):
     update = laplacian.Learner.update
 

@@ -424,12 +424,13 @@ def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path
     assert all(np.isfinite(value) for row in rows for value in row.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "recurrent"),
     [
         ("Countdown-v0", "no"),
-        pytest.param("Countdown-v0", "gru", marks=pytest.mark.slow),
-        pytest.param("vecenv:JitCartPole-v1", "no", marks=pytest.mark.slow),
+        ("Countdown-v0", "gru"),
+        ("vecenv:JitCartPole-v1", "no"),
     ],
 )
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
@@ -474,6 +475,7 @@ def test_an_earlier_run_is_not_overwritten_unless_asked(tmp_path):
     main(tmp_path, overwrite=True)
 
 
+@pytest.mark.slow
 def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
     options = {"env_id": "CartPole-v1", "total_steps": 1500, "num_steps": 64, "normalize": True}
     result = main(tmp_path / "a", **options)

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from choices import fast_are
 from example_files import assert_another_network_is_refused, load_example
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
@@ -203,12 +204,13 @@ def test_terminated_episodes_have_no_value_after_them():
     assert not batch.discounts[batch.terminations].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({"n_step": 3, "hold": 4}, marks=pytest.mark.slow),
+        {"n_step": 3, "hold": 4},
         {"prioritized": True, "alpha": 0.1},
-        pytest.param({"storage": "memmap", "n_step": 3}, marks=pytest.mark.slow),
+        {"storage": "memmap", "n_step": 3},
     ],
     ids=str,
 )
@@ -235,7 +237,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monk
     )
 
 
-@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("ratio", fast_are([0.5], [0.5, 2.0]))
 def test_update_ratio_is_kept(tmp_path, ratio):
     with Run(tmp_path, {}) as run:
         trainer = trainer_for(0, update_ratio=ratio)
@@ -243,6 +245,7 @@ def test_update_ratio_is_kept(tmp_path, ratio):
     assert trainer.num_updates == ratio * 90
 
 
+@pytest.mark.slow
 def test_envs_can_be_taken_first_ready(tmp_path):
     with Run(tmp_path, {}) as run:
         trainer = trainer_for(0, first_ready=True, backend="async", num_envs=4, n_step=2)

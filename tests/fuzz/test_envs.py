@@ -6,7 +6,8 @@ from fuzz import envs as random_envs
 from fuzz.envs import RUNS
 
 
-@pytest.mark.parametrize("kind", ["lockstep", pytest.param("by hand", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lockstep", "by hand"])
 def test_a_few_random_envs(kind):
     """The same ones every time, so that a failure is one of the change that was made."""
     run, count = RUNS[kind], 0

@@ -8,6 +8,7 @@ from fuzz import forks
 from vecenv import AsyncVectorEnv, VecEnv
 
 
+@pytest.mark.slow
 def test_a_few_forks():
     """Of programs with workers and without, the same ones every time."""
     assert sum(map(forks.run_case, (0, 1))) >= 10

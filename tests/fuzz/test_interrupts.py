@@ -10,17 +10,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_a_few_interrupts():
     """The same ones every time, as far as clocks allow."""
     assert run_apart("fuzz.interrupts", 5, "cartpole", 40) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
         ("changes a state", "the state is none of"),
-        pytest.param("dies", "died by SIGSEGV", marks=pytest.mark.slow),
-        pytest.param("hangs", "hangs", marks=pytest.mark.slow),
+        ("dies", "died by SIGSEGV"),
+        ("hangs", "hangs"),
     ],
 )
 def test_a_fault_is_found(fault, told):

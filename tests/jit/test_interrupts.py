@@ -399,6 +399,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 """
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     ("package", "kind"), [("vecenv.fingerprint", "compiled"), ("buffers.core.compiling", "buffers")]
@@ -407,6 +408,7 @@ def test_a_child_forked_while_a_thread_compiles_can_compile(package, kind):
     assert printed(FORK_WHILE_COMPILING, package, kind=kind) == ["2"]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     ("packages", "how", "num_signals"),
@@ -426,6 +428,7 @@ def test_a_signal_that_comes_while_a_fork_waits_for_a_compilation_is_not_lost(
     assert printed(FORK_WHILE_INTERRUPTED, how, num_signals, *packages, kind=kind) == [came, "2"]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("num_threads", ["1", "2"])
 def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_threads):

@@ -84,6 +84,7 @@ def free_port():
         return one.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_as_one_process_with_all_rows_and_notice_that_one_is_gone():
     port = free_port()
     started = [

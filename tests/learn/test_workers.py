@@ -48,6 +48,7 @@ def test_a_thread_that_is_gone_is_missed(monkeypatch):
         worker.end()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_worker_works_in_a_forked_process():
     code = """if True:
@@ -90,6 +91,7 @@ def test_looks_in_vain_make_the_next_ones_rare():
     assert count() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["worker.end()", "time.sleep(0.001)"])
 def test_a_process_ends_while_a_thread_looks_or_computes(after):
     code = f"""if True:
@@ -105,6 +107,7 @@ def test_a_process_ends_while_a_thread_looks_or_computes(after):
         assert run(code, kind="learn").returncode == 0
 
 
+@pytest.mark.slow
 def test_threads_have_ended_when_the_interpreter_goes():
     code = """if True:
         import atexit

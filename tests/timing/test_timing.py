@@ -10,6 +10,7 @@ from itertools import pairwise
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.spaces import Box, Discrete
 from timing.test_truth import measured_anew
@@ -94,6 +95,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
         assert report.workers[-1].start_s > 0 and report.workers[-1].memory_bytes > 0
 
 
+@pytest.mark.slow
 def test_threads_that_wait_side_by_side_show_the_slowest_env():
     fns = [lambda k=k: CountingEnv(step_s=0.02 if k == 5 else 0.002) for k in range(6)]
     envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=3)
@@ -292,6 +294,7 @@ def test_an_exception_ends_with_the_latest_steps(backend):
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_hang_is_reported_with_the_latest_steps():
     fns = [lambda k=k: CountingEnv(hangs_at=3 if k == 1 else None) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=2, timeout=1.0)
@@ -488,7 +491,7 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
 
 
-@pytest.mark.parametrize("end", ["disable", "close"])
+@pytest.mark.parametrize("end", fast_are(["disable"], ["disable", "close"]))
 def test_what_runs_after_the_end_is_no_load_of_the_run(monkeypatch, end):
     """All that the machine computes is the worker's, until that is gone."""
     machine_ns, worker_ns = [0], [0]

@@ -15,6 +15,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -34,7 +35,8 @@ BACKENDS = {  # and the thread of each env
 
 
 OTHER_CASES = [  # by which no other line runs
-    *(("equal", backend) for backend in ("threads", "both", "caller")),
+    *(("equal", backend) for backend in ("workers", "threads", "both", "caller")),
+    ("one slow", "threads"),
     *(("resets", backend) for backend in ("sync", "workers")),
     ("tails", "threads"),
 ]
@@ -153,9 +155,9 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
 @pytest.mark.parametrize(
     ("workload", "backend"),
     [
-        *(("equal", backend) for backend in ("sync", "workers")),
+        ("equal", "sync"),
         ("resets", "both"),
-        *(("one slow", backend) for backend in ("threads", "caller")),
+        ("one slow", "caller"),
         ("tails", "workers"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_CASES),
     ],
@@ -200,7 +202,7 @@ def near(found, measured):
     return 1 / 1.3 < found / measured < 1.3
 
 
-@pytest.mark.parametrize("learner_s", [0.006, 0.02])
+@pytest.mark.parametrize("learner_s", fast_are([0.006], [0.006, 0.02]))
 @measured_anew
 def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     envs = AsyncVectorEnv([lambda: KnownEnv((0.01,))] * 4, num_workers=1, threads_per_worker=4)
@@ -233,6 +235,7 @@ def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     assert ("beside the envs" in report.verdict) == (learner_s < 0.01)
 
 
+@pytest.mark.slow
 @measured_anew
 def test_halves_are_not_worth_more_than_the_envs_allow():
     fns = [lambda: KnownEnv((0.01,))] * 4
@@ -266,7 +269,7 @@ def test_halves_are_not_worth_more_than_the_envs_allow():
     assert near(report.gains["policy"] / report.steps_per_second, measured)
 
 
-@pytest.mark.parametrize("policy_s", [0.002, 0.008])
+@pytest.mark.parametrize("policy_s", fast_are([0.002], [0.002, 0.008]))
 @measured_anew
 def test_first_ready_is_not_worth_more_than_the_envs_allow(policy_s):
     fns = [lambda k=k: KnownEnv((0.01 + 0.001 * k,)) for k in range(4)]
@@ -348,6 +351,7 @@ def check_advice(report, words, measured):
     assert near(advice.high, measured)
 
 
+@pytest.mark.slow
 @measured_anew
 def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
     fns = [lambda: KnownEnv((0.006,))] * 4
@@ -382,7 +386,7 @@ class LockedEnv(KnownEnv):
 LOCK = threading.Lock()  # of a process
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("is_shared", fast_are([True], [False, True]))
 @measured_anew
 def test_envs_that_wait_for_one_lock_are_not_told_to_have_more_threads_or_processors(is_shared):
     if is_shared:
@@ -398,6 +402,7 @@ def test_envs_that_wait_for_one_lock_are_not_told_to_have_more_threads_or_proces
     assert report.cpu_share < 0.3
 
 
+@pytest.mark.slow
 @measured_anew
 def test_a_slow_env_is_named_with_what_first_ready_brings():
     fns = [lambda k=k: KnownEnv((0.03 if k == 2 else 0.003,)) for k in range(4)]

@@ -155,7 +155,8 @@ envs.close()
 """
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_however_a_fork_ends_the_parents_workers_live(context):
     code, printed = run(ENDS.format(context=context))
     statuses = [3, 4, 5, 1, 6, -9]
@@ -194,6 +195,7 @@ for options in ({"threads_per_worker": 1}, {"threads_per_worker": 2, "on_error":
 """
 
 
+@pytest.mark.slow
 def test_processes_that_envs_fork_do_not_report_in_the_workers_name():
     code, printed = run(FORKING)
     assert printed == ["1", "3", "2", "1", "3", "7", "4", "1"] * 2
@@ -250,15 +252,16 @@ assert not sent or {no_pidfd}, sent
 """
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 @pytest.mark.parametrize(
     ("how", "no_pidfd"),
     [
         ("ignored", False),
-        pytest.param("ignored", True, marks=pytest.mark.slow),
-        pytest.param("handler", False, marks=pytest.mark.slow),
-        pytest.param("handler", True, marks=pytest.mark.slow),
-        pytest.param("default", True, marks=pytest.mark.slow),
+        ("ignored", True),
+        ("handler", False),
+        ("handler", True),
+        ("default", True),
     ],
 )
 def test_workers_whose_end_somebody_else_has_seen_are_known_to_be_gone(how, no_pidfd):
@@ -339,6 +342,7 @@ envs.close()
 """
 
 
+@pytest.mark.slow
 def test_rows_that_others_write_while_a_worker_is_replaced_are_counted_once(tmp_path):
     code = WRITES_WHILE_ANOTHER_DIES.format(marker=str(tmp_path / "writing"))
     status, printed = run(code, kind="interpreted")
@@ -415,6 +419,7 @@ for options in ({}, {"caller_steps": True}):
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_when_the_caller_has_just_taken_the_lock_keeps_no_worker_waiting():
     status, printed = run(INTERRUPTED_WITH_LOCK, kind="interpreted")
     assert status == 0

@@ -5,6 +5,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -20,6 +21,7 @@ OPTIONS = {
     "caller and 1": {"num_workers": 1, "caller_steps": True},
     "threads": {"num_workers": 2, "threads_per_worker": 2},
 }
+of_some_options = pytest.mark.parametrize("options", fast_are(["2 workers", "threads"], OPTIONS))
 
 
 class Script(gym.Env):
@@ -80,7 +82,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@of_some_options
 def test_infos_do_not_depend_on_the_number_of_workers(options):
     """The first env that has a key decides its dtype; what comes after is cast, as in Gymnasium."""
     cases = [(*infos, {}, {}, {})[:4] for infos in VALUES.values()]  # of the four envs
@@ -100,7 +102,7 @@ def test_infos_do_not_depend_on_the_number_of_workers(options):
     pool.close()
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@of_some_options
 def test_rows_of_recv_have_the_infos_of_their_envs_alone(options):
     """Whoever comes back first decides the dtype, whatever envs that are not in the batch have."""
     infos = [{"a": 0.5}, {"a": 1}, {"a": 2.5}, {"b": "x"}]

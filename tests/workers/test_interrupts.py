@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Text
 from programs import printed
@@ -174,7 +175,7 @@ def strike_every_line(env, options, name, stride):
 CALLS = ("reset", "reset some", "step", "step out", "step async", "call", "send")
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", fast_are(["step", "reset some"], CALLS))
 def test_ctrl_c_at_a_line_of_a_call(name):
     in_fork(strike_every_line, TellingEnv, {"num_workers": 2}, name, 17)
 
@@ -233,21 +234,16 @@ def strike_closing(stride, options):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [193, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [193, 5])
 def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
     in_fork(strike_opening, stride)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("stride", "options"),
-    [
-        (83, {}),
-        pytest.param(3, {}, marks=pytest.mark.slow),
-        pytest.param(3, {"terminate": True}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("stride", "options"), [(83, {}), (3, {}), (3, {"terminate": True})])
 def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
     in_fork(strike_closing, stride, options)
 
@@ -343,6 +339,7 @@ with interrupts_later():
 """
 
 
+@pytest.mark.slow
 def test_signals_of_a_fork_by_another_thread_do_not_wait():
     assert printed(FORKED_BY_ANOTHER_THREAD) == ["3"]
 
@@ -371,6 +368,7 @@ envs.close()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_forked_while_signals_waited_has_the_users_handlers():
     assert printed(FORKED_MEANWHILE) == ["tell", str([int(signal.SIGUSR1)]), "[]"]
 

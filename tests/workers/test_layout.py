@@ -80,6 +80,7 @@ print(min(arena.size_bytes for arena in arenas) >= 1 << 26)
 """
 
 
+@pytest.mark.slow
 def test_a_limited_address_space_has_room_for_several_arenas():
     """The first one took half of it, the next half of what was left, and the sixth was refused."""
     assert printed(_LIMITED) == ["True"]

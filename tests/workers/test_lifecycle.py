@@ -76,6 +76,7 @@ def nothing_is_left(helpers_that_stay):
     assert not left_since(known)
 
 
+@pytest.mark.slow
 def test_close_may_come_in_every_state():
     def new(pool):
         pass
@@ -167,6 +168,7 @@ def cycle(count):
         pool.close(terminate=number % 5 == 0)
 
 
+@pytest.mark.slow
 def test_cycles_of_creation_and_close():
     cycle(6)
 
@@ -209,7 +211,7 @@ def start_caller(then, context="fork"):
     ("then", "context"),
     [
         ("stepping", "fork"),
-        ("holding Python's lock", "forkserver"),
+        pytest.param("holding Python's lock", "forkserver", marks=pytest.mark.slow),
         pytest.param("hanging", "fork", marks=pytest.mark.slow),
         pytest.param("hanging", "forkserver", marks=pytest.mark.slow),
         pytest.param("hanging", "spawn", marks=pytest.mark.slow),
@@ -327,6 +329,7 @@ class _GlobalEnv(type(faulty(1)[0]())):
         return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_workers_import_no_torch():
     """Not even where the main script has imported it."""
     code = """
@@ -346,6 +349,7 @@ envs.close()
     assert printed(code) == ["[5.]", "(False,)"]
 
 
+@pytest.mark.slow
 def test_an_id_registered_with_a_class_is_imported_when_it_is_made(tmp_path):
     """One of a module that imports much would make every worker import it."""
     (tmp_path / "heavy_envs.py").write_text(
@@ -412,11 +416,13 @@ WAYS_OUT = {
 @pytest.mark.parametrize(
     ("way", "context", "ignores"),
     [
-        *((way, "fork", way == "close") for way in ("close", "crash", "killed while hanging")),
+        ("close", "fork", True),
         *(
             pytest.param(way, "fork", False, marks=pytest.mark.slow)
-            for way in ("terminate", "killed worker", "killed caller", "exit")
+            for way in ("crash", "killed while hanging", "terminate", "killed worker")
         ),
+        pytest.param("killed caller", "fork", False, marks=pytest.mark.slow),
+        pytest.param("exit", "fork", False, marks=pytest.mark.slow),
         pytest.param("killed caller", "forkserver", True, marks=pytest.mark.slow),
         pytest.param("killed caller", "spawn", True, marks=pytest.mark.slow),
         pytest.param("killed worker", "forkserver", True, marks=pytest.mark.slow),

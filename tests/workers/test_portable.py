@@ -77,6 +77,7 @@ def test_workers_do_as_envs_here_and_a_killed_one_is_named():
     assert done.stdout.split("\n")[:3] == ["PortableLink None -1", "[0, 3]", "True True"], done
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_caller_that_is_killed():
     caller = subprocess.Popen(
         [sys.executable, "-c", _CALLER], env=ENVIRON, stdout=subprocess.PIPE, text=True

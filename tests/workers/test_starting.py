@@ -20,6 +20,7 @@ from pathlib import Path
 import multiprocess
 import numpy as np
 import pytest
+from choices import fast_are
 from workers.faulty_envs import FINE, faulty, wait_until_gone
 from workers.started_envs import (
     HangingOnce,
@@ -347,7 +348,7 @@ def test_libraries_have_one_thread_in_workers_unless_told_otherwise(method, monk
 METHODS = ["fork", "forkserver"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", fast_are(METHODS[:1], METHODS))
 def test_a_probe_that_hangs_dies_exits_or_raises_is_an_error(method):
     begin = time.monotonic()
     with pytest.raises(ProbeTimeout, match=r"has not ended after 0\.2 s"):
@@ -366,6 +367,7 @@ def test_a_probe_that_hangs_dies_exits_or_raises_is_an_error(method):
     assert run_apart(first_of, [lambda: "fine"], timeout=30, method=method) == "fine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_probe_has_started_ends_with_it(method, tmp_path):
     path = str(tmp_path / "pid")
@@ -556,6 +558,7 @@ def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
         drill(in_env, in_caller, how, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_timeout_that_a_program_has_set_for_its_sockets_is_not_the_workers():
     import gymnasium as gym
 

@@ -10,6 +10,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are
 from envs import MODES
 from gymnasium.spaces import Box
 from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, NapEnv
@@ -143,7 +144,13 @@ def test_an_env_never_changes_its_thread(tmp_path, context, threads):
     assert diary.read_text().count("close") == NUM_ENVS
 
 
-@pytest.mark.parametrize(("fault", "mode"), [*zip((RAISE, DIE, HANG), MODES, strict=True)])
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    [
+        *zip((RAISE, DIE), MODES, strict=False),
+        pytest.param(HANG, MODES[2], marks=pytest.mark.slow),
+    ],
+)
 def test_an_env_that_is_restarted_is_made_in_its_thread(tmp_path, fault, mode):
     diary = tmp_path / "diary"
     envs = make(diary, threads_per_worker=2, on_error="restart", autoreset_mode=mode)
@@ -229,7 +236,10 @@ class WaitingEnv(NapEnv):
 
 @pytest.mark.parametrize(
     ("library", "gains"),
-    [("", True), ("libEGL.so.1", False), ("libGLX_mesa.so.0", False), ("libGLarp.so", True)],
+    fast_are(
+        [("libEGL.so.1", False), ("libGLarp.so", True)],
+        [("", True), ("libEGL.so.1", False), ("libGLX_mesa.so.0", False), ("libGLarp.so", True)],
+    ),
 )
 def test_envs_that_draw_by_opengl_share_no_process_by_threads(tmp_path, library, gains):
     if library:

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agents.games import runners
+from choices import fast_are
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
@@ -482,7 +483,7 @@ class Naps(gym.Env):
         return np.full(3, self.steps, np.float32), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("with_out", fast_are([True], [False, True]))
 def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
     envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
     envs = wrappers.FrameStack(wrappers.TimeLimit(envs, 3), 2)
@@ -504,6 +505,7 @@ def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_step_that_a_limit_has_begun_and_not_ended_needs_a_reset():
     envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
     envs = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(envs, 2))

@@ -184,6 +184,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_indices_that_another_thread_changes_during_the_call_stay_in_bounds():
     assert printed(_CHANGING, "0.3", kind="buffers") == ["whole"]
 
@@ -214,6 +215,7 @@ print(buffers[1].num_added, buffers[0].num_episodes + buffers[0].first_episode)
 """
 
 
+@pytest.mark.slow
 def test_two_threads_add_to_one_buffer_each_for_envs_of_its_own():
     assert printed(_MANY_WRITERS, kind="buffers") == ["600", "120"]
 

@@ -388,7 +388,7 @@ os.kill(sleeper, 9)
 """
 
 
-def test_a_folder_has_one_writer_and_what_other_processes_may(tmp_path):
+def test_a_folder_has_one_writer(tmp_path):
     buffer = make(tmp_path / "own")
     with pytest.raises(BufferMisuseError, match=r"is written to by this process.*read_only"):
         make(tmp_path / "own")
@@ -398,6 +398,9 @@ def test_a_folder_has_one_writer_and_what_other_processes_may(tmp_path):
         buffer.sample(1)
     make(tmp_path / "own")
 
+
+@pytest.mark.slow
+def test_what_other_processes_may_do_with_a_folder(tmp_path):
     path = os.path.dirname(__file__) + "/../.."
     found = printed(PROCESSES, tmp_path / "f", path, kind="buffers")
     assert found[0] == found[3] == "BufferMisuseError"

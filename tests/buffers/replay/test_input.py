@@ -199,6 +199,7 @@ print(*(bool((column == 1).all()) for column in list(batch)[:4]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["kernel first", "buffer first"])
 def test_other_byte_orders_are_read_as_such_whatever_numba_has_seen(before):
     assert printed(_SWAPPED, before, kind="buffers") == ["True"] * 4
@@ -271,6 +272,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_what_contains_itself_is_refused_and_ends_nothing():
     """Numba, asked first, looked into such lists until the stack ended."""
     assert printed(_SELF_CONTAINING, kind="buffers") == ["done"]

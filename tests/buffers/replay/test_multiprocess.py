@@ -595,6 +595,7 @@ print(num_torn, buffer.num_added, buffer.num_sampled)
 )
 
 
+@pytest.mark.slow
 def test_kills_of_writers_tear_no_row():
     _, added, sampled = map(int, printed(KILLS, 2, 8, kind="buffers"))
     assert added > 8 * 7 and sampled > 8 * 64
@@ -658,5 +659,6 @@ print(os.read(reading, 5).decode())
 )
 
 
+@pytest.mark.slow
 def test_a_writer_ends_soon_after_the_learner_was_killed():
     assert printed(ENDS, kind="buffers") == ["True", "ended"]

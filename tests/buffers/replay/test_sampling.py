@@ -75,6 +75,7 @@ def test_per_env_draws(over, staged):
     check_law(counts_of(buffer), weights.reshape(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "staged"),
     fast_are([("shared", False), ("per_env", True)], product(["shared", "per_env"], [False, True])),

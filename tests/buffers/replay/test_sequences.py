@@ -417,6 +417,7 @@ def test_new_sequences_are_uniform(kind, options):
     assert chi_square_fits(counts, law)
 
 
+@pytest.mark.slow
 def test_sequences_are_drawn_by_their_priorities():
     buffer, model = filled("prioritized")
     starts = model.starts(4, 0, None, False)

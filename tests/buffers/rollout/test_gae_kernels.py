@@ -82,11 +82,10 @@ def test_nan_after_the_end_of_an_episode_stays_there(load_kernels, num_envs):
     assert np.isnan(out[:, 1:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
 @needs("numba", "0.61", "has an LLVM that does not")
-@pytest.mark.parametrize(
-    ("with_final", "with_valid"), [pytest.param(False, True, marks=pytest.mark.slow), (True, True)]
-)
+@pytest.mark.parametrize(("with_final", "with_valid"), [(False, True), (True, True)])
 def test_loops_become_vector_instructions(load_uncached, with_final, with_valid):
     """The bodies of the loops must work on vectors of floats, or they are four times as slow."""
     kernels = load_uncached(gae_kernels)  # cached code cannot be inspected

@@ -138,6 +138,7 @@ def test_reactive_policies_forget_between_cells():
     assert evaluate(policy, episodes=10, red_agents=["b_line"], episode_lengths=[30]) == first
 
 
+@pytest.mark.slow
 @needs_jit
 def test_green_agent_disturbs():
     quiet, busy = (evaluate("obs_restore", episodes=100, green=green) for green in (False, True))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cage.challenge2.free_run import FreeRun
 from cage.golden import load_json
+from choices import fast_are
 
 from vecenv.cage.challenge2.play.policies import make_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
@@ -46,7 +47,7 @@ def assert_agrees(cell, rewards):
             assert abs(difference) + ONE_SIDED_95 * error < margin, (difference, error, margin)
 
 
-@pytest.mark.parametrize("cell", REFERENCE)
+@pytest.mark.parametrize("cell", fast_are([*REFERENCE][::3], REFERENCE))
 def test_mean_returns_match_the_original(cell):
     assert_agrees(cell, play(cell, num_episodes=3000, seed=11))
 

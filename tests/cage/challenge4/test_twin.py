@@ -197,6 +197,7 @@ def differences(tmp_path, numbers, num_steps, **options):
     return [str(found) for found in result.differences]
 
 
+@pytest.mark.slow
 def test_compiled_rules_play_the_episodes_of_the_twin(tmp_path):
     assert differences(tmp_path, range(8), 40) == []
 
