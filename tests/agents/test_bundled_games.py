@@ -102,7 +102,6 @@ def test_games_are_those_of_pettingzoo(name, case):
     envs.close()
 
 
-@pytest.mark.slow
 def test_central_states_show_the_whole_map():
     envs = make_vec_agents("Pursuit-v0", 2, central_state=True, vector_kwargs={"debug": True})
     obs, _ = envs.reset(seed=0)

@@ -173,7 +173,7 @@ def test_a_saved_state_goes_on_bit_for_bit(backend):
     [
         ("sync", "step", NEXT_STEP),
         ("sync", "out", SAME_STEP),
-        ("sync", "send", SAME_STEP),
+        pytest.param("sync", "send", SAME_STEP, marks=pytest.mark.slow),
         ("sync", "out", DISABLED),
         pytest.param("async 3", "step", SAME_STEP, marks=pytest.mark.slow),
         ("async 3", "send", NEXT_STEP),

@@ -255,7 +255,6 @@ def test_unknown_envs_are_refused_before_anything_is_started():
         run_comparison(Options("NoSuchEnv-v0"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
     started = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choices import fast_are
 from example_files import load_example
 from PIL import Image
 
@@ -32,7 +33,7 @@ def made(monkeypatch):
         method.close()
 
 
-@pytest.mark.parametrize("method_class", example.METHODS[1:])
+@pytest.mark.parametrize("method_class", fast_are(example.METHODS[1::2], example.METHODS[1:]))
 def test_every_way_leads_to_the_same_true_states(method_class, made):
     num_envs = 1 if method_class is example.FirstReady else 3
     method, loop = made(method_class, num_envs), made(example.OneByOne, num_envs)

@@ -65,7 +65,7 @@ def run(envs, num_steps):
         envs.step(actions)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", fast_are(["sync", "async"], BACKENDS))
 def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
     fns = [lambda k=k: CountingEnv(step_s=0.001 * (k + 1)) for k in range(4)]
     envs = BACKENDS[backend](fns)

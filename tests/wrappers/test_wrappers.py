@@ -505,7 +505,6 @@ def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
     envs.close()
 
 
-@pytest.mark.slow
 def test_a_step_that_a_limit_has_begun_and_not_ended_needs_a_reset():
     envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
     envs = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(envs, 2))

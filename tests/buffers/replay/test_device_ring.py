@@ -277,9 +277,8 @@ def test_kernels_of_adds_spill_nothing(kernel):
     ("kind", "option"),
     fast_are(
         [
-            (SharedReplayBuffer, "plain"),
-            *((SharedReplayBuffer, option) for option in OPTIONS if option != "plain"),
-            *((PerEnvReplayBuffer, option) for option in ("plain", "both")),
+            *((SharedReplayBuffer, option) for option in ("plain", "both", "whose")),
+            (PerEnvReplayBuffer, "plain"),
             (PrioritizedReplayBuffer, "stored once"),
         ],
         product(KINDS, OPTIONS),

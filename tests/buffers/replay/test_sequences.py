@@ -397,9 +397,9 @@ def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("shared", (4, 0, None, False)),
+        pytest.param("shared", (4, 0, None, False), marks=pytest.mark.slow),
         ("per env", (5, 2, 3, True)),
-        ("staged", (5, 2, 3, True)),
+        pytest.param("staged", (5, 2, 3, True), marks=pytest.mark.slow),
     ],
 )
 def test_new_sequences_are_uniform(kind, options):

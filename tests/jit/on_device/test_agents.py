@@ -218,7 +218,7 @@ def collect(envs, rollouts, rng):
 @pytest.mark.parametrize(
     ("mode", "deferred"),
     fast_are(
-        [(MODES[0], True), (MODES[1], False)],
+        [(MODES[1], False), (MODES[2], True)],
         [*zip(MODES, (True, False, True), strict=True), (MODES[0], False)],
     ),
 )
