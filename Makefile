@@ -11,7 +11,7 @@ CAGE2_ARGS ?=
 CAGE4_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
-# Processes that `make test` runs at a time; 0 for one that a debugger can stop. One more than two
+# Processes that `make test` and `test-slow` run at a time; 0 for one that a debugger can stop. One more than two
 # cores, as tests wait for a third of their time.
 JOBS ?= 3
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Large pages for what malloc gives: tests fork large processes hundreds of times, and each fork
 # copies the table of their pages. Nothing happens where the system has none.
-test: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 cage4 page test test-slow test-portable fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
@@ -64,7 +64,8 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -n $(JOBS) $(ONCE) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
-	$(PYTEST) -m "(slow or learn) and not gpu and not cuda and not ray and not real" || test $$? -eq 5  # 5: there are none
+	$(PYTEST) -n $(JOBS) $(ONCE) -m "(slow or learn) and not gpu and not cuda and not ray and not real" \
+		|| test $$? -eq 5  # 5: there are none
 
 # Many start processes, each of which imports anew: about ten minutes.
 test-portable: $(VENV)/.installed-test  ## workers without what only Linux has (VECENV_PORTABLE=1)

@@ -103,7 +103,8 @@ def test_policies(tmp_path):
 
 def test_states_of_envs_and_scores():
     envs = Cage2VectorEnv(2, red_agent="mixed", episode_length=30)
-    envs.load_state_dict(np.load(SAVED / "cage_state.npz"))
+    with np.load(SAVED / "cage_state.npz") as state:
+        envs.load_state_dict(state)
     for t in range(12, 20):
         _, rewards, *_ = envs.step(np.array([t * 9 % 145, t * 7 % 145]))
     np.testing.assert_allclose(rewards, [-0.3, -13.1])

@@ -60,7 +60,8 @@ def assert_as_recorded(name, arrays, row, found):
     ],
 )
 def test_games_are_as_recorded(name, debug):
-    arrays = dict(np.load(GOLDEN / f"{name}.npz"))
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        arrays = dict(file)
     envs = make(name, 1, CASES[name][1], debug=debug)
     obs, _ = envs.reset(seed=SEED)
     nothing = np.zeros(envs.num_envs)

@@ -233,9 +233,9 @@ def test_same_seed_gives_same_eigenvectors_and_files(tmp_path, capsys):
     found = [laplacian.main(small(tmp_path / str(k), seed=k // 2)) for k in range(3)]
     assert found[0].tolist() == found[1].tolist() != found[2].tolist()
     assert (tmp_path / "0" / "laplacian.png").read_bytes().startswith(b"\x89PNG")
-    saved = np.load(tmp_path / "0" / "eigenvectors.npz")
-    np.testing.assert_array_equal(saved["cosines"], found[0])
-    assert saved["learned"].shape == (len(saved["cells"]), 10)
+    with np.load(tmp_path / "0" / "eigenvectors.npz") as saved:
+        np.testing.assert_array_equal(saved["cosines"], found[0])
+        assert saved["learned"].shape == (len(saved["cells"]), 10)
     assert "lowest |cosine| of 10" in capsys.readouterr().out
 
 

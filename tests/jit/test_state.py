@@ -18,7 +18,8 @@ def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
     np.savez(tmp_path / "state.npz", **envs.state_dict())
     expected = [envs.observe(), *(array for row in actions[17:] for array in envs.step(row)[:4])]
     other = make(9, autoreset_mode=mode)
-    other.load_state_dict(np.load(tmp_path / "state.npz"))
+    with np.load(tmp_path / "state.npz") as state:
+        other.load_state_dict(state)
     assert other.np_random_seed == envs.np_random_seed
     assert_same(
         [other.observe(), *(array for row in actions[17:] for array in other.step(row)[:4])],

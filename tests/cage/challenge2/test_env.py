@@ -526,7 +526,8 @@ def restored(env):
     file = io.BytesIO()
     np.savez(file, **env.unwrapped.state_dict())
     file.seek(0)
-    other.unwrapped.load_state_dict(np.load(file))
+    with np.load(file) as state:
+        other.unwrapped.load_state_dict(state)
     return other
 
 
