@@ -297,6 +297,18 @@ def test_a_runner_steps_in_this_process_too():
     runner.close()
 
 
+@pytest.mark.usefixtures("forked")
+def test_a_runner_that_does_not_answer_is_killed():
+    process = RunnerProcess()
+    kwargs = {"how": "hang", "after": 0}
+    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0, 0.0), timeout=30)
+    with pytest.raises(RunnerError, match=r"no answer within 0.05 s while warming up"):
+        process.call("warm_up", 0.001, timeout=0.05)
+    with pytest.raises(RunnerError, match="was killed by signal SIGKILL"):
+        process.call("warm_up", 0.001, timeout=30)
+    process.close()
+
+
 @pytest.mark.slow
 def test_calls_of_a_runner_that_raise_keep_it_alive():
     process = RunnerProcess()

@@ -78,6 +78,22 @@ def learn(ranks, begin, end):
     }
 
 
+class Twins(Ranks):
+    """One of two ranks that have the same rows."""
+
+    def sum_(self, tensor):
+        return tensor.mul_(2)
+
+
+def test_ranks_compute_from_the_sums_over_all():
+    alone, twins = Ranks(), Twins()
+    x, weights = torch.arange(6.0).square(), torch.tensor([1.0, 0, 1, 1, 1, 0])
+    both = alone.normalize_(torch.cat([x, x]), torch.cat([weights, weights]))
+    torch.testing.assert_close(twins.normalize_(x.clone(), weights), both[:6])
+    both = alone.variance(torch.cat([x, x]))
+    torch.testing.assert_close(twins.variance(x), both)
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 
 import pytest
 from programs import run
@@ -46,6 +47,22 @@ def test_a_thread_that_is_gone_is_missed(monkeypatch):
     worker._thread.join(10)
     with pytest.raises(RuntimeError, match="is gone"):
         worker.end()
+
+
+def test_a_thread_of_another_process_is_replaced():
+    worker = Worker()
+    worker.begin(threading.get_ident)
+    thread = worker.end()
+    worker._process = -1  # as in a fork
+    worker.begin(threading.get_ident)
+    assert worker.end() != thread
+
+
+def test_threads_are_ended_and_waited_for(monkeypatch):
+    monkeypatch.setattr(workers, "_started", weakref.WeakKeyDictionary())
+    worker = Worker()
+    workers._end_all()
+    assert not worker._thread.is_alive()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.spaces import Box, Discrete
 from timing.test_truth import measured_anew
+from workers.faulty_envs import DIE, FINE, faulty
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
 from vecenv.timing.trace import trace_events
@@ -279,6 +280,18 @@ def test_a_worker_that_is_being_replaced_has_no_start_yet():
     envs.reset(seed=1)
     envs._exchange.pool.start_s[0] = -6547.0
     assert envs.timing.report().workers[0].start_s is None
+    envs.close()
+
+
+def test_a_worker_in_the_place_of_one_that_has_died_is_timed():
+    envs = AsyncVectorEnv(faulty(2), num_workers=1, threads_per_worker=1, on_error="restart")
+    envs.timing.enable()
+    envs.reset(seed=1)
+    envs.step([DIE, FINE])
+    before = envs.timing.report().num_steps
+    for _ in range(3):
+        envs.step([FINE, FINE])
+    assert envs.timing.report().num_steps - before == 4  # the first ones were resets
     envs.close()
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +33,7 @@ from workers.faulty_envs import (
     wait_until_gone,
 )
 
-from vecenv import EnvCreationError, ObservationError, SyncVectorEnv
+from vecenv import EnvCreationError, ObservationError, StepSlot, SyncVectorEnv
 from vecenv.core.faults import (
     EnvFault,
     EnvStepError,
@@ -42,6 +43,7 @@ from vecenv.core.faults import (
     describe_exit,
 )
 from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.exchange import Exchange
 from vecenv.workers.layout import CLAIMS_LINE, COUNT, LINE
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
@@ -310,6 +312,22 @@ def test_restarted_envs_report_truncation_and_go_on(make, action, mode):
     assert obs[is_lost, 1].tolist() == [3] * len(lost)
 
 
+def test_a_new_worker_writes_into_the_slot_of_the_lost_step(make):
+    pool = make(on_error="restart")
+    pool.reset(seed=1)
+    slots = []
+    for _ in range(2):
+        obs, rewards = pool.allocate((4, 2), np.float32), pool.allocate((4,), np.float64)
+        slots.append(StepSlot(obs, rewards, *(pool.allocate((4,), np.bool_) for _ in range(2))))
+        pool.step(actions(0, FINE), out=slots[-1])
+    pool.step(actions(3, DIE), out=slots[1])
+    assert slots[1].truncations.tolist() == [False, False, True, True]
+    pool.step(actions(0, FINE), out=slots[1])
+    assert slots[1].obs[:, 1].tolist() == [4, 4, 0, 0]
+    pool.step(actions(0, FINE), out=slots[0])
+    assert slots[0].obs[:, 1].tolist() == [5, 5, 1, 1]
+
+
 @pytest.mark.slow
 def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make):
     pool = make(num_workers=1, threads_per_worker=4, on_error="restart")
@@ -536,6 +554,14 @@ def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_ste
     pool.close()
 
 
+def test_an_env_that_was_just_sent_is_not_late(make):
+    pool = make(on_error="restart", timeout=30)
+    pool.reset()
+    pool.send(actions(3, HANG))
+    assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
+    assert pool.restarts.tolist() == [0] * 4
+
+
 class SlowEnv(FaultyEnv):
     def step(self, action):
         time.sleep(0.15)
@@ -570,6 +596,16 @@ def test_a_worker_that_dies_in_a_half_is_reported_without_a_timeout(make, fault)
         halves[fault == FINE].step_wait()
 
 
+def test_a_half_waits_no_longer_than_the_timeout_of_the_constructor(make):
+    pool = make(timeout=30)
+    pool.reset()
+    half = pool.halves()[1]
+    half._limit_s = 0.05
+    half.step_async([FINE, HANG])
+    with pytest.raises(StepTimeoutError, match=r"0.05 second.*at env 3"):
+        half.step_wait()
+
+
 @pytest.mark.slow
 def test_half_of_a_pool_restarts_who_is_late(tmp_path):
     options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
@@ -580,6 +616,30 @@ def test_half_of_a_pool_restarts_who_is_late(tmp_path):
         half.step_async([FINE, FINE])
     assert [half.step_wait()[3].tolist() for half in halves] == [[False] * 2, [True] * 2]
     pool.close()
+
+
+def test_workers_stand_still_that_are_at_the_same_envs_as_before():
+    places = {0: [0], 1: [2], 2: [4]}
+    exchange = SimpleNamespace(_is_done=lambda worker: worker == 2, _stuck_at=places.get)
+    seen = {}
+
+    def find():
+        return Exchange._standing_still(exchange, range(3), -1.0, seen)
+
+    assert find() == []
+    places[0] = [1]
+    assert find() == [1]
+    assert find() == [0]  # who was found has the whole time again
+    assert find() == [1]
+
+
+def test_a_step_whose_wait_was_short_restarts_nobody(make):
+    pool = make(on_error="restart", timeout=30)
+    pool.reset()
+    pool.step_async(actions(1, HANG))
+    with pytest.raises(StepTimeoutError):
+        pool.step_wait(timeout=0.05)
+    assert pool.restarts.tolist() == [0] * 4
 
 
 @pytest.mark.slow

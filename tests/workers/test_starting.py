@@ -33,7 +33,7 @@ from workers.started_envs import (
 )
 
 from vecenv import AsyncVectorEnv
-from vecenv.workers import server, starting
+from vecenv.workers import pool, server, starting
 from vecenv.workers.probe import ProbeError, ProbeTimeout, run_apart
 from vecenv.workers.starting import make_start, why_not_fork
 
@@ -556,6 +556,17 @@ def test_a_caller_that_has_run_a_backward_pass(tmp_path):
 def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
     for _ in range(3):
         drill(in_env, in_caller, how, tmp_path)
+
+
+def test_the_end_of_a_pipe_that_a_worker_gets_blocks():
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(5.0)  # sockets made now do not block
+    try:
+        here, there = pool._make_pipe()
+    finally:
+        socket.setdefaulttimeout(before)
+    with here, there:
+        assert os.get_blocking(there.fileno())
 
 
 @pytest.mark.slow

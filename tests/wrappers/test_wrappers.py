@@ -505,6 +505,28 @@ def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
     envs.close()
 
 
+class ShortNaps(Naps):
+    def step(self, action):
+        time.sleep(0.3 * int(action))
+        return super().step(0)
+
+
+def test_a_limit_resets_into_the_slot_of_a_step_that_timed_out():
+    envs = vecenv.AsyncVectorEnv(
+        [ShortNaps] * 2, num_workers=2, timeout=0.2, autoreset_mode="SameStep"
+    )
+    envs = wrappers.TimeLimit(envs, 1)
+    slot = slot_of(envs)
+    envs.reset()
+    with pytest.raises(vecenv.StepTimeoutError):
+        envs.step([0, 1], out=slot)
+    obs = envs.step_wait(10.0)[0]
+    assert obs is slot.obs
+    assert obs.tolist() == [[0] * 3] * 2
+    assert slot.truncations.all()
+    envs.close()
+
+
 def test_a_step_that_a_limit_has_begun_and_not_ended_needs_a_reset():
     envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
     envs = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(envs, 2))

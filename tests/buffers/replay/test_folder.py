@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -397,6 +398,19 @@ def test_a_folder_has_one_writer(tmp_path):
     with pytest.raises(BufferMisuseError, match="was closed"):
         buffer.sample(1)
     make(tmp_path / "own")
+
+
+def test_a_fork_may_not_write_to_a_folder_nor_another_process(tmp_path, monkeypatch):
+    buffer = make(tmp_path / "f")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "_written", weakref.WeakValueDictionary())  # as in another process
+        with pytest.raises(BufferMisuseError, match=r"is written to by another process"):
+            make(tmp_path / "f")
+        patch.setattr(buffer._folder, "_pid", -1)  # as in a fork
+        with pytest.raises(BufferMisuseError, match=r"was forked"):
+            fill([buffer], CountingEnvs(3), steps=1)
+    fill([buffer], CountingEnvs(3), steps=1)
+    buffer.close()
 
 
 @pytest.mark.slow

@@ -23,9 +23,10 @@ def host_device(monkeypatch):
     return use(monkeypatch, HostDevice())
 
 
-def pair(mode, *, deferred=False):
+def pair(mode, *, deferred=False, most_steps=9):
     """Envs and a rollout of them, on the CPU and on the "device"."""
-    options = {"params": PARAMS, "max_episode_steps": 9, "debug": True, "autoreset_mode": mode}
+    options = {"params": PARAMS, "max_episode_steps": most_steps}
+    options |= {"debug": True, "autoreset_mode": mode}
     found = []
     for kind in (JitVectorEnv, CudaVectorEnv):
         envs = kind(TOY, N, **options)
@@ -127,6 +128,19 @@ def test_deferred_rollouts_are_those_of_the_cpu_but_for_the_order_of_rows(mode):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=f"{number}")
     for name in ("over_before", "running_returns", "running_lengths", "is_first", "obs"):
         np.testing.assert_allclose(lasting[1][name], lasting[0][name], rtol=1e-6, err_msg=name)
+
+
+def test_a_deferred_rollout_that_begins_with_dead_steps_is_that_of_the_cpu():
+    found = []
+    for envs, rollout in pair("NextStep", deferred=True, most_steps=T):
+        envs.single_action_space.seed(1)
+        for seed in range(2):
+            collect(envs, rollout, seed)
+            rollout.compute_advantages(torch.ones(N))
+            found.append(array(rollout.valid).copy())
+            rollout.advance()
+    assert not found[1][0].all()  # some episodes ended with the first rollout
+    np.testing.assert_array_equal(found[2:], found[:2])
 
 
 def test_a_deferred_rollout_waits_for_nothing_and_touches_no_memory_of_the_host(monkeypatch):
