@@ -231,7 +231,7 @@ class Trainer:
         random = self.rng.integers(self.num_actions, size=count) + self.first_action
         if self.steps < options.learning_starts:
             return random
-        progress = min(self.steps / options.exploration_steps, 1.0)
+        progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
         best = self.agent.act(torch.from_numpy(obs).to(options.device)).cpu().numpy()

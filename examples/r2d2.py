@@ -118,6 +118,9 @@ class Trainer:
                              "with an axis, and Discrete from 0")  # fmt: skip
         if not min(options.exploration) > 0:
             raise SystemExit(f"--exploration {options.exploration}: expected numbers above 0")
+        if not 0 <= options.burn_in < options.sequence_length:
+            raise SystemExit(f"--burn-in {options.burn_in}: expected 0 or more and less than "
+                             f"--sequence-length {options.sequence_length}")  # fmt: skip
         self.num_actions = int(actions.n)
         self.network = QNetwork(space, self.num_actions, options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)

@@ -255,6 +255,19 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
     assert sum(event["name"] == "step" and event["ph"] == "X" for event in events) == 7
 
 
+@pytest.mark.parametrize(
+    ("env", "backend"),
+    [("CartPole-v1", "async"), ("JitCartPole-v1", "jit"), ("Cage2-v0", "async")],
+)
+def test_a_timeline_is_by_default_of_a_backend_that_the_env_has(env, backend, monkeypatch):
+    settings = []
+    monkeypatch.setattr(
+        "vecenv.command.comparing.trace_and_show", lambda setting, **_: settings.append(setting)
+    )
+    assert main(["trace", env, "--out", "trace.json"]) == 0
+    assert settings[0].backend == backend
+
+
 @pytest.mark.usefixtures("forked")
 def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
     args = ["trace", "Blackjack-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]

@@ -12,11 +12,11 @@ r2d2, memory = map(load_example, ("r2d2", "memory"))
     [
         ({"env_id": "Pendulum-v1"}, "Pendulum-v1 has the spaces .*, not these: Box with an axis"),
         ({"exploration": (0.4, 0.0)}, r"exploration \(0\.4, 0\.0\): expected numbers above 0"),
-        ({"burn_in": 30}, "burn_in is 30 of sequence_length 24"),
+        ({"burn_in": 30}, "--burn-in 30: expected 0 or more and less than --sequence-length 24"),
     ],
 )
 def test_what_it_cannot_do_is_a_sentence(changed, words, tmp_path):
-    options = {"env_id": "CartPole-v1", "backend": "sync", "learning_starts": 100, **changed}
+    options = {"env_id": "CartPole-v1", "backend": "sync", **changed}
     with pytest.raises(SystemExit, match=words):
         r2d2.main(r2d2.Options(save=tmp_path, **options))
 

@@ -711,7 +711,7 @@ def trace(
     *,
     out: Path,
     num_envs: int = 8,
-    backend: str = "async",
+    backend: str | None = None,
     steps: int = 100,
     env_kwargs: tuple[str, ...] = (),
     policy_ms: float = 0.0,
@@ -724,7 +724,8 @@ def trace(
         env: Registered id, also "module:id", or "module:factory".
         out: File to write.
         num_envs: How many envs.
-        backend: sync, async, async-first-ready or jit.
+        backend: sync, async, async-first-ready or jit; by default async, and jit where there are
+            compiled envs only.
         steps: How often all envs are stepped, or batches received by async-first-ready.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
         policy_ms: Milliseconds that the policy computes per call; its actions are random.
@@ -733,9 +734,12 @@ def trace(
     """
     from vecenv.command.comparing import trace_and_show
     from vecenv.compare.serving import Setting
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.source import read_env_kwargs, read_source
 
-    setting = Setting(env, read_env_kwargs(env_kwargs), backend, num_envs, seed, policy_ms)
+    kwargs = read_env_kwargs(env_kwargs)
+    if backend is None:
+        backend = "async" if read_source(env, kwargs).has_single_envs else "jit"
+    setting = Setting(env, kwargs, backend, num_envs, seed, policy_ms)
     trace_and_show(setting, num_steps=steps, out=out, timeout=timeout)
     print(f"timeline: {out} (open it in ui.perfetto.dev)")
     return 0

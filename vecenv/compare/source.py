@@ -41,6 +41,11 @@ class EnvSource(NamedTuple):
     kwargs: dict[str, Any]
     kernels: Any = None
 
+    @property
+    def has_single_envs(self) -> bool:
+        """Whether `env_fn` makes any; otherwise all are stepped by compiled code."""
+        return self.factory is not None or bool(self.spec and self.spec.entry_point)
+
     def env_fn(self) -> Callable[[], Env]:
         """Return what makes one env, without Gymnasium's checker; it can be pickled.
 
