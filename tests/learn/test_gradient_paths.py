@@ -367,6 +367,24 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
 
 
 @pytest.mark.slow
+def test_hooks_added_after_compiling_are_called():
+    """Those of a layer before its `forward`, and on a parameter's gradient."""
+    agent = make_agent()
+    gradient = Gradient(agent, ppo_loss, compile="on", threads=1)
+    assert_equal(gradient, make_batch())
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    doubling = agent.critic[0].register_forward_pre_hook(lambda _, given: (2 * given[0],))
+    assert_equal(gradient, make_batch(seed=1))
+    doubling.remove()
+    weight, batch = agent.actor[0].weight, make_batch(seed=2)
+    gradient(batch)
+    expected = 2 * weight.grad
+    weight.register_hook(lambda grad: 2 * grad)
+    gradient(batch)
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_plan_is_followed_and_results_are_the_same_bit_for_bit():
     batches = [make_batch(seed=seed, rows=1024) for seed in range(3)]
 

@@ -317,6 +317,8 @@ class _Choice:
             return "compile is off"
         if changed := self.state.changed_buffers():
             return f"computing the loss changes the buffers {', '.join(changed)}"
+        if hooked := self.eager.weights.hooked():
+            return f"there are hooks on the gradients of {', '.join(hooked)}"
         reason = self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
         return reason or self._reads_elsewhere()
 

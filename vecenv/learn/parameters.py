@@ -124,6 +124,14 @@ class FlatParameters:
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not grad:
                 parameter.grad = grad
+            hooks: Any = parameter._post_accumulate_grad_hooks
+            for hook in [*hooks.values()] if hooks else ():
+                hook(parameter)
+
+    def hooked(self) -> list[str]:
+        """Names of the parameters with hooks on their gradients, which autograd calls."""
+        pairs = zip(self.names, self.parameters, strict=True)
+        return [name for name, parameter in pairs if parameter._backward_hooks]
 
     def detach(self) -> None:
         """Leave no `.grad` that an optimizer could apply."""
