@@ -561,6 +561,32 @@ def test_a_mean_that_only_parts_of_the_first_batch_share_is_not_split(monkeypatc
     assert tested == [None] * 8 + ["rows"]
 
 
+@pytest.mark.slow
+def test_a_mean_over_rows_with_a_reward_is_not_split(monkeypatch):
+    """Though there are none in the first batch, or one in each part; a penalty likewise."""
+    tested = []
+    monkeypatch.setattr(
+        choosing._Choice, "_compile",
+        lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
+    )  # fmt: skip
+
+    def bounded(sign):
+        def loss(agent, batch):
+            is_counted = sign * batch["rewards"] > 0
+            errors = (agent.value(batch["x"]) - 1).square() * is_counted
+            policy = agent.policy(batch["x"]).logits.square().mean()
+            return errors.sum() / is_counted.sum().clamp(min=1) + policy
+
+        return loss
+
+    one_each = torch.zeros(ROWS)
+    one_each[[5, 41]] = 1.0
+    for sign, rewards in ((1, one_each), (1, 0 * one_each), (-1, 0 * one_each), (-1, -one_each)):
+        batch = {"x": make_batch().obs, "rewards": rewards}
+        Gradient(make_agent(), bounded(sign), compile="on", threads=2)(batch)
+    assert tested == [None] * 4
+
+
 def test_the_compiled_tanh_is_that_of_torch_to_float32():
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([torch.inf, -torch.inf])])
     assert (tanh_by_polynomials(x).double() - x.double().tanh()).abs().max() < 4e-7
