@@ -267,9 +267,19 @@ def added(module):
     module.append(nn.Linear(3, 3))
 
 
+def filled(module):
+    module[1].register_parameter("slope", nn.Parameter(torch.ones(())))
+
+
+def extended(module):
+    module[1].inner = nn.Linear(8, 8)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
+        (filled, r"1\.slope: "),
+        (extended, r"1\.inner\.weight, 1\.inner\.bias: "),
         (exchanged, r"0\.bias: "),
         (assigned, r"0\.weight, 0\.bias, 2\.weight, 2\.bias: "),
         (frozen, r"2\.weight, 2\.bias: "),

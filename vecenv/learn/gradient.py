@@ -135,7 +135,7 @@ class Gradient:
                 one._backward_pre_hooks,
             )
         ]
-        self._parts = [one._modules for one in self._modules if one._modules]
+        self._parts = [one._modules for one in self._modules]
         self._settings = Settings()
         self._compiled: CompiledGradient | None = None
         self._names: list[str] = []  # of the compiled function's results

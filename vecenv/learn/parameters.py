@@ -60,9 +60,9 @@ class FlatParameters:
 
     def _note(self) -> None:
         """Remember what the module consists of."""
-        modules = [one for one in self._module.modules() if one._parameters or one._modules]
+        modules = list(self._module.modules())  # empty ones too, which may be added to
         self._holders: list[dict[str, Any]] = [one._parameters for one in modules]
-        self._holders += [one._modules for one in modules if one._modules]
+        self._holders += [one._modules for one in modules]
         self._found = self._find()
         self._all = list(self._module.parameters())
         self._flags = [p.requires_grad for p in self._all]
