@@ -196,6 +196,30 @@ def test_a_module_may_replace_its_buffers_once_a_call(options):
     assert gradient.plan is not None and gradient.plan["path"] == "autograd"
 
 
+def test_hooks_on_gradients_of_parameters_are_called():
+    """A bound that the first call does not reach, which a compiled gradient would not have."""
+
+    def hooked(module):
+        module[0].weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+        module[2].weight.register_post_accumulate_grad_hook(halve)
+        return module
+
+    def halve(parameter):
+        parameter.grad.div_(2)
+
+    module, reference = hooked(make_mlp()), hooked(make_mlp())
+    gradient = Gradient(module, squared_error, compile="on", threads=1)
+    for scale in (0.01, 100.0):
+        batch = {name: scale * column for name, column in make_batch().items()}
+        gradient(batch)
+        reference.zero_grad()
+        squared_error(reference, batch)[0].backward()
+        expected = {name: p.grad for name, p in reference.named_parameters()}
+        assert_gradients_equal(module, expected)
+    assert gradient.plan is not None
+    assert gradient.plan["reason"] == "there are hooks on the gradients of 0.weight"
+
+
 def test_sparse_gradients_of_an_embedding_become_those_of_backward():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(6, 5, sparse=True), nn.Linear(5, 3))
@@ -243,9 +267,19 @@ def added(module):
     module.append(nn.Linear(3, 3))
 
 
+def filled(module):
+    module[1].register_parameter("slope", nn.Parameter(torch.ones(())))
+
+
+def extended(module):
+    module[1].inner = nn.Linear(8, 8)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
+        (filled, r"1\.slope: "),
+        (extended, r"1\.inner\.weight, 1\.inner\.bias: "),
         (exchanged, r"0\.bias: "),
         (assigned, r"0\.weight, 0\.bias, 2\.weight, 2\.bias: "),
         (frozen, r"2\.weight, 2\.bias: "),

@@ -367,6 +367,24 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
 
 
 @pytest.mark.slow
+def test_hooks_added_after_compiling_are_called():
+    """Those of a layer before its `forward`, and on a parameter's gradient."""
+    agent = make_agent()
+    gradient = Gradient(agent, ppo_loss, compile="on", threads=1)
+    assert_equal(gradient, make_batch())
+    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    doubling = agent.critic[0].register_forward_pre_hook(lambda _, given: (2 * given[0],))
+    assert_equal(gradient, make_batch(seed=1))
+    doubling.remove()
+    weight, batch = agent.actor[0].weight, make_batch(seed=2)
+    gradient(batch)
+    expected = 2 * weight.grad
+    weight.register_hook(lambda grad: 2 * grad)
+    gradient(batch)
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_plan_is_followed_and_results_are_the_same_bit_for_bit():
     batches = [make_batch(seed=seed, rows=1024) for seed in range(3)]
 
@@ -541,6 +559,32 @@ def test_a_mean_that_only_parts_of_the_first_batch_share_is_not_split(monkeypatc
     batch = {"x": make_batch().obs, "mask": torch.ones(ROWS, 2, dtype=torch.bool)}
     Gradient(make_agent(), allowing, compile="on", threads=2)(batch)
     assert tested == [None] * 8 + ["rows"]
+
+
+@pytest.mark.slow
+def test_a_mean_over_rows_with_a_reward_is_not_split(monkeypatch):
+    """Though there are none in the first batch, or one in each part; a penalty likewise."""
+    tested = []
+    monkeypatch.setattr(
+        choosing._Choice, "_compile",
+        lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
+    )  # fmt: skip
+
+    def bounded(sign):
+        def loss(agent, batch):
+            is_counted = sign * batch["rewards"] > 0
+            errors = (agent.value(batch["x"]) - 1).square() * is_counted
+            policy = agent.policy(batch["x"]).logits.square().mean()
+            return errors.sum() / is_counted.sum().clamp(min=1) + policy
+
+        return loss
+
+    one_each = torch.zeros(ROWS)
+    one_each[[5, 41]] = 1.0
+    for sign, rewards in ((1, one_each), (1, 0 * one_each), (-1, 0 * one_each), (-1, -one_each)):
+        batch = {"x": make_batch().obs, "rewards": rewards}
+        Gradient(make_agent(), bounded(sign), compile="on", threads=2)(batch)
+    assert tested == [None] * 4
 
 
 def test_the_compiled_tanh_is_that_of_torch_to_float32():

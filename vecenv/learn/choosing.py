@@ -317,6 +317,8 @@ class _Choice:
             return "compile is off"
         if changed := self.state.changed_buffers():
             return f"computing the loss changes the buffers {', '.join(changed)}"
+        if hooked := self.eager.weights.hooked():
+            return f"there are hooks on the gradients of {', '.join(hooked)}"
         reason = self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
         return reason or self._reads_elsewhere()
 
@@ -420,7 +422,7 @@ class _Choice:
             wrong = self._broken_rules(changed(_uneven), parts, at)
         except Exception as error:
             return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
-        for change in (_uneven_nested, _uneven_choices):
+        for change in (_uneven_nested, _uneven_choices, _uneven_numbers):
             with suppress(Exception):  # as of a loss that can't take these numbers
                 leaves = changed(change)
                 if any(leaf is not own for leaf, own in zip(leaves, self.leaves, strict=True)):
@@ -592,14 +594,36 @@ def _uneven_choices(column: Tensor) -> Tensor:
         return column
     low, high = int(column.min()), int(column.max())
     if high == 1 and low in (0, 1):
-        places = torch.arange(len(column), device=column.device)
-        ones = (places < len(column) // 2) == (places % 4 != 0)
-        return _as_rows(ones.to(column.dtype), column)
+        return _as_rows(_more_of_first(column).to(column.dtype), column)
     if column.numel() != len(column):
         return column
     found = column.clone()
     found[::2] = column[::2].sort(0).values
     return found
+
+
+def _uneven_numbers(column: Tensor) -> Tensor:
+    """Return numbers so that a bound which a loss has for them is passed more often in one part.
+
+    Such as rewards above 0, where there are none yet, or as many in all parts by chance.
+    """
+    if not column.is_floating_point() or not column.numel():
+        return column
+    low, high = float(column.min()), float(column.max())
+    if low == high:
+        signs = _more_of_first(column).to(column.dtype) - 0.5
+        return _as_rows(low + 0.9 * signs, column)
+    if column.numel() != len(column):
+        return column
+    found, is_sorted = column.clone(), torch.arange(len(column), device=column.device) % 4 != 0
+    found[is_sorted] = column[is_sorted].sort(0).values
+    return found
+
+
+def _more_of_first(column: Tensor) -> Tensor:
+    """Return bool (B,), True in most rows of the first half, and in some of the second."""
+    places = torch.arange(len(column), device=column.device)
+    return (places < len(column) // 2) == (places % 4 != 0)
 
 
 def _uneven_rows(column: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -124,8 +125,17 @@ class Gradient:
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._modules = list(module.modules())
-        self._hooks = [one._forward_hooks for one in self._modules]
-        self._parts = [one._modules for one in self._modules if one._modules]
+        self._hooks: list[Mapping[int, Any]] = [
+            hooks
+            for one in self._modules
+            for hooks in (
+                one._forward_hooks,
+                one._forward_pre_hooks,
+                one._backward_hooks,
+                one._backward_pre_hooks,
+            )
+        ]
+        self._parts = [one._modules for one in self._modules]
         self._settings = Settings()
         self._compiled: CompiledGradient | None = None
         self._names: list[str] = []  # of the compiled function's results
@@ -251,7 +261,9 @@ class Gradient:
     def _mode_of_module(self) -> Any:
         """What users change in modules, and decides what they compute."""
         training = [module.training for module in self._modules]
-        return training, [*map(len, self._hooks)], [[*parts.values()] for parts in self._parts]
+        hooks = [*chain.from_iterable(self._hooks)]  # numbers that no two hooks share
+        parts = [[*parts.values()] for parts in self._parts]
+        return training, hooks, self._weights.hooked(), parts
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         scalars, grads = self._eager(self.module, batch)

@@ -60,9 +60,9 @@ class FlatParameters:
 
     def _note(self) -> None:
         """Remember what the module consists of."""
-        modules = [one for one in self._module.modules() if one._parameters or one._modules]
+        modules = list(self._module.modules())  # empty ones too, which may be added to
         self._holders: list[dict[str, Any]] = [one._parameters for one in modules]
-        self._holders += [one._modules for one in modules if one._modules]
+        self._holders += [one._modules for one in modules]
         self._found = self._find()
         self._all = list(self._module.parameters())
         self._flags = [p.requires_grad for p in self._all]
@@ -124,6 +124,14 @@ class FlatParameters:
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not grad:
                 parameter.grad = grad
+            hooks: Any = parameter._post_accumulate_grad_hooks
+            for hook in [*hooks.values()] if hooks else ():
+                hook(parameter)
+
+    def hooked(self) -> list[str]:
+        """Names of the parameters with hooks on their gradients, which autograd calls."""
+        pairs = zip(self.names, self.parameters, strict=True)
+        return [name for name, parameter in pairs if parameter._backward_hooks]
 
     def detach(self) -> None:
         """Leave no `.grad` that an optimizer could apply."""
