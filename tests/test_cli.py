@@ -781,7 +781,7 @@ def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
     if variable is not None:
         monkeypatch.setenv(variable, ":0")
     assert main(["--version"]) == 0
-    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy")
+    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy,offscreen")
 
 
 def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
