@@ -366,6 +366,9 @@ def test_a_probe_that_hangs_dies_exits_or_raises_is_an_error(method):
     with pytest.raises(ProbeError, match="ZeroDivisionError: division by zero") as raised:
         run_apart(first_of, [lambda: 1 / 0], timeout=30, method=method)
     assert not raised.value.has_died
+    interrupt = signal.default_int_handler  # an env's own, not the terminal's
+    with pytest.raises(ProbeError, match="KeyboardInterrupt"):
+        run_apart(first_of, [lambda: interrupt(2, None)], timeout=30, method=method)
     assert run_apart(first_of, [lambda: "fine"], timeout=30, method=method) == "fine"
 
 
