@@ -321,6 +321,19 @@ def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch,
     assert "JitCartPole-v1 is the same env and draws itself" in capsys.readouterr().err
 
 
+def test_mujoco_without_opengl_names_the_variable_that_helps(monkeypatch, capsys, tmp_path):
+    error = type("FatalError", (Exception,), {"__module__": "mujoco"})
+
+    def render(self):
+        raise error("an OpenGL platform library has not been loaded")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", render)
+    assert main(["watch", "CartPole-v1", "--gif", str(tmp_path / "a.gif")]) == 2
+    out = capsys.readouterr().err
+    assert "CartPole-v1 can't draw: an OpenGL platform library" in out
+    assert "MUJOCO_GL=egl" in out
+
+
 def test_help_needs_no_compiler():
     script = (
         "import sys\nfrom vecenv.command.cli import main\n"
@@ -794,7 +807,7 @@ def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
     if variable is not None:
         monkeypatch.setenv(variable, ":0")
     assert main(["--version"]) == 0
-    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy")
+    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy,offscreen")
 
 
 def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):

@@ -443,3 +443,27 @@ def test_masks_that_are_missing_or_allow_nothing_name_game_and_agent():
         with pytest.raises(ActionMaskError, match=r"game 1, agent 'player_0'.*allows no action"):
             envs.action_masks()
         envs.close()
+
+
+def test_a_game_with_the_methods_that_the_documentation_names_is_enough():
+    class Bare:
+        possible_agents = ("left", "right")
+
+        def observation_space(self, agent):
+            return Discrete(2)
+
+        def action_space(self, agent):
+            return Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            self.agents = list(self.possible_agents)
+            return dict.fromkeys(self.agents, 0), {agent: {} for agent in self.agents}
+
+        def step(self, actions):
+            over, obs = dict.fromkeys(actions, False), dict.fromkeys(actions, 1)
+            return obs, actions, over, over, {agent: {} for agent in actions}
+
+    envs = make_vec_agents(Bare, 2, backend="sync")
+    envs.reset(seed=1)
+    assert envs.step(np.array([0, 1, 1, 0]))[1].tolist() == [0, 1, 1, 0]
+    envs.close()

@@ -1,6 +1,7 @@
 """Where workers come from: forked where that is harmless, else from a process without user code."""
 
 import errno
+import importlib
 import itertools
 import logging
 import multiprocessing
@@ -17,6 +18,7 @@ import types
 import warnings
 from pathlib import Path
 
+import gymnasium as gym
 import multiprocess
 import numpy as np
 import pytest
@@ -364,6 +366,9 @@ def test_a_probe_that_hangs_dies_exits_or_raises_is_an_error(method):
     with pytest.raises(ProbeError, match="ZeroDivisionError: division by zero") as raised:
         run_apart(first_of, [lambda: 1 / 0], timeout=30, method=method)
     assert not raised.value.has_died
+    interrupt = signal.default_int_handler  # an env's own, not the terminal's
+    with pytest.raises(ProbeError, match="KeyboardInterrupt"):
+        run_apart(first_of, [lambda: interrupt(2, None)], timeout=30, method=method)
     assert run_apart(first_of, [lambda: "fine"], timeout=30, method=method) == "fine"
 
 
@@ -583,3 +588,20 @@ def test_a_timeout_that_a_program_has_set_for_its_sockets_is_not_the_workers():
         envs.close()
     finally:
         socket.setdefaulttimeout(before)
+
+
+@pytest.mark.linux
+def test_a_package_that_registers_its_ids_in_workers_again_is_no_warning(tmp_path, monkeypatch):
+    text = (
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('Shelved-v0', 'shelf:CartPoleEnv', disable_env_checker=True)\n"
+    )
+    (tmp_path / "shelf.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("shelf")
+    try:  # warnings are errors here, and so they are in the workers
+        envs = AsyncVectorEnv([lambda: gym.make("Shelved-v0")], context="forkserver")
+        envs.close()
+    finally:
+        del gym.registry["Shelved-v0"], sys.modules["shelf"]

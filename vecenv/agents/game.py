@@ -304,8 +304,9 @@ class GameEnv(gym.Env):
         return self.game.render() if index == self.index else None
 
     def close(self) -> None:
-        """Close the game."""
-        self.game.close()
+        """Close the game, if it has something to close."""
+        if hasattr(self.game, "close"):
+            self.game.close()
 
 
 class _Seat(NamedTuple):

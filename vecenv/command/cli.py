@@ -834,10 +834,11 @@ def main(args: Sequence[str] | None = None) -> int:
 def _tell_sdl_of_no_display() -> None:
     """Keep pygame, which draws many envs, from looking for a display where there is none.
 
-    It draws pictures all the same, but what it looks with prints an error.
+    It draws pictures all the same, but what it looks with prints an error. Two names, as envs that
+    find "dummy" alone (highway-env) draw black pictures.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy,offscreen")
 
 
 def _place_of(error: BaseException) -> str | None:

@@ -266,6 +266,7 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     Raises:
         ValueError: The env does not render in this mode, or draws something else than pictures.
         ModuleNotFoundError: It draws with a package that is not installed.
+        RuntimeError: MuJoCo found no OpenGL.
     """
     modes = envs.metadata.get("render_modes") or [render_mode]
     try:
@@ -276,6 +277,13 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
         raise ModuleNotFoundError(f"{error}{told}") from error
     except NotImplementedError:  # of Gymnasium's base class
         frames = None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "mujoco":
+            raise
+        raise RuntimeError(
+            f"{name} can't draw: {error}; without a display, MUJOCO_GL=egl or MUJOCO_GL=osmesa in "
+            "the environment may help"
+        ) from error
     frame = frames[0] if frames else None
     if render_mode == "ansi" and not isinstance(frame, str):
         raise ValueError(

@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 import types
+import warnings
 from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
@@ -87,9 +88,15 @@ class _LateEntryPoint:
 
 
 def load_registry(registry: bytes) -> None:
-    """Register the env ids of `dump_registry` in this process, too."""
+    """Register the env ids of `dump_registry` in this process, too.
+
+    A package that does so itself when it is imported here, as it did over there, replaces nothing
+    of anybody's: Gymnasium's warning for each of its ids is left out.
+    """
     import gymnasium
 
+    repeated = ".*Overriding environment .* already in registry"
+    warnings.filterwarnings("ignore", repeated, UserWarning)
     for pickled_spec, entries in loads(registry):
         with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
             spec = loads(pickled_spec)
