@@ -262,8 +262,8 @@ class Gradient:
         """What users change in modules, and decides what they compute."""
         training = [module.training for module in self._modules]
         hooks = [*chain.from_iterable(self._hooks)]  # numbers that no two hooks share
-        parts = [[*parts.values()] for parts in self._parts]
-        return training, hooks, self._weights.hooked(), parts
+        parts = [*chain.from_iterable(map(dict.values, self._parts))]
+        return training, hooks, self._weights.is_hooked, parts
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         scalars, grads = self._eager(self.module, batch)

@@ -128,8 +128,13 @@ class FlatParameters:
             for hook in [*hooks.values()] if hooks else ():
                 hook(parameter)
 
+    @property
+    def is_hooked(self) -> bool:
+        """Whether a parameter has hooks on its gradient, which autograd calls."""
+        return any([parameter._backward_hooks for parameter in self.parameters])  # noqa: C419 - fast
+
     def hooked(self) -> list[str]:
-        """Names of the parameters with hooks on their gradients, which autograd calls."""
+        """Names of the parameters with hooks on their gradients."""
         pairs = zip(self.names, self.parameters, strict=True)
         return [name for name, parameter in pairs if parameter._backward_hooks]
 
