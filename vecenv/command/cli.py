@@ -724,8 +724,8 @@ def trace(
         env: Registered id, also "module:id", or "module:factory".
         out: File to write.
         num_envs: How many envs.
-        backend: sync, async, async-first-ready or jit; by default async, and jit where there are
-            compiled envs only.
+        backend: sync, async, async-first-ready or jit.
+            By default async, or jit for envs that are only there compiled.
         steps: How often all envs are stepped, or batches received by async-first-ready.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
         policy_ms: Milliseconds that the policy computes per call; its actions are random.
