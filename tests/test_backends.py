@@ -74,6 +74,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 # Tested fast in the matrix below only.
 SELDOM = ("1 worker", "a worker per env", "restarting")
+# As others are, but for the space.
+SELDOM_SPACES = ("multi-discrete from 5", "tuple", "sequence")
 
 
 class Case(NamedTuple):
@@ -248,9 +250,10 @@ def cases(
                 found.append(pytest.param(case, marks=[*marks, *slow], id=label))
             else:
                 names = SPACES_ON_RAY if marks else spaces
-                found += [
-                    pytest.param(case, name, marks=marks, id=f"{label}, {name}") for name in names
-                ]
+                for name in names:
+                    slow = [pytest.mark.slow] if variant and name in SELDOM_SPACES else []
+                    params = {"marks": [*marks, *slow], "id": f"{label}, {name}"}
+                    found.append(pytest.param(case, name, **params))
     names = ["case", *(["mode"] if modes else []), *(["name"] if spaces else [])]
     return pytest.mark.parametrize(names, found, indirect=["case"])
 

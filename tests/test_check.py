@@ -156,7 +156,7 @@ def test_a_vector_env_of_other_people_passes(mode, num_envs):
     assert envs.num_closed == 2
 
 
-@pytest.mark.parametrize("name", fast_are([*SPACES][::2], SPACES))
+@pytest.mark.parametrize("name", fast_are([*SPACES][::3], SPACES))
 def test_observations_and_actions_of_any_space_pass(name):
     mode = MODES[list(SPACES).index(name) % 3]
     env_fns = [functools.partial(RandomEnv, SPACES[name], SPACES[name])] * 3

@@ -38,7 +38,7 @@ NEXT_STEP, SAME_STEP, DISABLED = MODES
         ("sync", "step", DISABLED),
         ("sync", "out", SAME_STEP),
         ("sync", "send", NEXT_STEP),
-        ("sync", "send", DISABLED),
+        pytest.param("sync", "send", DISABLED, marks=pytest.mark.slow),
         pytest.param("async 3", "step", DISABLED, marks=pytest.mark.slow),
         ("async 3", "out", NEXT_STEP),
         pytest.param("async 3", "out", SAME_STEP, marks=pytest.mark.slow),

@@ -139,6 +139,7 @@ class Odd(gym.Env):
         return np.zeros(self.observation_space.shape, np.float32), 1.0, True, False, self.info
 
 
+@pytest.mark.slow
 def test_narrow_pictures_numbers_alone_and_masks(tmp_path, capsys):
     def trainer_of(*args):
         envs = SyncVectorEnv([lambda: Odd(*args)] * 4, autoreset_mode="SameStep")

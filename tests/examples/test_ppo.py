@@ -155,7 +155,7 @@ def test_behaviour_log_probs_and_values_are_those_of_the_policy_that_acted():
         torch.testing.assert_close(rollout.values[t], agent.value(features))
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("kind", fast_are(["lstm"], ["gru", "lstm"]))
 def test_a_memory_is_unrolled_as_it_acted_and_forgets_at_the_borders_of_episodes(kind):
     given = {"recurrent": kind, "memory_size": 5, "sequence_length": 8, "num_minibatches": 2}
     trainer = make_trainer(**given)
@@ -242,7 +242,7 @@ def test_observations_of_each_kind_are_learned_from(name):
 # --------------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
+@pytest.mark.parametrize("space", fast_are(ACTION_SPACES[::2], ACTION_SPACES), ids=str)
 def test_actions_that_reach_the_env_are_in_its_space(space):
     trainer = make_trainer(envs=make_envs(Box(-1, 1, (2, 2), np.float64), space))
     if not trainer.agent.is_discrete:

@@ -504,7 +504,8 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
 
 
-@pytest.mark.parametrize("end", fast_are(["disable"], ["disable", "close"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["disable", "close"])
 def test_what_runs_after_the_end_is_no_load_of_the_run(monkeypatch, end):
     """All that the machine computes is the worker's, until that is gone."""
     machine_ns, worker_ns = [0], [0]

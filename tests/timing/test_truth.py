@@ -35,7 +35,7 @@ BACKENDS = {  # and the thread of each env
 
 
 OTHER_CASES = [  # by which no other line runs
-    *(("equal", backend) for backend in ("workers", "threads", "both", "caller")),
+    *(("equal", backend) for backend in ("sync", "workers", "threads", "both", "caller")),
     ("one slow", "threads"),
     *(("resets", backend) for backend in ("sync", "workers")),
     ("tails", "threads"),
@@ -155,7 +155,6 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
 @pytest.mark.parametrize(
     ("workload", "backend"),
     [
-        ("equal", "sync"),
         ("resets", "both"),
         ("one slow", "caller"),
         ("tails", "workers"),

@@ -237,7 +237,7 @@ class WaitingEnv(NapEnv):
 @pytest.mark.parametrize(
     ("library", "gains"),
     fast_are(
-        [("libEGL.so.1", False), ("libGLarp.so", True)],
+        [("libEGL.so.1", False)],
         [("", True), ("libEGL.so.1", False), ("libGLX_mesa.so.0", False), ("libGLarp.so", True)],
     ),
 )
