@@ -11,8 +11,8 @@ CAGE2_ARGS ?=
 CAGE4_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
-# Processes that `make test` and `test-slow` run at a time; 0 for one that a debugger can stop. One more than two
-# cores, as tests wait for a third of their time.
+# Processes that `make test` and `make test-slow` run at a time; 0 for one that a debugger can stop.
+# One more than two cores, as tests wait for a third of their time.
 JOBS ?= 3
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=

@@ -553,24 +553,26 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        columns = obs, next_obs, actions, rewards, terminations, truncations
-        self._add({**dict(zip(_PLAIN, columns, strict=True)), **extras}, env_ids, valid)
+        plain = obs, next_obs, actions, rewards, terminations, truncations
+        self._add(plain, extras, env_ids, valid)
 
     @exclusive
-    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
+    def _add(
+        self, plain: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
+    ) -> None:
         self.open()
-        if self._add_rows is not None and valid is None and len(columns) == len(_PLAIN):
-            arrays: list[Any] = [columns.get(name) for name in _PLAIN]
-            kinds = {array.__class__ for array in arrays}
+        if self._add_rows is not None and valid is None and not extras:
+            kinds = {array.__class__ for array in plain}
             if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
-                shape = columns["rewards"].shape
+                shape = plain[3].shape  # of rewards
                 is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
-                if is_small and self._add_at_once(shape[0], env_ids, arrays):
+                if is_small and self._add_at_once(shape[0], env_ids, plain):
                     return
+        columns = {**dict(zip(_PLAIN, plain, strict=True)), **extras}
         given = {name: column for name, column in columns.items() if column is not None}
         self._add_checked(given, env_ids, valid)
 
-    def _add_at_once(self, count: int, env_ids: Any, arrays: list[np.ndarray]) -> bool:
+    def _add_at_once(self, count: int, env_ids: Any, arrays: tuple[np.ndarray, ...]) -> bool:
         """The compiled way; whether the columns were for it."""
         words, slot, before = self._words, self._slot, int(self._words[self._slot + BEGUN])
         ids, add_rows = _NO_IDS if env_ids is None else env_ids, self._add_rows

@@ -570,9 +570,9 @@ def test_a_mean_over_rows_with_a_reward_is_not_split(monkeypatch):
         lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
     )  # fmt: skip
 
-    def bounded(sign):
+    def bounded(sign, bound=0.0):
         def loss(agent, batch):
-            is_counted = sign * batch["rewards"] > 0
+            is_counted = sign * batch["rewards"] > bound
             errors = (agent.value(batch["x"]) - 1).square() * is_counted
             policy = agent.policy(batch["x"]).logits.square().mean()
             return errors.sum() / is_counted.sum().clamp(min=1) + policy
@@ -584,7 +584,9 @@ def test_a_mean_over_rows_with_a_reward_is_not_split(monkeypatch):
     for sign, rewards in ((1, one_each), (1, 0 * one_each), (-1, 0 * one_each), (-1, -one_each)):
         batch = {"x": make_batch().obs, "rewards": rewards}
         Gradient(make_agent(), bounded(sign), compile="on", threads=2)(batch)
-    assert tested == [None] * 4
+    batch = {"x": make_batch().obs, "rewards": 0 * one_each}  # which are 1 later
+    Gradient(make_agent(), bounded(1, 0.5), compile="on", threads=2)(batch)
+    assert tested == [None] * 5
 
 
 def test_the_compiled_tanh_is_that_of_torch_to_float32():

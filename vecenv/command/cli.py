@@ -202,7 +202,7 @@ def _check_counts(options: Any) -> None:
     for name in ("eval_episodes", "eval_games"):
         if (count := getattr(options, name, 1)) < 1:
             raise ValueError(f"{name} is {count}, expected at least 1: training ends by these")
-    for name in ("num_epochs", "hold", "exploration_steps"):
+    for name in ("num_epochs", "hold"):
         if (count := getattr(options, name, 1)) < 1:
             raise ValueError(f"{name} is {count}, expected at least 1")
 

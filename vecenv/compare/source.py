@@ -54,7 +54,7 @@ class EnvSource(NamedTuple):
         """
         if self.factory is not None:
             return partial(self.factory, **self.kwargs)
-        if self.spec is None or self.spec.entry_point is None:
+        if not self.has_single_envs:
             raise BackendUnavailableError(
                 f"{self.name} is compiled and has no single envs; only the backend jit has it"
             )

@@ -611,8 +611,8 @@ def _uneven_numbers(column: Tensor) -> Tensor:
         return column
     low, high = float(column.min()), float(column.max())
     if low == high:
-        signs = _more_of_first(column).to(column.dtype) - 0.5
-        return _as_rows(low + 0.9 * signs, column)
+        is_up = _more_of_first(column)
+        return _as_rows(low + torch.where(is_up, 1.0, -0.45).to(column.dtype), column)
     if column.numel() != len(column):
         return column
     found, is_sorted = column.clone(), torch.arange(len(column), device=column.device) % 4 != 0

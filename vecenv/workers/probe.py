@@ -172,8 +172,7 @@ def _be_apart(task: _Task) -> None:
     task.pipe.send("begun")
     try:
         result = "result", dumps(task.function(task.setup.load(), *task.args))
-    except (Exception, KeyboardInterrupt) as error:  # of envs (Ctrl-C does not come here), which
-        # the vector env will say better
+    except (Exception, KeyboardInterrupt) as error:  # an env's, which the vector env tells better
         result = "failed", f"{type(error).__name__}: {error}"
     family.look()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
