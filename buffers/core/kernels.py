@@ -27,13 +27,13 @@ from buffers.core.compiling import njit
 
 __all__ = [
     "address_of",
+    "array_at",
     "bounded",
     "bytes_at",
     "copy_at",
     "copy_bytes",
     "copy_field",
     "copy_item_at",
-    "is_apart",
     "is_same_at",
     "items_at",
     "prefetch",
@@ -76,11 +76,6 @@ def prefetch_to_write(target, offset):
     """The same for a line that is about to be written."""
 
 
-def is_apart(left, right):
-    """Whether two C-contiguous arrays share no memory."""
-    return not np.may_share_memory(left, right)
-
-
 def address_of(array):
     """Where the memory of an array begins."""
     return array.ctypes.data
@@ -91,14 +86,20 @@ def word_at(address):
     return ctypes.c_int64.from_address(address).value
 
 
+def array_at(address, length, dtype):
+    """Array (length,) over the memory at an address; it is not kept alive."""
+    size = int(length) * np.dtype(dtype).itemsize
+    memory = memoryview((ctypes.c_uint8 * size).from_address(int(address)))
+    return np.ndarray((int(length),), dtype, memory)
+
+
 def items_at(words, place, dtype):
     """Array of one dimension over the memory named by `words` at `place`; it is not kept alive.
 
     Three words name memory: its address, its number of rows, and the bytes of a row.
     """
     size = int(words[place + 1] * words[place + 2])
-    memory = memoryview((ctypes.c_uint8 * size).from_address(int(words[place])))
-    return np.ndarray((size // np.dtype(dtype).itemsize,), dtype, memory)
+    return array_at(words[place], size // np.dtype(dtype).itemsize, dtype)
 
 
 def bytes_at(words, place):
@@ -215,16 +216,6 @@ def _address_of(typing_context, array):
     return types.intp(array), generate
 
 
-@overload(is_apart, inline="always")
-def _compile_is_apart(left, right):
-    def compiled(left, right):
-        begin, other = _address_of(left), _address_of(right)  # pyright: ignore[reportCallIssue]
-        is_before = begin + left.size * left.itemsize <= other
-        return is_before | (begin >= other + right.size * right.itemsize)
-
-    return compiled
-
-
 @overload(address_of, inline="always")
 def _compile_address_of(array):
     def compiled(array):
@@ -237,6 +228,14 @@ def _compile_address_of(array):
 def _compile_word_at(address):
     def compiled(address):
         return _word_at(address)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(array_at, inline="always")
+def _compile_array_at(address, length, dtype):
+    def compiled(address, length, dtype):
+        return carray(_pointer_to(address), (length,), dtype)  # pyright: ignore[reportCallIssue]
 
     return compiled
 

@@ -12,7 +12,6 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from gymnasium import Space
-from numba.core.errors import NumbaError
 
 from buffers.core.arguments import (
     MAX_COUNT,
@@ -56,7 +55,7 @@ from buffers.replay.state import (
     describe_rows,
     watch_fields,
 )
-from buffers.replay.storage import ReplayStorage
+from buffers.replay.storage import ReplayStorage, add_arrays
 from buffers.replay.torch_reader import TorchReader
 
 __all__ = ["ReplayBuffer"]
@@ -141,7 +140,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             self._large = ()
             self._reader.go_on_with(self._folder)
         self._state, self._table = self._storage.state, self._storage.table
-        self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+        self._takes_arrays, self._no_ids = self._storage.takes_arrays, np.zeros(0, np.int64)
         self._column_names = column_names(self._storage.layout, has_weights=self._has_weights)
         self._adder = PackedAdder.of(self._storage)
         # On the CPU values are looked at, which costs little there.
@@ -331,9 +330,8 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """
         if self._guard.ahead is not None:
             self._guard.settle()
-        # Only arrays go to Numba unread: a list that contains itself ends the interpreter there.
         if (
-            self._add_rows is not None
+            self._takes_arrays
             and not extras
             and valid is None
             and obs.__class__
@@ -346,19 +344,10 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             and (env_ids is None or env_ids.__class__ is np.ndarray)
         ):
             ids = self._no_ids if env_ids is None else env_ids
-            try:
-                is_added = self._add_rows(
-                    self._where, ids, obs, next_obs, actions, rewards, terminations, truncations
-                )
-            except (TypeError, NumbaError):  # other types than those it was compiled for
-                is_added = False
-                if self._storage.fit_add_rows(rewards):
-                    self._add_rows = self._storage.add_rows
-                    return ReplayBuffer.add(
-                        self, obs=obs, next_obs=next_obs, actions=actions, rewards=rewards,
-                        terminations=terminations, truncations=truncations, env_ids=env_ids,
-                    )  # fmt: skip
-            if is_added:
+            if add_arrays(
+                self._where, id(ids), id(obs), id(next_obs), id(actions), id(rewards),
+                id(terminations), id(truncations),
+            ):  # fmt: skip
                 if self._sequences is not None:
                     self._follow(ids, terminations, truncations)
                 return

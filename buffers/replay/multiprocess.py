@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 import torch
 from gymnasium import Space
-from numba.core.errors import NumbaError
 
 from buffers.core.arguments import (
     MAX_COUNT,
@@ -53,7 +52,7 @@ from buffers.replay.shared_memory import (
     find_overwritten,
     shared_bytes,
 )
-from buffers.replay.storage import ReplayStorage, mark_cut, place_rows, write_links
+from buffers.replay.storage import ReplayStorage, add_arrays, mark_cut, place_rows, write_links
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -508,7 +507,7 @@ class ReplayWriter:
         fields = options.layout.fields
         self._link_at = fields["link"].offset if "link" in fields else -1
         is_plain = self._link_at < 0 and "env_ids" not in fields
-        self._add_rows = self._storage.add_rows if is_plain else None
+        self._takes_arrays = is_plain and self._storage.takes_arrays
         self._go_on()
         self._first_env, self._next_look = index * own.num_envs, time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()
@@ -561,7 +560,7 @@ class ReplayWriter:
         self, plain: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
     ) -> None:
         self.open()
-        if self._add_rows is not None and valid is None and not extras:
+        if self._takes_arrays and valid is None and not extras:
             kinds = {array.__class__ for array in plain}
             if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
                 shape = plain[3].shape  # of rewards
@@ -575,16 +574,12 @@ class ReplayWriter:
     def _add_at_once(self, count: int, env_ids: Any, arrays: tuple[np.ndarray, ...]) -> bool:
         """The compiled way; whether the columns were for it."""
         words, slot, before = self._words, self._slot, int(self._words[self._slot + BEGUN])
-        ids, add_rows = _NO_IDS if env_ids is None else env_ids, self._add_rows
-        assert add_rows is not None
+        ids = _NO_IDS if env_ids is None else env_ids
         self._wait(count)
         try:
-            if add_rows(self._storage.addresses.words, ids, *arrays):
+            if add_arrays(self._storage.addresses.words, id(ids), *map(id, arrays)):
                 commit_rows(words, slot, count)
                 return True
-        except (TypeError, NumbaError):  # other types than those it was compiled for
-            if self._storage.fit_add_rows(arrays[3]):  # rewards
-                self._add_rows = self._storage.add_rows  # from the next time on
         except BaseException:  # an interrupt: the rows are written again
             self._go_on()
             raise

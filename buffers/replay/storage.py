@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
-from numba.core import config
-from numba.core.errors import NumbaError
+from numba import types
 
+from buffers.core.array_objects import (
+    are_readable,
+    is_array_of,
+    kind_of,
+    length_of,
+    memory_of,
+    to_kind,
+)
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import (
     address_of,
+    array_at,
     bytes_at,
-    copy_field,
     copy_item_at,
-    is_apart,
     is_same_at,
     items_at,
     prefetch_to_write,
     scatter_fields,
-    word_at,
 )
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
@@ -39,18 +43,19 @@ from buffers.replay.successors import Successors, keep_successor
 
 __all__ = [
     "ReplayStorage",
-    "add_packed",
-    "add_rows",
+    "add_arrays",
+    "add_listed",
     "mark_cut",
     "place_rows",
 ]
 
 _BYTES_AHEAD = 6144  # which a row is asked for before it is written
 _LINKS_AHEAD = 12  # rows
-_PLAIN = "fiub"
-_FLOAT64 = np.dtype(np.float64)
-ARRAY_POINTER = object.__basicsize__  # of NumPy's arrays: what comes first is where their memory is
-_compiled: dict[Any, Callable[..., bool] | None] = {}
+BOOL, INT64, FLOAT32, FLOAT64 = (to_kind(np.dtype(code)) for code in ("?", "i8", "f4", "f8"))
+# The columns of `ReplayStorage.sources`; lengths of axes follow.
+SOURCE, SOURCE_PLACE, SOURCE_BYTES, SOURCE_PENDING, SOURCE_KIND, SOURCE_AXES = range(6)
+SOURCE_HEADER = 6
+_SIGNATURE = types.boolean(types.int64[::1], *[types.int64] * 7)  # of `add_arrays`
 
 
 class ReplayStorage:
@@ -62,9 +67,13 @@ class ReplayStorage:
         state: int64, see `layout`.
         successors: Next observations that no row has, or None if all rows have their own.
         frames: Frames of observations, if they are stored once; else None.
-        add_rows: Compiled for this layout, or None if `write` must be used.
+        takes_arrays: Whether `add_arrays` may be used besides `write`.
+        takes_lists: The same of `add_listed`.
         addresses: Where table, state, `busy` and what `successors` or `frames` keep lie.
-        sources: int64 (F, 4) of `write_packed`, without addresses: obs, next_obs, actions, extras.
+        sources: int64 (F, 6 + D), of each array of an add (obs, next_obs, actions, extras) where
+            compiled code puts its address, the byte of a row that it goes to, or -1, the bytes of
+            an item, the byte of an observation in `pending` of `Successors`, or -1, its dtype as
+            `to_kind` has it, the axes of an item, and their lengths. None if it can't be read so.
         folder: Where the rows are files, else None.
         ring: What tensors on the device are added by, once some were.
     """
@@ -95,14 +104,14 @@ class ReplayStorage:
         self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
         self.sources = _list_sources(layout)
         self.addresses = Addresses()
-        self.addresses.name(
-            {
-                addresses.TABLE: self.table,
-                addresses.STATE: self.state,
-                addresses.BUSY: np.zeros(1, np.int64) if busy is None else busy,
-                addresses.SOURCES: self.sources,
-            }
-        )
+        named = {
+            addresses.TABLE: self.table,
+            addresses.STATE: self.state,
+            addresses.BUSY: np.zeros(1, np.int64) if busy is None else busy,
+        }
+        if self.sources is not None:
+            named[addresses.SOURCES] = self.sources
+        self.addresses.name(named)
         self.successors = None
         if layout.has_successors:
             self.successors = Successors(layout, self.state, device, self.addresses, staged=staged)
@@ -112,19 +121,12 @@ class ReplayStorage:
             self.frames = Frames(layout.frames, *sizes, device, self.addresses, staged=staged)
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         self.ring: DeviceRing | None = None
-        is_compiled = not staged and self.folder is None
-        self.add_rows = _compiled_add(layout, _FLOAT64) if is_compiled else None
+        is_here = not staged and self.folder is None and layout.frames is None
+        self.takes_lists = is_here and self.sources is not None and are_readable()
+        self.takes_arrays = self.takes_lists and layout.obs == ["obs"] and not layout.extras
+        if self.takes_arrays:
+            add_arrays.compile(_SIGNATURE)
         self._places = layout.places()
-
-    def fit_add_rows(self, rewards: np.ndarray) -> bool:
-        """Let `add_rows` be the one for the dtype of these rewards; return whether it changed.
-
-        Envs have float64, from which it is compiled; each takes a second or two, once.
-        """
-        if self.add_rows is None or rewards.dtype not in (np.float32, _FLOAT64):
-            return False
-        before, self.add_rows = self.add_rows, _compiled_add(self.layout, rewards.dtype)
-        return self.add_rows is not None and self.add_rows is not before
 
     def memory(self) -> dict[str, int]:
         """Bytes held by what they are for."""
@@ -433,88 +435,26 @@ class ReplayStorage:
         return torch.from_numpy(np.concatenate(found))
 
 
-def _list_sources(layout: RowLayout) -> np.ndarray:
-    """Where the arrays of an add go; see `write_packed`."""
+def _list_sources(layout: RowLayout) -> np.ndarray | None:
+    """What `ReplayStorage.sources` holds, or None if compiled code can't read such arrays."""
     fields, obs = layout.fields, [layout.fields[path] for path in layout.obs]
-    places = [(0, leaf.offset, leaf.nbytes, -1) for leaf in obs]
+    places = [(leaf, leaf.offset, -1) for leaf in obs]
     if layout.next_obs:
         following = [fields[path] for path in layout.next_obs]
-        places += [(0, leaf.offset, leaf.nbytes, -1) for leaf in following]
+        places += [(leaf, leaf.offset, -1) for leaf in following]
     else:
-        places += [(0, -1, leaf.nbytes, leaf.offset - layout.obs_at) for leaf in obs]
+        places += [(leaf, -1, leaf.offset - layout.obs_at) for leaf in obs]
     others = [fields[name] for name in ("actions", *layout.extras)]
-    places += [(0, field.offset, field.nbytes, -1) for field in others]
-    return np.array(places, np.int64)
-
-
-def _compiled_add(layout: RowLayout, rewards: np.dtype) -> Callable[..., bool] | None:
-    """`add_rows` for exactly the dtypes and axes of this layout, or None if it cannot have it.
-
-    Args:
-        layout: Of the rows.
-        rewards: Dtype of the rewards, float32 or float64.
-    """
-    fields = layout.fields
-    is_plain = layout.obs == ["obs"] and layout.frames is None and not layout.extras
-    leaves = [fields[name] for name in ("obs", "actions") if name in fields]
-    if not is_plain or config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
-        return None
-    if any(leaf.dtype.kind not in _PLAIN or leaf.dtype == np.float16 for leaf in leaves):
-        return None
-    kernel: Any = add_rows_once if layout.has_successors else add_rows
-    leaves_key = tuple((leaf.dtype.str, len(leaf.shape)) for leaf in leaves)
-    key = leaves_key, layout.has_successors, rewards
-    if key not in _compiled:
-
-        def array(dtype: Any, ndim: int) -> numba.types.Array:
-            return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")
-
-        obs, actions = (array(dtype, ndim + 1) for dtype, ndim in leaves_key)
-        words, flags = array(np.int64, 1), array(np.bool_, 1)
-        given = array(rewards, 1)
-        signature = numba.types.boolean(words, words, obs, obs, actions, given, flags, flags)
-        compiled = njit(cache=True)(kernel.py_func)
-        compiled.compile(signature)
-        compiled.disable_compile()
-        is_safe = _refuses_swapped(compiled, rewards, *leaves_key)
-        _compiled[key] = compiled if is_safe else None
-    return _compiled[key]
-
-
-def _refuses_swapped(
-    kernel: Any, reward: np.dtype, obs: tuple[str, int], action: tuple[str, int]
-) -> bool:
-    """Whether a compiled `add_rows` refuses arrays of the other byte order, from now on for ever.
-
-    Numba finds the type of an array that is aligned and of the machine's byte order by its dtype.
-    Others it knows by a summary in which the byte order is missing: the first array with a summary
-    decides for all that follow. Here those of the other order come first, which have no type; or an
-    unaligned one has come before, whose type they would be given.
-
-    Args:
-        kernel: Compiled for certain signatures.
-        reward: Dtype of the rewards.
-        obs: Dtype of the observations, and number of axes of one.
-        action: The same of the actions.
-    """
-    observations, actions = (np.zeros((2,) * (n + 1), dtype) for dtype, n in (obs, action))
-    ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2, reward), np.zeros(2, np.bool_)
-    where = Addresses()
-    where.name({addresses.BUSY: np.ones(1, np.int64)})  # then it looks at nothing else
-    good: list[np.ndarray] = [
-        where.words, ids, observations, observations, actions, rewards, flags, flags
-    ]  # fmt: skip
-    for place, array in enumerate(good):
-        for code in np.typecodes["All"]:
-            if np.dtype(code) != array.dtype or array.dtype.itemsize == 1:
-                continue
-            swapped = np.zeros(array.shape, np.dtype(code).newbyteorder("S"))
-            try:
-                kernel(*good[:place], swapped, *good[place + 1 :])
-            except (TypeError, NumbaError):
-                continue
-            return False
-    return True
+    places += [(field, field.offset, -1) for field in others]
+    num_axes = max(len(field.shape) for field, *_ in places)
+    sources = np.zeros((len(places), SOURCE_HEADER + num_axes), np.int64)
+    for source, (field, place, pending) in zip(sources, places, strict=True):
+        kind, axes = to_kind(field.dtype), len(field.shape)
+        if kind is None:
+            return None
+        source[:SOURCE_HEADER] = 0, place, field.nbytes, pending, kind, axes
+        source[SOURCE_HEADER : SOURCE_HEADER + axes] = field.shape
+    return sources
 
 
 @njit(nogil=True, cache=True)
@@ -648,15 +588,6 @@ def mark_cut(state, env_ids):
 
 
 @njit(nogil=True, cache=True)
-def shape_fits(shape, num_rows, state, first):
-    """Whether a shape is (num_rows, *dims), with the dims in `state` from `first` on."""
-    fits = shape[0] == num_rows
-    for i in range(len(shape) - 1):
-        fits = fits and shape[i + 1] == state[first + i]
-    return fits
-
-
-@njit(nogil=True, cache=True)
 def all_finite(rewards):
     """Whether float (K,) have no NaN and nothing that is infinite as float32."""
     total = np.float32(0.0)
@@ -673,6 +604,13 @@ def find_rows(where):
 
 
 @njit(nogil=True, cache=True, inline="always")
+def find_sources(where):
+    """The array `sources` of `ReplayStorage`."""
+    width = where[addresses.SOURCES + 2] // 8
+    return items_at(where, addresses.SOURCES, np.int64).reshape(-1, width)
+
+
+@njit(nogil=True, cache=True, inline="always")
 def find_successors(where):
     """What `Successors` has: slots, pending, finals and free, as `write_packed` takes them."""
     pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
@@ -681,34 +619,51 @@ def find_successors(where):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def rest_fits(table, state, busy, env_ids, rewards, terminations, truncations):
-    """Whether nobody else writes, and the ids, rewards and flags of an add may be written."""
-    num_rows = rewards.shape[0]
-    return (
-        busy[0] == 0
-        and terminations.shape[0] == num_rows
-        and truncations.shape[0] == num_rows
-        and ids_fit(state, env_ids, num_rows)
-        and all_finite(rewards)
-        # Views of the buffer's own rows are for `write`, which copies them first.
-        and (is_apart(rewards, table) and is_apart(env_ids, table))
-        and (is_apart(terminations, table) and is_apart(truncations, table))
-    )
+def lies_in(begin, size, array):
+    """Whether `size` bytes from an address on share memory with a C-contiguous array."""
+    other = address_of(array)
+    return begin < other + array.size * array.itemsize and other < begin + size
 
 
-@njit(nogil=True, cache=True, inline="always")
-def columns_fit(
-    table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
-):  # fmt: skip
-    """Whether the arguments of `add_rows` may be written."""
-    num_rows = rewards.shape[0]
-    return (
-        rest_fits(table, state, busy, env_ids, rewards, terminations, truncations)
-        and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
-        and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
-        and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
-        and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
+@njit(nogil=True, cache=True)
+def may_be_written(table, state, pending, sources, env_ids, rewards, terminations, truncations):
+    """Whether the arrays of an add fit, and lie outside the buffer.
+
+    Views of the buffer's own rows are for `ReplayStorage.write`, which copies them first.
+
+    Args:
+        table, state, pending: Of the buffer, see `ReplayStorage` and `Successors`.
+        sources: As `add_arrays` has filled it.
+        env_ids, rewards, terminations, truncations: Addresses of array objects.
+    """
+    num_rows, kind = length_of(rewards), kind_of(rewards)
+    num_ids, size = length_of(env_ids), 4 if kind == FLOAT32 else 8
+    fits = (
+        kind in (FLOAT32, FLOAT64)
+        and is_array_of(rewards, kind, num_rows, 0, 0)
+        and is_array_of(terminations, BOOL, num_rows, 0, 0)
+        and is_array_of(truncations, BOOL, num_rows, 0, 0)
+        and is_array_of(env_ids, INT64, num_ids, 0, 0)
+        and ids_fit(state, array_at(memory_of(env_ids), num_ids, np.int64), num_rows)
+        and not lies_in(memory_of(rewards), num_rows * size, table)
+        and not lies_in(memory_of(terminations), num_rows, table)
+        and not lies_in(memory_of(truncations), num_rows, table)
+        and not lies_in(memory_of(env_ids), num_ids * 8, table)
     )
+    if not fits:
+        return False
+    width, start = sources.shape[1], address_of(sources)
+    for f in range(sources.shape[0]):
+        array, kind, axes = sources[f, SOURCE], sources[f, SOURCE_KIND], sources[f, SOURCE_AXES]
+        dims = start + 8 * (f * width + SOURCE_HEADER)
+        if not is_array_of(array, kind, num_rows, axes, dims):
+            return False
+        begin, nbytes = memory_of(array), num_rows * sources[f, SOURCE_BYTES]
+        if lies_in(begin, nbytes, table) or lies_in(begin, nbytes, pending):
+            return False
+    if size == 4:
+        return all_finite(array_at(memory_of(rewards), num_rows, np.float32))
+    return all_finite(array_at(memory_of(rewards), num_rows, np.float64))
 
 
 @njit(nogil=True, cache=True)
@@ -741,44 +696,90 @@ def ask_for_next(table, before, link_at):
 
 
 @njit(cache=True)
-def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, truncations):
-    """Check and write transitions with a single array as observation, both observations stored.
+def add_arrays(
+    where, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+):  # fmt: skip
+    """Check and write transitions with a single array as observation, and without extra columns.
 
     It keeps the interpreter's lock, so that no other thread adds or draws meanwhile.
 
     Args:
-        where: Words of `Addresses`: table and state are written, unless busy, the flag of the
+        where: Words of `Addresses`: what they name is written, unless busy, the flag of the
             buffer's `Guard`, is set.
-        env_ids: int64 (K,), or (0,) for whole steps.
+        env_ids: `id(array)` of a NumPy array, like all that follow: int64 (K,), or (0,) for whole
+            steps.
         obs, next_obs: (K, *obs_shape), of the dtype of the table, like actions (K, *action_shape).
-        rewards: float (K,); stored as float32.
+        rewards: float32 or float64 (K,); stored as float32.
         terminations, truncations: bool (K,).
 
     Returns:
-        Whether everything fits; otherwise nothing was written.
+        Whether everything fits, all are C-contiguous and, where observations are stored once, free
+        slots are as many as rows; otherwise nothing was written.
     """
+    sources = find_sources(where)
+    sources[0, SOURCE], sources[1, SOURCE], sources[2, SOURCE] = obs, next_obs, actions
+    return _add(where, sources, env_ids, rewards, terminations, truncations)
+
+
+@njit(cache=True)
+def add_listed(where, env_ids, arrays, rewards, terminations, truncations):
+    """As `add_arrays`, of any layout: `id` of arrays int64 (F,), in the order of `sources`."""
+    sources = find_sources(where)
+    for f in range(sources.shape[0]):
+        sources[f, SOURCE] = arrays[f]
+    return _add(where, sources, env_ids, rewards, terminations, truncations)
+
+
+@njit(nogil=True, cache=True)
+def _add(where, sources, env_ids, rewards, terminations, truncations):
     table, state, busy = find_rows(where)
-    num_rows = rewards.shape[0]
-    fits = columns_fit(
-        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
-    )
-    if not fits:
+    slots, pending, finals, free = find_successors(where)
+    if busy[0] != 0 or not may_be_written(
+        table, state, pending, sources, env_ids, rewards, terminations, truncations
+    ):
         return False
-    obs_bytes, action_bytes = state[at.OBS_BYTES], state[at.ACTION_BYTES]
+    num_rows, is_float32 = length_of(rewards), kind_of(rewards) == FLOAT32
+    if state[at.NEXT_AT] < 0 and state[at.NUM_FREE] < num_rows:
+        return False
+    for f in range(sources.shape[0]):
+        sources[f, SOURCE] = memory_of(sources[f, SOURCE])
+    begin, ids = memory_of(rewards), array_at(memory_of(env_ids), length_of(env_ids), np.int64)
+    floats32 = array_at(begin, num_rows if is_float32 else 0, np.float32)
+    floats64 = array_at(begin, 0 if is_float32 else num_rows, np.float64)
+    ended = array_at(memory_of(terminations), num_rows, np.bool_)
+    cut = array_at(memory_of(truncations), num_rows, np.bool_)
+    if sources.shape[0] == 3 and state[at.NEXT_AT] >= 0:
+        write_plain(table, state, ids, sources, floats32, floats64, ended, cut)
+    else:
+        write_packed(
+            table, state, ids, sources, floats32, floats64, ended, cut, slots, pending, finals,
+            free,
+        )  # fmt: skip
+    return True
+
+
+@njit(nogil=True, cache=True, inline="always")
+def write_plain(table, state, env_ids, sources, floats32, floats64, terminations, truncations):
+    """As `write_packed`, of obs, next_obs and actions, all stored: that is quicker."""
+    num_rows, stride, is_float32 = terminations.shape[0], table.shape[1], floats32.shape[0] > 0
+    obs, next_obs, actions = sources[0, SOURCE], sources[1, SOURCE], sources[2, SOURCE]
+    obs_bytes, action_bytes = sources[0, SOURCE_BYTES], sources[2, SOURCE_BYTES]
+    obs_at, next_at, action_at = (
+        sources[0, SOURCE_PLACE], sources[1, SOURCE_PLACE], sources[2, SOURCE_PLACE],
+    )  # fmt: skip
     link_at, env_at, over_at = state[at.LINK_AT], state[at.ENV_AT], state[at.OVER_AT]
-    stride, reward_word = table.shape[1], state[at.REWARD_AT] // 4
-    next_at, action_at = state[at.NEXT_AT], state[at.ACTION_AT]
     floats, words = table.view(np.float32), table.view(np.int32)
+    begin, reward_word = address_of(table), state[at.REWARD_AT] // 4
     ahead, last = plan_ahead(table, state)
     first, cursor = start_rows(state, num_rows)
     for i in range(first, num_rows):
         env, ring, row, cursor = next_row(state, env_ids, i, cursor)
-        start = row * stride
-        ask_to_write(table, start + ahead, last, stride)
-        copy_field(table, start, obs, i * obs_bytes, obs_bytes)
-        copy_field(table, start + next_at, next_obs, i * obs_bytes, obs_bytes)
-        copy_field(table, start + action_at, actions, i * action_bytes, action_bytes)
-        floats[row, reward_word] = np.float32(rewards[i])
+        ask_to_write(table, row * stride + ahead, last, stride)
+        start = begin + row * stride
+        copy_item_at(start + obs_at, obs + i * obs_bytes, obs_bytes)
+        copy_item_at(start + next_at, next_obs + i * obs_bytes, obs_bytes)
+        copy_item_at(start + action_at, actions + i * action_bytes, action_bytes)
+        floats[row, reward_word] = floats32[i] if is_float32 else np.float32(floats64[i])
         table[row, over_at] = terminations[i]
         table[row, over_at + 1] = truncations[i]
         if env_at >= 0:
@@ -790,71 +791,12 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
             if before >= 0 and is_joined:
                 words[before, link_at // 4] = row + 1
             ask_for_next(table, before, link_at)
-    return True
 
 
-@njit(cache=True)
-def add_rows_once(where, env_ids, obs, next_obs, actions, rewards, terminations, truncations):
-    """As `add_rows` where observations are stored once; what `Successors` has is written, too.
-
-    Returns:
-        Whether everything fits, and free slots are as many as rows; else nothing was written.
-    """
-    table, state, busy = find_rows(where)
-    slots, pending, finals, free = find_successors(where)
-    sources = items_at(where, addresses.SOURCES, np.int64).reshape(-1, 4)
-    fits = columns_fit(
-        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
-    )
-    if not (fits and is_apart(obs, pending) and is_apart(next_obs, pending)):
-        return False
-    if state[at.NUM_FREE] < rewards.shape[0]:
-        return False
-    sources[0, 0], sources[1, 0] = address_of(obs), address_of(next_obs)
-    sources[2, 0] = address_of(actions)
-    write_packed(
-        table, state, env_ids, sources, rewards, terminations, truncations, slots, pending,
-        finals, free,
-    )  # fmt: skip
-    return True
-
-
-@njit(cache=True)
-def add_packed(where, env_ids, sources, rewards, terminations, truncations):
-    """Write transitions of any layout whose arrays are known by their objects.
-
-    Args:
-        where, env_ids, rewards, terminations, truncations: As in `add_rows_once`.
-        sources: int64 (F, 4), as of `write_packed`, but with `id(array)` of NumPy arrays that have
-            the right shape and dtype and are C-contiguous; replaced by addresses.
-
-    Returns:
-        Whether the rest fits; else nothing was written.
-    """
-    table, state, busy = find_rows(where)
-    slots, pending, finals, free = find_successors(where)
-    num_rows = rewards.shape[0]
-    fits = rest_fits(table, state, busy, env_ids, rewards, terminations, truncations) and (
-        state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows
-    )
-    begin, other = address_of(table), address_of(pending)
-    for f in range(sources.shape[0]):
-        source = word_at(sources[f, 0] + ARRAY_POINTER)
-        sources[f, 0], size = source, num_rows * sources[f, 2]
-        fits = fits and (source + size <= begin or source >= begin + table.size)
-        fits = fits and (source + size <= other or source >= other + pending.size)
-    if fits:
-        write_packed(
-            table, state, env_ids, sources, rewards, terminations, truncations, slots, pending,
-            finals, free,
-        )  # fmt: skip
-    return fits
-
-
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def write_packed(
-    table, state, env_ids, sources, rewards, terminations, truncations, slots, pending, finals,
-    free,
+    table, state, env_ids, sources, floats32, floats64, terminations, truncations, slots, pending,
+    finals, free,
 ):  # fmt: skip
     """Write checked transitions into rows of any layout.
 
@@ -862,16 +804,17 @@ def write_packed(
     each row, by operations that wait until all that was written before has reached the cache.
 
     Args:
-        table, state, env_ids, rewards, terminations, truncations: As in `add_rows`.
-        sources: int64 (F, 4): of each array its address, the byte of the row that it goes to, or
-            -1, the bytes of an item, and the byte of an observation in `pending`, or -1.
+        table, state: See `ReplayStorage`.
+        env_ids, terminations, truncations: As in `add_arrays`.
+        sources: int64 (F, ...), see `ReplayStorage`, with the addresses of the arrays' memory.
+        floats32, floats64: Rewards (K,), one of the two; the other is empty.
         slots, pending, finals, free: See `keep_successor`.
     """
-    num_rows, stride = rewards.shape[0], table.shape[1]
+    num_rows, stride, is_float32 = terminations.shape[0], table.shape[1], floats32.shape[0] > 0
     over_at, obs_bytes = state[at.OVER_AT], state[at.OBS_BYTES]
     link_at, env_at, reward_word = state[at.LINK_AT], state[at.ENV_AT], state[at.REWARD_AT] // 4
     is_once, num_leaves = state[at.NEXT_AT] < 0, 0
-    while is_once and sources[num_leaves, 3] < 0:
+    while is_once and sources[num_leaves, SOURCE_PENDING] < 0:
         num_leaves += 1
     floats, words = table.view(np.float32), table.view(np.int32)
     begin, newest, kept = address_of(table), address_of(pending), address_of(finals)
@@ -882,10 +825,10 @@ def write_packed(
         ask_to_write(table, row * stride + ahead, last, stride)
         start = begin + row * stride
         for f in range(sources.shape[0]):
-            if sources[f, 1] >= 0:
-                size = sources[f, 2]
-                copy_item_at(start + sources[f, 1], sources[f, 0] + i * size, size)
-        floats[row, reward_word] = np.float32(rewards[i])
+            if sources[f, SOURCE_PLACE] >= 0:
+                size = sources[f, SOURCE_BYTES]
+                copy_item_at(start + sources[f, SOURCE_PLACE], sources[f, SOURCE] + i * size, size)
+        floats[row, reward_word] = floats32[i] if is_float32 else np.float32(floats64[i])
         table[row, over_at] = terminations[i]
         table[row, over_at + 1] = truncations[i]
         if env_at >= 0:
@@ -899,13 +842,15 @@ def write_packed(
         if is_once:
             place, is_same = newest + env * obs_bytes, is_joined
             for f in range(num_leaves):  # what was given, as the row may be on its way to the cache
-                given, size = sources[f, 0], sources[f, 2]
-                kept_at = place + sources[num_leaves + f, 3]
+                given, size = sources[f, SOURCE], sources[f, SOURCE_BYTES]
+                kept_at = place + sources[num_leaves + f, SOURCE_PENDING]
                 is_same = is_same and is_same_at(kept_at, given + i * size, size)
             code = keep_successor(state, row, before, is_same, place, obs_bytes, slots, kept, free)
             for f in range(num_leaves, 2 * num_leaves):
-                size = sources[f, 2]
-                copy_item_at(place + sources[f, 3], sources[f, 0] + i * size, size)
+                size = sources[f, SOURCE_BYTES]
+                copy_item_at(
+                    place + sources[f, SOURCE_PENDING], sources[f, SOURCE] + i * size, size
+                )
         if before >= 0 and code != 0:
             words[before, link_at // 4] = code
         ask_for_next(table, before, link_at)

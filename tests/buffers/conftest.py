@@ -39,12 +39,6 @@ def load_uncached(monkeypatch):
 
 
 @pytest.fixture
-def pictures_without_a_kernel_of_their_own(monkeypatch):
-    """`add_rows` takes seconds to compile for them, and would serve what is compared with only."""
-    monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)
-
-
-@pytest.fixture
 def set_free_bytes(monkeypatch):
     """A function that lets every request be compared with so many bytes of free memory."""
 

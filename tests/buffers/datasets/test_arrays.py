@@ -360,7 +360,6 @@ def stacked(ends, count, axis=0, *, with_next=True, seed=0):
     return arrays, spaces.Box(0, 255, arrays["observations"].shape[1:], np.uint8)
 
 
-@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
 @pytest.mark.parametrize(
     ("kind", "axis", "options"),
     [
@@ -389,7 +388,6 @@ def tensors_of(buffer):
     return {name: v.numpy().tobytes() for name, v in state.items() if hasattr(v, "numpy")}
 
 
-@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
 @pytest.mark.parametrize("with_next", [False, True])
 def test_stacks_that_are_none_are_refused_before_anything_is_added(with_next):
     arrays, space = stacked([3, 10, 11, 29], 40, with_next=with_next)
@@ -415,7 +413,6 @@ def test_stacks_that_are_none_are_refused_before_anything_is_added(with_next):
     assert len(filled) == (40 if with_next else 37)  # of episodes that were cut the last is unknown
 
 
-@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
 @pytest.mark.parametrize("axis", [0, 2])
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_stacks_move_on_where_an_episode_terminates_and_nothing_follows(axis, is_repeated):

@@ -22,8 +22,6 @@ from buffers import (
 )
 from buffers.replay import frames
 
-pytestmark = pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
-
 ACTIONS = spaces.Discrete(2)
 STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
 NOTHING = np.zeros(2, bool)

@@ -463,9 +463,7 @@ def test_what_was_overwritten_since_the_draw_is_left_alone():
     assert torch.equal(buffer.rows()["hidden"], hidden)
 
 
-def test_stacks_stored_frame_by_frame_are_drawn_in_sequences(monkeypatch):
-    # `add_rows` takes seconds to compile for pictures.
-    monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)
+def test_stacks_stored_frame_by_frame_are_drawn_in_sequences():
     space = Box(0, 255, (4, 3, 3), np.uint8)
     made = {"num_envs": 1, "track_episodes": True, "seed": 0}
     buffers = [SharedReplayBuffer(50, space, Discrete(2), frame_stack=k, **made) for k in (None, 4)]
