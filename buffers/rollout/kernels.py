@@ -101,8 +101,7 @@ def advantage_row(
 ):  # fmt: skip
     """Fill one row of advantages and returns, given the row after it; all arrays are (N,).
 
-    `final_values` and `valid` may be None, `next_advantages` is None for the last row; flags are
-    uint8.
+    `final_values` and `valid` may be None; flags are uint8.
     """
     for i in range(rewards.shape[0]):
         terminated = terminations[i] != 0
@@ -111,9 +110,8 @@ def advantage_row(
         advantage = temporal_difference(
             rewards[i], values[i], next_values[i], final_value, terminated, truncated, gamma
         )
-        if next_advantages is not None:
-            carried = decay * next_advantages[i]
-            advantage = advantage if terminated | truncated else advantage + carried
+        carried = decay * next_advantages[i]
+        advantage = advantage if terminated | truncated else advantage + carried
         if valid is not None:
             advantage = advantage if valid[i] != 0 else zero
         advantages[i] = advantage
@@ -178,12 +176,13 @@ def _fill_wide(
 ):  # fmt: skip
     """Many environments: (T, N) arrays, values (T + 1, N), one vectorised call per row."""
     last = rewards.shape[0] - 1
-    advantage_row(
+    error_block(  # no advantage is carried; the factors are overwritten
         rewards[last], values[last], values[last + 1], terminations[last], truncations[last],
         None if final_values is None else final_values[last],
         None if valid is None else valid[last],
-        None, gamma, decay, zero, advantages[last], returns[last],
+        gamma, decay, zero, advantages[last], returns[last],
     )  # fmt: skip
+    _add_rows(advantages[last], values[last], returns[last])
     for t in range(last - 1, -1, -1):
         advantage_row(
             rewards[t], values[t], values[t + 1], terminations[t], truncations[t],
