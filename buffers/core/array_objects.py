@@ -9,6 +9,7 @@ array and in a dtype is part of NumPy's C interface, which compiled extensions h
 from __future__ import annotations
 
 import functools
+import sys
 
 import numpy as np
 from numba.core import config
@@ -69,7 +70,8 @@ def to_kind(dtype: np.dtype) -> int | None:
 @functools.cache
 def are_readable() -> bool:
     """Whether arrays are laid out as is expected here, and code is compiled."""
-    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+    is_off = config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
+    if is_off or sys.byteorder != "little" or np.dtype(np.intp).itemsize != 8:
         return False
     array = np.zeros((3, 5), np.int16)
     words = [word_at(id(array) + place) for place in (_DATA, _NUM_AXES, _SHAPE, _DTYPE, _FLAGS)]

@@ -43,6 +43,7 @@ __all__ = [
     "scatter_items",
     "unit_float",
     "word_at",
+    "words_at",
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
@@ -105,6 +106,11 @@ def items_at(words, place, dtype):
 def bytes_at(words, place):
     """The same as uint8 (rows, bytes of a row)."""
     return items_at(words, place, np.uint8).reshape(words[place + 1], words[place + 2])
+
+
+def words_at(words, place):
+    """The same as int64 (rows, words of a row)."""
+    return items_at(words, place, np.int64).reshape(words[place + 1], words[place + 2] // 8)
 
 
 def copy_at(target, source, count):
@@ -260,6 +266,15 @@ def _compile_bytes_at(words, place):
     return compiled
 
 
+@overload(words_at, inline="always")
+def _compile_words_at(words, place):
+    def compiled(words, place):
+        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
+        return carray(pointer, (words[place + 1], words[place + 2] // 8), np.int64)
+
+    return compiled
+
+
 @overload(copy_at, inline="always")
 def _compile_copy_at(target, source, count):
     def compiled(target, source, count):
@@ -310,21 +325,31 @@ def copy_field(target, target_offset, source, source_offset, count):
         copy_bytes(target, target_offset, source, source_offset, count)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
-    """As `copy_at`; the common sizes become single moves."""
-    if count == 8:
+    """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
+    if count >= 32:
+        if count > _MAX_INLINE:
+            copy_at(target, source, count)
+        elif count >= 64:
+            for done in range(0, count - 63, 64):
+                copy_at(target + done, source + done, 64)
+            copy_at(target + count - 64, source + count - 64, 64)
+        else:
+            copy_at(target, source, 32)
+            copy_at(target + count - 32, source + count - 32, 32)
+    elif count >= 16:
+        copy_at(target, source, 16)
+        copy_at(target + count - 16, source + count - 16, 16)
+    elif count >= 8:
         copy_at(target, source, 8)
-    elif count == 4:
+        copy_at(target + count - 8, source + count - 8, 8)
+    elif count >= 4:
         copy_at(target, source, 4)
-    elif count == 1:
-        copy_at(target, source, 1)
-    elif 32 <= count <= _MAX_INLINE:
-        for done in range(0, count - 31, 32):
-            copy_at(target + done, source + done, 32)
-        copy_at(target + count - 32, source + count - 32, 32)
+        copy_at(target + count - 4, source + count - 4, 4)
     else:
-        copy_at(target, source, count)
+        for k in range(count):
+            copy_at(target + k, source + k, 1)
 
 
 @njit(nogil=True, cache=True)

@@ -247,6 +247,13 @@ def first_break(env_ids, lengths, obs, last_next_obs):
 
 
 @njit(nogil=True, cache=True)
+def copy_row(target, row, source, source_row):
+    """Copy a row; Numba's assignment of rows takes two seconds to compile for its message alone."""
+    for k in range(target.shape[1]):
+        target[row, k] = source[source_row, k]
+
+
+@njit(nogil=True, cache=True)
 def link_steps(
     env_ids, rows, next_obs, free, num_free, pool, previous, last_rows, lengths, last_next_obs
 ):  # fmt: skip
@@ -268,11 +275,11 @@ def link_steps(
         env_id = env_ids[b]
         num_free[0] -= 1
         row = free[num_free[0]]
-        pool[row] = rows[b]
+        copy_row(pool, row, rows, b)
         previous[row] = last_rows[env_id]
         last_rows[env_id] = row
         lengths[env_id] += 1
-        last_next_obs[env_id] = next_obs[b]
+        copy_row(last_next_obs, env_id, next_obs, b)
 
 
 @njit(nogil=True, cache=True)
@@ -293,7 +300,7 @@ def collect_episodes(
         length = lengths[env_id]
         row = last_rows[env_id]
         for t in range(length - 1, -1, -1):
-            out[begin + t] = pool[row]
+            copy_row(out, begin + t, pool, row)
             free[num_free[0]] = row
             num_free[0] += 1
             row = previous[row]

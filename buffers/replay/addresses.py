@@ -14,9 +14,9 @@ from buffers.core.interrupts import interrupts_later
 __all__ = ["Addresses"]
 
 # Where the words of each begin: `table` uint8 (rows, stride), `state` int64, the flag int64 (1,) of
-# the `Guard`, `sources` int64 (F, 4) of `ReplayStorage`, `slots` int32 (rows,) of `Successors`,
+# the `Guard`, `columns` int64 (F, C) of `ReplayStorage`, `slots` int32 (rows,) of `Successors`,
 # observations of `Successors` or frames, uint8 (N, S) and (F, S), and `free` int64 (F,).
-TABLE, STATE, BUSY, SOURCES, SLOTS, PENDING, FINALS, FREE, _SIZE = range(0, 27, 3)
+TABLE, STATE, BUSY, COLUMNS, SLOTS, PENDING, FINALS, FREE, _SIZE = range(0, 27, 3)
 _NOTHING = np.zeros((0, 1), np.uint8)
 
 

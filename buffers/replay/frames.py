@@ -652,11 +652,11 @@ def keep_frames(
                 heads[env, k] = slot
                 counts[slot] += 1
                 if is_staged:
-                    place_to = env * number + k
+                    place_to, source = env * number + k, i * given + max(own, 0)
                     if own < 0 and pads_zeros:
                         mirror[place_to, :] = 0
                     else:
-                        mirror[place_to, :] = flat[i * given + max(own, 0)]
+                        copy_bytes(mirror, place_to * size, flat, source * size, size)
         newest = i * following + following - 1
         slot = store_frame(flat_next, newest, free, numbers, main, extra, fresh, slots, num_fresh)
         num_fresh += is_staged
@@ -673,9 +673,10 @@ def keep_frames(
             heads[env, k] = heads[env, k + 1]
         heads[env, number - 1] = slot
         if is_staged:
+            begin = env * number * size
             for k in range(number - 1):
-                mirror[env * number + k, :] = mirror[env * number + k + 1]
-            mirror[env * number + number - 1, :] = flat_next[newest]
+                copy_bytes(mirror, begin + k * size, mirror, begin + (k + 1) * size, size)
+            copy_bytes(mirror, begin + (number - 1) * size, flat_next, newest * size, size)
         if is_over[i]:
             for k in range(number):
                 release(heads[env, k], counts, free, numbers)

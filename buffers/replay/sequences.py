@@ -306,8 +306,8 @@ def set_leaf(tree, starts, leaf, value):
 @njit(nogil=True, cache=True)
 def fill_leaves(tree, starts, values):
     """Write values float64 (rows,) to all leaves and refresh all sums."""
-    tree[:] = 0.0
-    tree[: values.shape[0]] = values
+    for k in range(tree.shape[0]):  # Numba's assignment of arrays takes seconds to compile
+        tree[k] = values[k] if k < values.shape[0] else 0.0
     rows = nodes_of(tree)
     for level in range(1, starts.shape[0]):
         first, here = starts[level - 1] >> 4, starts[level]

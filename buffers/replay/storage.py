@@ -28,6 +28,7 @@ from buffers.core.kernels import (
     items_at,
     prefetch_to_write,
     scatter_fields,
+    words_at,
 )
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
@@ -52,9 +53,10 @@ __all__ = [
 _BYTES_AHEAD = 6144  # which a row is asked for before it is written
 _LINKS_AHEAD = 12  # rows
 BOOL, INT64, FLOAT32, FLOAT64 = (to_kind(np.dtype(code)) for code in ("?", "i8", "f4", "f8"))
-# The columns of `ReplayStorage.sources`; lengths of axes follow.
-SOURCE, SOURCE_PLACE, SOURCE_BYTES, SOURCE_PENDING, SOURCE_KIND, SOURCE_AXES = range(6)
-SOURCE_HEADER = 6
+# The first rows of `ReplayStorage.columns`, and where those of obs begin.
+ENV_IDS, REWARDS, TERMINATIONS, TRUNCATIONS, OBS = range(5)
+# The columns of that: see there. Lengths of axes follow.
+ARRAY, PLACE, BYTES, PENDING, KIND, AXES, _HEADER = range(7)
 _SIGNATURE = types.boolean(types.int64[::1], *[types.int64] * 7)  # of `add_arrays`
 
 
@@ -70,10 +72,11 @@ class ReplayStorage:
         takes_arrays: Whether `add_arrays` may be used besides `write`.
         takes_lists: The same of `add_listed`.
         addresses: Where table, state, `busy` and what `successors` or `frames` keep lie.
-        sources: int64 (F, 6 + D), of each array of an add (obs, next_obs, actions, extras) where
-            compiled code puts its address, the byte of a row that it goes to, or -1, the bytes of
-            an item, the byte of an observation in `pending` of `Successors`, or -1, its dtype as
-            `to_kind` has it, the axes of an item, and their lengths. None if it can't be read so.
+        columns: int64 (F, 6 + D), of each array of an add (see `ENV_IDS`; obs, next_obs, actions,
+            extras) where compiled code puts its address, the byte of a row that it goes to, or -1,
+            the bytes of an item, the byte of an observation in `pending` of `Successors`, or -1,
+            its dtype as `to_kind` has it, the axes of an item, and their lengths. None if it can't
+            be read so.
         folder: Where the rows are files, else None.
         ring: What tensors on the device are added by, once some were.
     """
@@ -102,15 +105,15 @@ class ReplayStorage:
         else:
             self.rows = torch.zeros((num_rows, layout.stride), dtype=torch.uint8, device=device)
         self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
-        self.sources = _list_sources(layout)
+        self.columns = _list_columns(layout)
         self.addresses = Addresses()
         named = {
             addresses.TABLE: self.table,
             addresses.STATE: self.state,
             addresses.BUSY: np.zeros(1, np.int64) if busy is None else busy,
         }
-        if self.sources is not None:
-            named[addresses.SOURCES] = self.sources
+        if self.columns is not None:
+            named[addresses.COLUMNS] = self.columns
         self.addresses.name(named)
         self.successors = None
         if layout.has_successors:
@@ -122,7 +125,7 @@ class ReplayStorage:
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         self.ring: DeviceRing | None = None
         is_here = not staged and self.folder is None and layout.frames is None
-        self.takes_lists = is_here and self.sources is not None and are_readable()
+        self.takes_lists = is_here and self.columns is not None and are_readable()
         self.takes_arrays = self.takes_lists and layout.obs == ["obs"] and not layout.extras
         if self.takes_arrays:
             add_arrays.compile(_SIGNATURE)
@@ -435,8 +438,8 @@ class ReplayStorage:
         return torch.from_numpy(np.concatenate(found))
 
 
-def _list_sources(layout: RowLayout) -> np.ndarray | None:
-    """What `ReplayStorage.sources` holds, or None if compiled code can't read such arrays."""
+def _list_columns(layout: RowLayout) -> np.ndarray | None:
+    """What `ReplayStorage.columns` holds, or None if compiled code can't read such arrays."""
     fields, obs = layout.fields, [layout.fields[path] for path in layout.obs]
     places = [(leaf, leaf.offset, -1) for leaf in obs]
     if layout.next_obs:
@@ -447,14 +450,16 @@ def _list_sources(layout: RowLayout) -> np.ndarray | None:
     others = [fields[name] for name in ("actions", *layout.extras)]
     places += [(field, field.offset, -1) for field in others]
     num_axes = max(len(field.shape) for field, *_ in places)
-    sources = np.zeros((len(places), SOURCE_HEADER + num_axes), np.int64)
-    for source, (field, place, pending) in zip(sources, places, strict=True):
+    columns = np.zeros((OBS + len(places), _HEADER + num_axes), np.int64)
+    for row, (kind, size) in enumerate(((INT64, 8), (0, 0), (BOOL, 1), (BOOL, 1))):
+        columns[row, [BYTES, KIND]] = size, kind  # rewards are of either kind
+    for column, (field, place, pending) in zip(columns[OBS:], places, strict=True):
         kind, axes = to_kind(field.dtype), len(field.shape)
         if kind is None:
             return None
-        source[:SOURCE_HEADER] = 0, place, field.nbytes, pending, kind, axes
-        source[SOURCE_HEADER : SOURCE_HEADER + axes] = field.shape
-    return sources
+        column[:_HEADER] = 0, place, field.nbytes, pending, kind, axes
+        column[_HEADER : _HEADER + axes] = field.shape
+    return columns
 
 
 @njit(nogil=True, cache=True)
@@ -532,8 +537,8 @@ class Cursor(NamedTuple):
     number: int  # of the row last given, in its ring
 
 
-# These two are inlined for the reason given at `ask_to_write`.
-@njit(nogil=True, cache=True, inline="always")
+# These two are inlined for the reason given at `write_packed`.
+@njit(nogil=True, cache=True, forceinline=True)
 def start_rows(state, num_rows):
     """Pass over rows as `skip_rows` does; return how many, and the `Cursor` at the first other."""
     first, num_envs = skip_rows(state, num_rows), state[at.NUM_ENVS]
@@ -542,7 +547,7 @@ def start_rows(state, num_rows):
     return first, Cursor(num_envs, capacity, first % num_envs if num_envs else 0, row, number)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def next_row(state, env_ids, i, cursor):
     """Give a row to transition i of an add; return its env, its ring, the row and the cursor."""
     num_envs, capacity, step, following, number = cursor
@@ -604,13 +609,6 @@ def find_rows(where):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def find_sources(where):
-    """The array `sources` of `ReplayStorage`."""
-    width = where[addresses.SOURCES + 2] // 8
-    return items_at(where, addresses.SOURCES, np.int64).reshape(-1, width)
-
-
-@njit(nogil=True, cache=True, inline="always")
 def find_successors(where):
     """What `Successors` has: slots, pending, finals and free, as `write_packed` takes them."""
     pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
@@ -618,7 +616,7 @@ def find_successors(where):
     return slots, pending, finals, items_at(where, addresses.FREE, np.int64)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def lies_in(begin, size, array):
     """Whether `size` bytes from an address on share memory with a C-contiguous array."""
     other = address_of(array)
@@ -626,42 +624,39 @@ def lies_in(begin, size, array):
 
 
 @njit(nogil=True, cache=True)
-def may_be_written(table, state, pending, sources, env_ids, rewards, terminations, truncations):
-    """Whether the arrays of an add fit, and lie outside the buffer.
+def may_be_written(where, columns):
+    """Whether the arrays of an add fit, and lie outside the buffer, and nobody else writes.
 
     Views of the buffer's own rows are for `ReplayStorage.write`, which copies them first.
 
     Args:
-        table, state, pending: Of the buffer, see `ReplayStorage` and `Successors`.
-        sources: As `add_arrays` has filled it.
-        env_ids, rewards, terminations, truncations: Addresses of array objects.
+        where: Words of `Addresses`.
+        columns: As of `ReplayStorage`, with the addresses of array objects.
     """
-    num_rows, kind = length_of(rewards), kind_of(rewards)
-    num_ids, size = length_of(env_ids), 4 if kind == FLOAT32 else 8
-    fits = (
-        kind in (FLOAT32, FLOAT64)
-        and is_array_of(rewards, kind, num_rows, 0, 0)
-        and is_array_of(terminations, BOOL, num_rows, 0, 0)
-        and is_array_of(truncations, BOOL, num_rows, 0, 0)
-        and is_array_of(env_ids, INT64, num_ids, 0, 0)
-        and ids_fit(state, array_at(memory_of(env_ids), num_ids, np.int64), num_rows)
-        and not lies_in(memory_of(rewards), num_rows * size, table)
-        and not lies_in(memory_of(terminations), num_rows, table)
-        and not lies_in(memory_of(truncations), num_rows, table)
-        and not lies_in(memory_of(env_ids), num_ids * 8, table)
-    )
-    if not fits:
+    table, state, busy = find_rows(where)
+    pending = bytes_at(where, addresses.PENDING)
+    env_ids, rewards = columns[ENV_IDS, ARRAY], columns[REWARDS, ARRAY]
+    num_rows, num_ids, kind = length_of(rewards), length_of(env_ids), kind_of(rewards)
+    is_float32 = kind == FLOAT32
+    if busy[0] != 0 or not (is_float32 or kind == FLOAT64):
         return False
-    width, start = sources.shape[1], address_of(sources)
-    for f in range(sources.shape[0]):
-        array, kind, axes = sources[f, SOURCE], sources[f, SOURCE_KIND], sources[f, SOURCE_AXES]
-        dims = start + 8 * (f * width + SOURCE_HEADER)
-        if not is_array_of(array, kind, num_rows, axes, dims):
+    columns[REWARDS, KIND], columns[REWARDS, BYTES] = kind, 4 if is_float32 else 8
+    if state[at.NEXT_AT] < 0 and state[at.NUM_FREE] < num_rows:
+        return False
+    dims = address_of(columns) + 8 * _HEADER
+    for f in range(columns.shape[0]):
+        array, size, length = columns[f, ARRAY], columns[f, BYTES], num_rows
+        if f == ENV_IDS:
+            length = num_ids
+        if not is_array_of(array, columns[f, KIND], length, columns[f, AXES], dims):
             return False
-        begin, nbytes = memory_of(array), num_rows * sources[f, SOURCE_BYTES]
-        if lies_in(begin, nbytes, table) or lies_in(begin, nbytes, pending):
+        begin, size = memory_of(array), length * size
+        if lies_in(begin, size, table) or lies_in(begin, size, pending):
             return False
-    if size == 4:
+        dims += 8 * columns.shape[1]
+    if not ids_fit(state, array_at(memory_of(env_ids), num_ids, np.int64), num_rows):
+        return False
+    if is_float32:
         return all_finite(array_at(memory_of(rewards), num_rows, np.float32))
     return all_finite(array_at(memory_of(rewards), num_rows, np.float64))
 
@@ -677,9 +672,7 @@ def plan_ahead(table, state):
     return ahead, (table.size - stride if ahead else -1)
 
 
-# These two are inlined by Numba: for a call it would count references to the table, row by row, by
-# operations that wait until all that was written before has reached the cache.
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def ask_to_write(table, begin, last, stride):
     """Ask for the row at byte `begin`, as writing has to wait for it, unless `last` is before."""
     if begin <= last:
@@ -687,7 +680,7 @@ def ask_to_write(table, begin, last, stride):
             prefetch_to_write(table, offset)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def ask_for_next(table, before, link_at):
     """Ask for a link that is written soon if the rows before, too, lie one behind the other."""
     row = before + _LINKS_AHEAD
@@ -716,118 +709,83 @@ def add_arrays(
         Whether everything fits, all are C-contiguous and, where observations are stored once, free
         slots are as many as rows; otherwise nothing was written.
     """
-    sources = find_sources(where)
-    sources[0, SOURCE], sources[1, SOURCE], sources[2, SOURCE] = obs, next_obs, actions
-    return _add(where, sources, env_ids, rewards, terminations, truncations)
+    # It is handed on: Numba drops what is written into an array found by its address and not used
+    # any more.
+    columns = words_at(where, addresses.COLUMNS)
+    columns[ENV_IDS, ARRAY], columns[REWARDS, ARRAY] = env_ids, rewards
+    columns[TERMINATIONS, ARRAY], columns[TRUNCATIONS, ARRAY] = terminations, truncations
+    columns[OBS, ARRAY], columns[OBS + 1, ARRAY], columns[OBS + 2, ARRAY] = obs, next_obs, actions
+    fits = may_be_written(where, columns)
+    if fits:
+        write_packed(where, columns)
+    return fits
 
 
 @njit(cache=True)
-def add_listed(where, env_ids, arrays, rewards, terminations, truncations):
-    """As `add_arrays`, of any layout: `id` of arrays int64 (F,), in the order of `sources`."""
-    sources = find_sources(where)
-    for f in range(sources.shape[0]):
-        sources[f, SOURCE] = arrays[f]
-    return _add(where, sources, env_ids, rewards, terminations, truncations)
+def add_listed(where, arrays):
+    """As `add_arrays`, of any layout: `id` of arrays int64 (F,), in the order of `columns`."""
+    columns = words_at(where, addresses.COLUMNS)
+    for f in range(columns.shape[0]):
+        columns[f, ARRAY] = arrays[f]
+    fits = may_be_written(where, columns)
+    if fits:
+        write_packed(where, columns)
+    return fits
 
 
 @njit(nogil=True, cache=True)
-def _add(where, sources, env_ids, rewards, terminations, truncations):
-    table, state, busy = find_rows(where)
-    slots, pending, finals, free = find_successors(where)
-    if busy[0] != 0 or not may_be_written(
-        table, state, pending, sources, env_ids, rewards, terminations, truncations
-    ):
-        return False
-    num_rows, is_float32 = length_of(rewards), kind_of(rewards) == FLOAT32
-    if state[at.NEXT_AT] < 0 and state[at.NUM_FREE] < num_rows:
-        return False
-    for f in range(sources.shape[0]):
-        sources[f, SOURCE] = memory_of(sources[f, SOURCE])
-    begin, ids = memory_of(rewards), array_at(memory_of(env_ids), length_of(env_ids), np.int64)
-    floats32 = array_at(begin, num_rows if is_float32 else 0, np.float32)
-    floats64 = array_at(begin, 0 if is_float32 else num_rows, np.float64)
-    ended = array_at(memory_of(terminations), num_rows, np.bool_)
-    cut = array_at(memory_of(truncations), num_rows, np.bool_)
-    if sources.shape[0] == 3 and state[at.NEXT_AT] >= 0:
-        write_plain(table, state, ids, sources, floats32, floats64, ended, cut)
-    else:
-        write_packed(
-            table, state, ids, sources, floats32, floats64, ended, cut, slots, pending, finals,
-            free,
-        )  # fmt: skip
-    return True
-
-
-@njit(nogil=True, cache=True, inline="always")
-def write_plain(table, state, env_ids, sources, floats32, floats64, terminations, truncations):
-    """As `write_packed`, of obs, next_obs and actions, all stored: that is quicker."""
-    num_rows, stride, is_float32 = terminations.shape[0], table.shape[1], floats32.shape[0] > 0
-    obs, next_obs, actions = sources[0, SOURCE], sources[1, SOURCE], sources[2, SOURCE]
-    obs_bytes, action_bytes = sources[0, SOURCE_BYTES], sources[2, SOURCE_BYTES]
-    obs_at, next_at, action_at = (
-        sources[0, SOURCE_PLACE], sources[1, SOURCE_PLACE], sources[2, SOURCE_PLACE],
-    )  # fmt: skip
-    link_at, env_at, over_at = state[at.LINK_AT], state[at.ENV_AT], state[at.OVER_AT]
-    floats, words = table.view(np.float32), table.view(np.int32)
-    begin, reward_word = address_of(table), state[at.REWARD_AT] // 4
-    ahead, last = plan_ahead(table, state)
-    first, cursor = start_rows(state, num_rows)
-    for i in range(first, num_rows):
-        env, ring, row, cursor = next_row(state, env_ids, i, cursor)
-        ask_to_write(table, row * stride + ahead, last, stride)
-        start = begin + row * stride
-        copy_item_at(start + obs_at, obs + i * obs_bytes, obs_bytes)
-        copy_item_at(start + next_at, next_obs + i * obs_bytes, obs_bytes)
-        copy_item_at(start + action_at, actions + i * action_bytes, action_bytes)
-        floats[row, reward_word] = floats32[i] if is_float32 else np.float32(floats64[i])
-        table[row, over_at] = terminations[i]
-        table[row, over_at + 1] = truncations[i]
-        if env_at >= 0:
-            words[row, env_at // 4] = env
-        if link_at >= 0:
-            words[row, link_at // 4] = 0
-            is_over = terminations[i] | truncations[i]
-            before, is_joined = follow(state, ring, env, row, cursor.number, is_over)
-            if before >= 0 and is_joined:
-                words[before, link_at // 4] = row + 1
-            ask_for_next(table, before, link_at)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def write_packed(
-    table, state, env_ids, sources, floats32, floats64, terminations, truncations, slots, pending,
-    finals, free,
-):  # fmt: skip
+def write_packed(where, columns):
     """Write checked transitions into rows of any layout.
 
-    In the loop there are addresses instead of arrays: Numba would count references to these for
-    each row, by operations that wait until all that was written before has reached the cache.
+    Arrays are made here, by their addresses: Numba would count references to those of a caller for
+    each row, by operations that wait until all that was written before has reached the cache. In
+    the loop there are addresses instead of those that are given, for the same reason.
 
     Args:
-        table, state: See `ReplayStorage`.
-        env_ids, terminations, truncations: As in `add_arrays`.
-        sources: int64 (F, ...), see `ReplayStorage`, with the addresses of the arrays' memory.
-        floats32, floats64: Rewards (K,), one of the two; the other is empty.
-        slots, pending, finals, free: See `keep_successor`.
+        where: Words of `Addresses`.
+        columns: As of `ReplayStorage`, with the addresses of array objects, which become those of
+            their memory.
     """
-    num_rows, stride, is_float32 = terminations.shape[0], table.shape[1], floats32.shape[0] > 0
+    table, state, _ = find_rows(where)
+    slots, pending, finals, free = find_successors(where)
+    stride = table.shape[1]
+    num_rows, num_ids = length_of(columns[REWARDS, ARRAY]), length_of(columns[ENV_IDS, ARRAY])
+    for f in range(columns.shape[0]):
+        columns[f, ARRAY] = memory_of(columns[f, ARRAY])
+    env_ids = array_at(columns[ENV_IDS, ARRAY], num_ids, np.int64)
+    rewards, is_float32 = columns[REWARDS, ARRAY], columns[REWARDS, BYTES] == 4
+    floats32 = array_at(rewards, num_rows if is_float32 else 0, np.float32)
+    floats64 = array_at(rewards, 0 if is_float32 else num_rows, np.float64)
+    terminations = array_at(columns[TERMINATIONS, ARRAY], num_rows, np.bool_)
+    truncations = array_at(columns[TRUNCATIONS, ARRAY], num_rows, np.bool_)
+    sources = columns[OBS:]
     over_at, obs_bytes = state[at.OVER_AT], state[at.OBS_BYTES]
     link_at, env_at, reward_word = state[at.LINK_AT], state[at.ENV_AT], state[at.REWARD_AT] // 4
     is_once, num_leaves = state[at.NEXT_AT] < 0, 0
-    while is_once and sources[num_leaves, SOURCE_PENDING] < 0:
+    while is_once and sources[num_leaves, PENDING] < 0:
         num_leaves += 1
     floats, words = table.view(np.float32), table.view(np.int32)
     begin, newest, kept = address_of(table), address_of(pending), address_of(finals)
+    # Most adds are of these three; known apart from the loop over arrays, they take less time.
+    is_plain = sources.shape[0] == 3 and not is_once
+    obs, next_obs, actions = sources[0, ARRAY], sources[1, ARRAY], sources[2, ARRAY]
+    obs_at, obs_size = sources[0, PLACE], sources[0, BYTES]
+    action_at, action_size = sources[2, PLACE], sources[2, BYTES]
+    next_at = sources[1, PLACE]
     ahead, last = plan_ahead(table, state)
     first, cursor = start_rows(state, num_rows)
     for i in range(first, num_rows):
         env, ring, row, cursor = next_row(state, env_ids, i, cursor)
         ask_to_write(table, row * stride + ahead, last, stride)
         start = begin + row * stride
-        for f in range(sources.shape[0]):
-            if sources[f, SOURCE_PLACE] >= 0:
-                size = sources[f, SOURCE_BYTES]
-                copy_item_at(start + sources[f, SOURCE_PLACE], sources[f, SOURCE] + i * size, size)
+        if is_plain:
+            copy_item_at(start + obs_at, obs + i * obs_size, obs_size)
+            copy_item_at(start + next_at, next_obs + i * obs_size, obs_size)
+            copy_item_at(start + action_at, actions + i * action_size, action_size)
+        for f in range(0 if is_plain else sources.shape[0]):
+            if sources[f, PLACE] >= 0:
+                size = sources[f, BYTES]
+                copy_item_at(start + sources[f, PLACE], sources[f, ARRAY] + i * size, size)
         floats[row, reward_word] = floats32[i] if is_float32 else np.float32(floats64[i])
         table[row, over_at] = terminations[i]
         table[row, over_at + 1] = truncations[i]
@@ -842,15 +800,13 @@ def write_packed(
         if is_once:
             place, is_same = newest + env * obs_bytes, is_joined
             for f in range(num_leaves):  # what was given, as the row may be on its way to the cache
-                given, size = sources[f, SOURCE], sources[f, SOURCE_BYTES]
-                kept_at = place + sources[num_leaves + f, SOURCE_PENDING]
+                given, size = sources[f, ARRAY], sources[f, BYTES]
+                kept_at = place + sources[num_leaves + f, PENDING]
                 is_same = is_same and is_same_at(kept_at, given + i * size, size)
             code = keep_successor(state, row, before, is_same, place, obs_bytes, slots, kept, free)
             for f in range(num_leaves, 2 * num_leaves):
-                size = sources[f, SOURCE_BYTES]
-                copy_item_at(
-                    place + sources[f, SOURCE_PENDING], sources[f, SOURCE] + i * size, size
-                )
+                size = sources[f, BYTES]
+                copy_item_at(place + sources[f, PENDING], sources[f, ARRAY] + i * size, size)
         if before >= 0 and code != 0:
             words[before, link_at // 4] = code
         ask_for_next(table, before, link_at)
