@@ -1,19 +1,25 @@
 """Numba's `njit` with a cache on disk that is never in the way, and that Ctrl-C can't break.
 
 Numba raises when code can't be written, on a full disk for example, or when what it finds is
-damaged, although the code is there, or can be compiled. Broken off while it loads or compiles, it
-leaves things registered in part, and may never compile again. (`vecenv` has a cache of its own, as
-the two packages know nothing of each other; see `vecenv.fingerprint`.)
+damaged, although the code is there, or can be compiled. It goes on using code when something has
+changed in another file that is compiled into it. Broken off while it loads or compiles, it leaves
+things registered in part, and may never compile again. (`vecenv` has a cache of its own, as the two
+packages know nothing of each other; see `vecenv.fingerprint`.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import logging
 import os
+import types
+from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
@@ -24,6 +30,7 @@ __all__ = ["njit"]
 
 _logger = logging.getLogger("buffers")
 _warned: set[str] = set()
+_CONSTANTS = (int, float, str, tuple, np.generic, np.dtype)
 
 
 # A child of a process with a thread that compiles would wait for that for ever. (As in
@@ -61,8 +68,11 @@ def njit(**options: Any) -> Any:
 class _PatientCache(FunctionCache):
     """Numba's cache of one function; it says why it isn't of use, and is none then."""
 
+    _is_stamped = False
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature, or None."""
+        self._stamp()
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # whatever reading a damaged file leads to
@@ -73,10 +83,61 @@ class _PatientCache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the code on disk, unless that can't be done."""
+        self._stamp()
         try:
             super().save_overload(sig, data)
         except Exception as error:  # no room, or a damaged list of what is there
             _say_not_kept(error)
+
+    def _stamp(self) -> None:
+        """Let code count as that of other sources if any of the files has changed that it is of."""
+        if not self._is_stamped:
+            file: Any = self._cache_file
+            file._source_stamp = (file._source_stamp, _digest(self._py_func))
+            self._is_stamped = True
+
+
+def _digest(function: Any) -> str:
+    """A hash of all that a function is compiled from in its package, but for its own file."""
+    found: dict[Any, str] = {}
+    _find_sources(function, (function.__module__ or "").partition(".")[0], found)
+    return hashlib.sha256(repr(sorted(found.values())).encode()).hexdigest()
+
+
+def _find_sources(function: types.FunctionType, package: str, found: dict[Any, str]) -> None:
+    """Note the hashes of files that a function takes other functions and numbers from.
+
+    Args:
+        function: What is called, and what that calls, is noted too.
+        package: Others are not looked at.
+        found: What was found, by what it was found for; written.
+    """
+    codes, names = [function.__code__], set[str]()
+    for code in codes:  # which grows
+        names.update(code.co_names)
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    values = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, value in (*values.items(), *((name, cell.cell_contents) for name, cell in cells)):
+        called = getattr(value, "py_func", value)
+        if isinstance(called, types.ModuleType):
+            if called.__name__.partition(".")[0] == package:
+                found[called] = _hash_of(called.__file__)
+        elif isinstance(called, types.FunctionType):
+            if called not in found and (called.__module__ or "").partition(".")[0] == package:
+                found[called] = _hash_of(called.__code__.co_filename)
+                _find_sources(called, package, found)
+        elif isinstance(called, _CONSTANTS):
+            found[name, repr(called)] = f"{name}={called!r}"
+
+
+@functools.cache
+def _hash_of(path: str | None) -> str:
+    """Of the contents of a file; none if it can't be read."""
+    try:
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _say_not_kept(error: Exception) -> None:
