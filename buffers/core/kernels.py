@@ -32,7 +32,6 @@ __all__ = [
     "bytes_at",
     "copy_at",
     "copy_bytes",
-    "copy_field",
     "copy_item_at",
     "is_same_at",
     "items_at",
@@ -307,24 +306,6 @@ def _compile_prefetch_to_write(target, offset):
     return compiled
 
 
-@njit(nogil=True, cache=True, inline="always")
-def copy_field(target, target_offset, source, source_offset, count):
-    """Copy the bytes of one field; the common sizes become single moves."""
-    if count == 8:
-        copy_bytes(target, target_offset, source, source_offset, 8)
-    elif count == 4:
-        copy_bytes(target, target_offset, source, source_offset, 4)
-    elif count == 1:
-        copy_bytes(target, target_offset, source, source_offset, 1)
-    elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
-        for done in range(0, count - 31, 32):
-            copy_bytes(target, target_offset + done, source, source_offset + done, 32)
-        rest = count - 32
-        copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
-    else:
-        copy_bytes(target, target_offset, source, source_offset, count)
-
-
 @njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
     """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
@@ -334,7 +315,10 @@ def copy_item_at(target, source, count):
         elif count >= 64:
             for done in range(0, count - 63, 64):
                 copy_at(target + done, source + done, 64)
-            copy_at(target + count - 64, source + count - 64, 64)
+            if count & 63 > 32:
+                copy_at(target + count - 64, source + count - 64, 64)
+            elif count & 63:
+                copy_at(target + count - 32, source + count - 32, 32)
         else:
             copy_at(target, source, 32)
             copy_at(target + count - 32, source + count - 32, 32)

@@ -15,7 +15,14 @@ from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import copy_bytes, copy_field, prefetch, random_word, unit_float
+from buffers.core.kernels import (
+    address_of,
+    copy_bytes,
+    copy_item_at,
+    prefetch,
+    random_word,
+    unit_float,
+)
 from buffers.core.rows import Field, RowLayout, plan_view
 from buffers.core.sequences import SequenceOptions
 from buffers.core.staging import StagingBlocks
@@ -627,6 +634,7 @@ def draw_pair_fields(
     row_bytes, num_rows, capacity = 8 * rows.shape[1], rows.shape[0], starts.shape[0]
     offsets, chosen = out[:batch_size], out[batch_size : 2 * batch_size]
     later = out[2 * batch_size : 3 * batch_size]
+    to, source = address_of(out), address_of(rows)
     key, first_word = generator[0], generator[1]
     each = 2 if by_episode else 1  # words for a step
     for begin in range(0, batch_size, _BLOCK):
@@ -661,14 +669,14 @@ def draw_pair_fields(
                 if plan[f, 3] == 1:
                     ask_for_field(rows, other * row_bytes + plan[f, 0], plan[f, 1])
                 else:
-                    target = plan[f, 2] + b * plan[f, 1]
-                    copy_field(out, target, rows, row * row_bytes + plan[f, 0], plan[f, 1])
+                    target, size = to + plan[f, 2] + b * plan[f, 1], plan[f, 1]
+                    copy_item_at(target, source + row * row_bytes + plan[f, 0], size)
         for f in range(plan.shape[0]):
             if plan[f, 3] == 1:
                 offset, size = plan[f, 0], plan[f, 1]
                 for b in range(begin, stop):
-                    target = plan[f, 2] + b * size
-                    copy_field(out, target, rows, later[b] * row_bytes + offset, size)
+                    target = to + plan[f, 2] + b * size
+                    copy_item_at(target, source + later[b] * row_bytes + offset, size)
     generator[1] = np.add(first_word, np.uint64((each + 1) * batch_size))
 
 

@@ -25,7 +25,15 @@ import torch
 from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.compiling import njit
 from buffers.core.generator import HostGenerator
-from buffers.core.kernels import bounded, bytes_at, copy_field, items_at, prefetch, random_word
+from buffers.core.kernels import (
+    address_of,
+    bounded,
+    bytes_at,
+    copy_item_at,
+    items_at,
+    prefetch,
+    random_word,
+)
 from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
@@ -42,7 +50,6 @@ NUM_STACKS, NUM_FRAMES, NUM_PIECES, PLAN_HEADER = 10, 11, 12, 13  # of stacks of
 OWN, LAST, SUCCESSOR = 0, 1, 2
 
 _AHEAD = 12  # rows asked for before they are copied
-_LOOK_EVERY = 64  # steps, whether any window goes on
 _BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
 _LINES_AHEAD = 512  # bytes of each frame asked for before it is copied
 _ONE = np.uint64(1)
@@ -471,7 +478,7 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
         discounts[i] = np.float32(1.0)
     factor = 1.0
     for step in range(plan[NUM_STEPS]):
-        is_final = step + 1 == plan[NUM_STEPS]
+        is_final, num_open = step + 1 == plan[NUM_STEPS], 0
         for i in range(rows.shape[0]):
             row = lasts[i]
             if row < 0:  # ended before
@@ -484,8 +491,9 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
                 lasts[i] = -1 - row
             else:
                 lasts[i] = link - 1
+                num_open += 1
                 prefetch(table, (link - 1) * stride + over_at)
-        if step % _LOOK_EVERY == _LOOK_EVERY - 1 and lasts.max() < 0:
+        if num_open == 0:
             break
         factor *= gamma
     for i in range(rows.shape[0]):
@@ -504,6 +512,7 @@ def ask_for(table, start, stop):
 def copy_fields(table, plan, pages, begin, rows, lasts):
     """Copy the fields of rows int64 (K,) and lasts (K,) to places begin, begin + 1, ... ."""
     stride, num_rows = table.shape[1], rows.shape[0]
+    source, to = address_of(table), address_of(pages)
     spans, end = plan[SPANS], plan[SPANS] + 3 * plan[NUM_SPANS]
     for i in range(-_AHEAD, num_rows):
         ahead = i + _AHEAD
@@ -517,7 +526,7 @@ def copy_fields(table, plan, pages, begin, rows, lasts):
             offset, count = plan[f], plan[f + 1]
             target = plan[f + 2] + (begin + i) * count
             row = lasts[i] if plan[f + 3] == LAST else rows[i]
-            copy_field(pages, target, table, row * stride + offset, count)
+            copy_item_at(to + target, source + row * stride + offset, count)
 
 
 @njit(nogil=True, cache=True)
@@ -532,7 +541,7 @@ def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
     """
     stride, obs_at, words = table.shape[1], state[at.OBS_AT], table.view(np.int32)
     link_word, env_word = state[at.LINK_AT] // 4, state[at.ENV_AT] // 4
-    first = PLAN_HEADER + 4 * plan[NUM_FIELDS]
+    first, to = PLAN_HEADER + 4 * plan[NUM_FIELDS], address_of(pages)
     for i in range(-_AHEAD, lasts.shape[0]):
         ahead = i + _AHEAD
         if ahead < lasts.shape[0]:
@@ -546,14 +555,15 @@ def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
             offset, count = plan[f], plan[f + 1]
             target = plan[f + 2] + (begin + i) * count
             if link > 0:
-                copy_field(pages, target, table, (link - 1) * stride + obs_at + offset, count)
+                source = address_of(table) + (link - 1) * stride + obs_at
             elif link < -finals.shape[0]:
                 return False
             elif link < 0:
-                copy_field(pages, target, finals, (-1 - link) * finals.shape[1] + offset, count)
+                source = address_of(finals) + (-1 - link) * finals.shape[1]
             else:
-                start = words[lasts[i], env_word] * pending.shape[1]
-                copy_field(pages, target, pending, start + offset, count)
+                env = words[lasts[i], env_word]
+                source = address_of(pending) + env * pending.shape[1]
+            copy_item_at(to + target, source + offset, count)
     return True
 
 
@@ -569,6 +579,7 @@ def copy_stacks(table, plan, pages, begin, rows, lasts, frames, extra):
     words = table.view(np.int32)
     first = PLAN_HEADER + 4 * (plan[NUM_FIELDS] + plan[NUM_SUCCESSORS])
     number, pieces, num_main = plan[NUM_FRAMES], plan[NUM_PIECES], frames.shape[0]
+    out = address_of(pages)
     for i in range(rows.shape[0]):
         ahead = min(i + 1, rows.shape[0] - 1)
         for f in range(first, first + 4 * plan[NUM_STACKS], 4):
@@ -583,17 +594,15 @@ def copy_stacks(table, plan, pages, begin, rows, lasts, frames, extra):
                     for line in range(0, min(count, _LINES_AHEAD), 64):
                         prefetch(frames, asked * frames.shape[1] + line)
                 slot = np.int64(words[row, word + k])
-                source = frames
+                source = address_of(frames) + slot * frames.shape[1]
                 if slot >= num_main:
                     slot -= num_main
-                    source = extra
+                    source = address_of(extra) + slot * extra.shape[1]
                     if slot >= extra.shape[0]:
                         return False
-                start, to = slot * source.shape[1], target + k * size
+                to = out + target + k * size
                 for piece in range(pieces):
-                    copy_field(
-                        pages, to + piece * number * size, source, start + piece * size, size
-                    )
+                    copy_item_at(to + piece * number * size, source + piece * size, size)
     return True
 
 
@@ -616,9 +625,10 @@ def gather(table, state, plan, pages, gamma, pending, finals):
     size, is_walked, stored_once = plan[BATCH], plan[LASTS_TO] >= 0, plan[NUM_SUCCESSORS] > 0
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * size].view(np.int64)
     if not (is_walked or stored_once):
-        copy_fields(table, plan, pages, 0, rows, rows)
+        begin = np.int64(0)  # for a literal 0 the two would be compiled once more
+        copy_fields(table, plan, pages, begin, rows, rows)
         return plan[NUM_STACKS] == 0 or copy_stacks(
-            table, plan, pages, 0, rows, rows, pending, finals
+            table, plan, pages, begin, rows, rows, pending, finals
         )
     lasts_to = plan[LASTS_TO] if is_walked else plan[ROWS_TO]
     lasts = pages[lasts_to : lasts_to + 8 * size].view(np.int64)
