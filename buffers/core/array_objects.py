@@ -61,10 +61,10 @@ def is_array_of(array, kind, length, num_dims, dims):
     return is_shape
 
 
-def to_kind(dtype: np.dtype) -> int | None:
-    """An int64 that tells a dtype of numbers or bools from others; None of another dtype."""
-    is_known = dtype.kind in "?biufc" and dtype.isnative
-    return word_at(id(dtype) + _KIND) & _KIND_MASK if is_known else None
+def to_kind(dtype: np.dtype) -> int:
+    """An int64 that tells a dtype of numbers or bools from others; 0 for another dtype."""
+    is_known = dtype.kind in "biufc" and dtype.isnative
+    return word_at(id(dtype) + _KIND) & _KIND_MASK if is_known else 0
 
 
 @functools.cache

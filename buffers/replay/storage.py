@@ -455,7 +455,7 @@ def _list_columns(layout: RowLayout) -> np.ndarray | None:
         columns[row, [BYTES, KIND]] = size, kind  # rewards are of either kind
     for column, (field, place, pending) in zip(columns[OBS:], places, strict=True):
         kind, axes = to_kind(field.dtype), len(field.shape)
-        if kind is None:
+        if not kind:
             return None
         column[:_HEADER] = 0, place, field.nbytes, pending, kind, axes
         column[_HEADER : _HEADER + axes] = field.shape
