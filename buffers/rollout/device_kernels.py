@@ -29,7 +29,7 @@ def fill_advantages_thread(
     rewards, values, terminations, truncations, final_values, valid, has_final, has_valid,
     num_steps, num_envs, gamma, decay, advantages, returns,
 ):  # fmt: skip
-    """Fill the advantages and returns of one env, as `kernels.fill_advantages` does.
+    """Fill the advantages and returns of one env, as those of `kernels.filler` do.
 
     What a step is computed from is asked for eight steps before: else each step would wait for
     memory. Threads that are neighbours read neighbours.

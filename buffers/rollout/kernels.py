@@ -13,6 +13,8 @@ second thread gains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from buffers.core.compiling import njit
@@ -27,7 +29,7 @@ __all__ = [
     "are_all_finite",
     "collect_rows",
     "error_block",
-    "fill_advantages",
+    "filler",
     "finished_episodes",
     "first_missing_final",
     "mark_dead_steps",
@@ -149,33 +151,32 @@ def _add_rows(left, right, out):
 
 @njit(nogil=True, cache=True)
 def _fill_narrow(
-    rewards, values, terminations, truncations, final_values, valid,
-    gamma, decay, zero, advantages, returns, num_envs,
+    rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
+    returns,
 ):  # fmt: skip
-    """Few environments: flat (T * N,) arrays, values (T * N + N,).
-
-    `returns` holds the factors meanwhile.
-    """
-    size = rewards.shape[0]
+    """As `filler` says, with few environments: flat (T * N,) arrays, values (T * N + N,)."""
+    zero, size, num_envs = gamma - gamma, rewards.size, rewards.shape[1]
+    values, errors, factors = values.reshape(-1), advantages.reshape(-1), returns.reshape(-1)
     error_block(
-        rewards, values[:size], values[num_envs:], terminations, truncations, final_values, valid,
-        gamma, decay, zero, advantages, returns,
+        rewards.reshape(-1), values[:size], values[num_envs:], terminations.reshape(-1),
+        truncations.reshape(-1), None if final_values is None else final_values.reshape(-1),
+        None if valid is None else valid.reshape(-1), gamma, decay, zero, errors, factors,
     )  # fmt: skip
-    later = advantages[num_envs:]
+    later = errors[num_envs:]
     for k in range(size - num_envs - 1, -1, -1):
         # Where the factor is zero the advantage after it may be NaN or infinite all the same.
-        carried = returns[k] * later[k]
-        advantages[k] += carried if returns[k] != zero else zero
-    _add_rows(advantages, values[:size], returns)
+        carried = factors[k] * later[k]
+        errors[k] += carried if factors[k] != zero else zero
+    _add_rows(errors, values[:size], factors)
 
 
 @njit(nogil=True, cache=True)
 def _fill_wide(
-    rewards, values, terminations, truncations, final_values, valid,
-    gamma, decay, zero, advantages, returns,
+    rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
+    returns,
 ):  # fmt: skip
-    """Many environments: (T, N) arrays, values (T + 1, N), one vectorised call per row."""
-    last = rewards.shape[0] - 1
+    """As `filler` says, with many environments: one vectorised call per row."""
+    zero, last = gamma - gamma, rewards.shape[0] - 1
     error_block(  # no advantage is carried; the factors are overwritten
         rewards[last], values[last], values[last + 1], terminations[last], truncations[last],
         None if final_values is None else final_values[last],
@@ -192,14 +193,10 @@ def _fill_wide(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
-def fill_advantages(
-    rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
-    returns
-):  # fmt: skip
-    """Fill advantages and returns of a whole rollout.
+def filler(num_envs: int) -> Callable[..., None]:
+    """What fills advantages and returns of a whole rollout of so many environments.
 
-    Args:
+    It takes, in this order:
         rewards: float (T, N), C-contiguous like all the others.
         values: float (T + 1, N), of the same dtype as rewards.
         terminations, truncations: uint8 (T, N), zero or not.
@@ -208,20 +205,7 @@ def fill_advantages(
         gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
         advantages, returns: float (T, N), written; they must not overlap the inputs.
     """
-    zero = gamma - gamma
-    num_envs = rewards.shape[1]
-    if num_envs > NARROW_ENVS:
-        _fill_wide(
-            rewards, values, terminations, truncations, final_values, valid,
-            gamma, decay, zero, advantages, returns,
-        )  # fmt: skip
-    else:
-        _fill_narrow(
-            rewards.reshape(-1), values.reshape(-1), terminations.reshape(-1),
-            truncations.reshape(-1), None if final_values is None else final_values.reshape(-1),
-            None if valid is None else valid.reshape(-1), gamma, decay, zero,
-            advantages.reshape(-1), returns.reshape(-1), num_envs,
-        )  # fmt: skip
+    return _fill_wide if num_envs > NARROW_ENVS else _fill_narrow
 
 
 @njit(nogil=True, cache=True)

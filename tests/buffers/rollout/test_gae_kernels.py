@@ -24,7 +24,9 @@ def inputs(num_steps, num_envs, seed=0):
 
 def fill(kernels, rollout, *, gamma=0.9, decay=0.8):
     out = np.full((2, *rollout[0].shape), np.nan, np.float32)
-    kernels.fill_advantages(*rollout, np.float32(gamma), np.float32(decay), out[0], out[1])
+    kernels.filler(rollout[0].shape[1])(
+        *rollout, np.float32(gamma), np.float32(decay), out[0], out[1]
+    )
     return out
 
 
