@@ -37,7 +37,7 @@ class PackedAdder:
         layout = storage.layout
         is_flat = layout.obs == ["obs"] or (
             isinstance(space := layout.observation_space, spaces.Dict)
-            and len(space.spaces) == len(layout.obs)
+            and 0 < len(space.spaces) == len(layout.obs)
             and not any(isinstance(s, spaces.Dict | spaces.Tuple) for s in space.spaces.values())
         )
         is_of_use = is_flat and storage.takes_lists and not storage.takes_arrays

@@ -154,3 +154,15 @@ def test_kernels_read_and_write_memory_that_has_moved_and_that_of_a_copy(space):
     assert torch.equal(twin.order()[: len(order)], order)
     assert once.num_added == whole.num_added == 300
     torch.testing.assert_close(once.sample(100).next_obs, whole.sample(100).next_obs)
+
+
+@pytest.mark.parametrize("store_next", [True, False])
+def test_arrays_are_no_observations_of_a_space_without_any(store_next):
+    buffer = SharedReplayBuffer(9, Dict(), Discrete(3), num_envs=1, store_next=store_next)
+    for count in (0, 2):
+        flags = np.zeros(count, bool)
+        with pytest.raises(BufferMisuseError, match="obs must be a dict"):
+            buffer.add(
+                obs=np.zeros(count, np.int64), next_obs=np.zeros(count), actions=np.zeros(count),
+                rewards=np.zeros(count), terminations=flags, truncations=flags,
+            )  # fmt: skip
