@@ -72,8 +72,8 @@ class _PatientCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature, or None."""
-        self._stamp()
         try:
+            self._stamp()
             return super().load_overload(sig, target_context)
         except Exception as error:  # whatever reading a damaged file leads to
             _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
@@ -83,8 +83,8 @@ class _PatientCache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the code on disk, unless that can't be done."""
-        self._stamp()
         try:
+            self._stamp()
             super().save_overload(sig, data)
         except Exception as error:  # no room, or a damaged list of what is there
             _say_not_kept(error)
@@ -117,13 +117,19 @@ def _find_sources(function: types.FunctionType, package: str, found: dict[Any, s
         names.update(code.co_names)
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     values = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, value in (*values.items(), *((name, cell.cell_contents) for name, cell in cells)):
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is in it
+            values[name] = cell.cell_contents
+    for module in [value for value in values.values() if isinstance(value, types.ModuleType)]:
+        if (
+            module.__name__.partition(".")[0] == package
+        ):  # whose functions may be called by its name
+            found[module] = _hash_of(module.__file__)
+            own = names & vars(module).keys()
+            values |= {f"{module.__name__}.{name}": vars(module)[name] for name in own}
+    for name, value in values.items():
         called = getattr(value, "py_func", value)
-        if isinstance(called, types.ModuleType):
-            if called.__name__.partition(".")[0] == package:
-                found[called] = _hash_of(called.__file__)
-        elif isinstance(called, types.FunctionType):
+        if isinstance(called, types.FunctionType):
             if called not in found and (called.__module__ or "").partition(".")[0] == package:
                 found[called] = _hash_of(called.__code__.co_filename)
                 _find_sources(called, package, found)

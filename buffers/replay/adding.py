@@ -50,7 +50,7 @@ class PackedAdder:
             Whether that was done; otherwise nothing was changed.
         """
         arrays = self._list(columns, extras)
-        if arrays is None:
+        if arrays is None or (env_ids is not None and not np.size(env_ids)):
             return False
         ids = self._no_ids if env_ids is None else env_ids
         rest = columns["rewards"], columns["terminations"], columns["truncations"]

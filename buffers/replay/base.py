@@ -341,7 +341,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             is terminations.__class__
             is truncations.__class__
             is np.ndarray
-            and (env_ids is None or env_ids.__class__ is np.ndarray)
+            and (env_ids is None or (env_ids.__class__ is np.ndarray and env_ids.size))
         ):
             ids = self._no_ids if env_ids is None else env_ids
             if add_arrays(

@@ -38,7 +38,7 @@ LINK_AT, REWARD_AT, OVER_AT, ENV_AT = 3, 4, 5, 6  # byte offsets in a row, -1 if
 OBS_AT, NEXT_AT, ACTION_AT = 7, 8, 9
 OBS_BYTES, ACTION_BYTES = 10, 11
 POINTERS, TOTALS, LAST, STOPPED, CUMULATED, OCCUPIED = 12, 13, 14, 15, 16, 17  # where arrays begin
-OBS_DIMS, ACTION_DIMS = 18, 19
+OBS_DIMS, ACTION_DIMS = 18, 19  # nothing but saved files, which are compared, has these any more
 ADDED, COUNT, IS_TALLIED, NUM_OCCUPIED, NUM_FREE = 20, 21, 22, 23, 24  # these change
 HEADER = 25
 

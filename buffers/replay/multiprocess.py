@@ -562,7 +562,8 @@ class ReplayWriter:
         self.open()
         if self._takes_arrays and valid is None and not extras:
             kinds = {array.__class__ for array in plain}
-            if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
+            are_ids = env_ids is None or (env_ids.__class__ is np.ndarray and env_ids.size)
+            if kinds == _ONLY_ARRAYS and are_ids:
                 shape = plain[3].shape  # of rewards
                 is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
                 if is_small and self._add_at_once(shape[0], env_ids, plain):

@@ -131,9 +131,9 @@ def write_package(folder, added=1, times=1, unit=1):
     files = {
         "__init__": "",
         "inner": f"{compiled}def inner(x):\n    return x + {added}\n",
-        "levels": f"TIMES = {times}\n",
+        "levels": f"from package.units import UNIT\n{compiled}def times():\n    return {times}\n",
         "units": f"UNIT = {unit}\nOTHER = {added}\n",
-        "outer": f"{imports}{compiled}def outer(x):\n    return inner(x) * levels.TIMES * UNIT\n",
+        "outer": f"{imports}{compiled}def outer(x):\n    return inner(x) * levels.times() * UNIT\n",
     }
     (folder / "package").mkdir(exist_ok=True, parents=True)
     for name, text in files.items():

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from numba.core import config
 
-from buffers import BufferMisuseError, SharedReplayBuffer
+from buffers import BufferMisuseError, MultiprocessReplayBuffer, SharedReplayBuffer
 
 SPACE = Dict({"a": Box(-9, 9, (3,)), "b": Box(0, 255, (2, 2), np.uint8)})
 NUM_ENVS = 2
@@ -93,6 +93,7 @@ def test_what_does_not_fit_changes_nothing():
         {"env_ids": np.array([0, 5])}, {"truncations": 3}, {"rewards": np.float64(3)},
         {"costs": np.zeros((NUM_ENVS, 3), np.float32)}, {"more": step["costs"]},
         {"next_obs": {**step["obs"], "c": step["costs"]}}, {"env_ids": np.zeros((2, 1), int)},
+        {"env_ids": np.zeros(0, int)},
     )  # fmt: skip
     for changes in wrong:
         with pytest.raises(BufferMisuseError):
@@ -166,3 +167,19 @@ def test_arrays_are_no_observations_of_a_space_without_any(store_next):
                 obs=np.zeros(count, np.int64), next_obs=np.zeros(count), actions=np.zeros(count),
                 rewards=np.zeros(count), terminations=flags, truncations=flags,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["one process", "several"])
+def test_ids_that_are_none_are_not_those_of_whole_steps(kind):
+    spaces = Box(-9, 9, (3,)), Discrete(3)
+    if kind == "several":
+        whole = MultiprocessReplayBuffer(20, *spaces, num_writers=1, num_envs=NUM_ENVS)
+        buffer = whole.writer(0)
+    else:
+        buffer = SharedReplayBuffer(20, *spaces, num_envs=NUM_ENVS, track_env=True)
+    obs, flags = np.zeros((2, 3), np.float32), np.zeros(2, bool)
+    with pytest.raises(BufferMisuseError, match="env_ids"):
+        buffer.add(
+            obs=obs, next_obs=obs, actions=np.zeros(2, np.int64), rewards=np.zeros(2),
+            terminations=flags, truncations=flags, env_ids=np.zeros(0, np.int64),
+        )  # fmt: skip
