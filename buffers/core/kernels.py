@@ -33,6 +33,7 @@ __all__ = [
     "copy_at",
     "copy_bytes",
     "copy_item_at",
+    "gather_items",
     "is_same_at",
     "items_at",
     "prefetch",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
+_ROWS_AHEAD = 8  # which are asked for before they are copied, where an item is a line or more
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -353,6 +355,27 @@ def scatter_items(table, rows, sources):
             for f in range(sources.shape[0]):
                 size = sources[f, 2]
                 copy_item_at(start + sources[f, 1], sources[f, 0] + i * size, size)
+
+
+@njit(nogil=True, cache=True)
+def gather_items(rows, columns):
+    """Copy items rows[i] int64 (B,) of each of several arrays, one behind the other.
+
+    Args:
+        rows: Every one there is in the arrays.
+        columns: int64 (F, 4): of each array its address, where its items go, the bytes of an item,
+            and how many rows have one item in common.
+    """
+    for f in range(columns.shape[0]):
+        source, target, size, sharing = columns[f, 0], columns[f, 1], columns[f, 2], columns[f, 3]
+        memory = array_at(source, 1, np.uint8)
+        for i in range(rows.shape[0]):
+            row = rows[i] if sharing == 1 else rows[i] // sharing
+            if size >= 64 and i + _ROWS_AHEAD < rows.shape[0]:
+                coming = rows[i + _ROWS_AHEAD] // sharing * size
+                for line in range(0, min(size, _MAX_INLINE), 64):
+                    prefetch(memory, coming + line)
+            copy_item_at(target + i * size, source + row * size, size)
 
 
 def scatter_fields(

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import gather_items
 from buffers.core.memory import check_fits
 
 __all__ = ["BatchPool", "PassCounter"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
 _ALIGNMENT = 64
+_SMALL_BYTES = 2**20  # up to which one thread, without torch's calls, copies in less time
 
 
 class PassCounter:
@@ -65,9 +67,13 @@ class _Pages:
     Args:
         columns: Tensors (K, ...) on the CPU; there is an array (capacity, ...) like each of them.
         capacity: Rows.
+        sharing: Of each column, how many rows have one row of it in common.
+
+    Attributes:
+        plan: int64 (F, 4), of `gather_items`, which copies rows of the columns into the arrays.
     """
 
-    def __init__(self, columns: Sequence[torch.Tensor], capacity: int):
+    def __init__(self, columns: Sequence[torch.Tensor], capacity: int, sharing: Sequence[int]):
         shapes = [((capacity, *column.shape[1:]), column.numpy().dtype) for column in columns]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
         ends = list(accumulate(size + -size % _ALIGNMENT for size in sizes))
@@ -77,6 +83,11 @@ class _Pages:
             np.ndarray(shape, dtype, self._memory, first + begin)
             for (shape, dtype), begin in zip(shapes, [0, *ends[:-1]], strict=True)
         ]
+        places = [
+            (column.data_ptr(), array.ctypes.data, array.nbytes // max(capacity, 1), rows)
+            for column, array, rows in zip(columns, self._arrays, sharing, strict=True)
+        ]
+        self.plan = np.array(places, np.int64)
         self._count_unused = getrefcount(self._memory)
 
     @property
@@ -137,31 +148,32 @@ class BatchPool:
 
     def take(self, size: int) -> list[torch.Tensor] | None:
         """A tensor (size, ...) for each column; None on devices that have an allocator."""
-        if not self._is_host:
-            return None
+        return self._free_pages().cut(size) if self._is_host else None
+
+    def _free_pages(self) -> _Pages:
         for pages in self._kept:
             if pages.is_unused():
-                return pages.cut(size)
+                return pages
         self._check(self._capacity)
-        pages = _Pages(self._columns, self._capacity)
+        pages = _Pages(self._columns, self._capacity, self._sharing)
         self._kept = [*self._kept, pages][-_POOL_SIZE:]
-        return pages.cut(size)
+        return pages
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
         if not self._columns:
             return []
-        select, targets, places = torch.index_select, self.take(len(rows)), [rows]
-        if self._sharing[-1] == 1:
-            places *= len(self._columns)
-        else:
+        pages = self._free_pages() if self._is_host else None
+        if pages is not None and len(rows) * self.row_bytes <= _SMALL_BYTES:
+            gather_items(rows.numpy(), pages.plan)
+            return pages.cut(len(rows))
+        places = [rows] * len(self._columns)
+        if self._sharing[-1] != 1:
             shared = rows // self._sharing[-1]
             places = [rows if sharing == 1 else shared for sharing in self._sharing]
-        if targets is None:
-            return [select(c, 0, own) for c, own in zip(self._columns, places, strict=True)]
-        for column, target, own in zip(self._columns, targets, places, strict=True):
-            select(column, 0, own, out=target)
-        return targets
+        targets = [None] * len(places) if pages is None else pages.cut(len(rows))
+        whole = zip(self._columns, places, targets, strict=True)
+        return [torch.index_select(column, 0, own, out=to) for column, own, to in whole]
 
     def _check(self, capacity: int) -> None:
         needed, device = capacity * self.row_bytes, self._columns[0].device
