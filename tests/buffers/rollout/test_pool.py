@@ -1,4 +1,4 @@
-"""Rows that are gathered for batches, by one compiled call or by torch, are those of the columns."""
+"""Rows gathered for batches, by one compiled call or by torch, are those of the columns."""
 
 import pytest
 import torch
