@@ -14,12 +14,15 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
@@ -124,59 +127,70 @@ def is_same_at(left, right, count):
     return ctypes.string_at(int(left), int(count)) == ctypes.string_at(int(right), int(count))
 
 
+def _operation(function: Callable[..., Any], result: types.Type, *kinds: types.Type | None) -> Any:
+    """Let compiled code have a few instructions where it calls a function.
+
+    Numba has no pass over them, as it has several over each call of what it inlines.
+
+    Args:
+        function: What is called.
+        result: Type of what it returns.
+        kinds: Types of its arguments; None for an array, of whatever type.
+    """
+
+    def register(generate: Callable[..., Any]) -> None:
+        class Operation(AbstractTemplate):
+            def generic(self, args: Any, kws: Any) -> Any:
+                given = zip(args, kinds, strict=True)
+                return signature(result, *[a if kind is None else kind for a, kind in given])
+
+        infer_global(function)(Operation)
+        lower_builtin(function, *[types.Array if kind is None else kind for kind in kinds])(
+            generate
+        )
+
+    return register
+
+
 def _address(context, builder, array_type, array, offset):
     start = context.make_array(array_type)(context, builder, array).data
     return builder.gep(builder.bitcast(start, _BYTE.as_pointer()), [offset])
 
 
-@intrinsic
-def _copy_bytes(typing_context, target, target_offset, source, source_offset, count):
-    def generate(context, builder, signature, args):
-        to = _address(context, builder, signature.args[0], args[0], args[1])
-        start = _address(context, builder, signature.args[2], args[2], args[3])
-        cgutils.raw_memcpy(builder, to, start, args[4], 1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.intp, source, types.intp, types.intp), generate
+@_operation(copy_bytes, types.none, None, types.intp, None, types.intp, types.intp)
+def _copy_bytes(context, builder, signature, args):
+    to = _address(context, builder, signature.args[0], args[0], args[1])
+    start = _address(context, builder, signature.args[2], args[2], args[3])
+    cgutils.raw_memcpy(builder, to, start, args[4], 1)
+    return context.get_dummy_value()
 
 
-@intrinsic
-def _word_at(typing_context, address):
-    def generate(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
-
-    return types.int64(types.intp), generate
-
-
-@intrinsic
-def _pointer_to(typing_context, address):
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.intp), generate
+@_operation(copy_at, types.none, types.intp, types.intp, types.intp)
+def _copy_at(context, builder, signature, args):
+    pointer = _BYTE.as_pointer()
+    to, start = builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer)
+    cgutils.raw_memcpy(builder, to, start, args[2], 1)
+    return context.get_dummy_value()
 
 
-@intrinsic
-def _copy_at(typing_context, target, source, count):
-    def generate(context, builder, signature, args):
-        pointer = _BYTE.as_pointer()
-        to, start = builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer)
-        cgutils.raw_memcpy(builder, to, start, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+@_operation(is_same_at, types.boolean, types.intp, types.intp, types.intp)
+def _is_same_at(context, builder, signature, args):
+    pointer = _BYTE.as_pointer()
+    kind = ir.FunctionType(_INT32, [pointer, pointer, args[2].type])
+    compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
+    ours, theirs = (builder.inttoptr(address, pointer) for address in args[:2])
+    return builder.icmp_signed("==", builder.call(compare, [ours, theirs, args[2]]), _INT32(0))
 
 
-@intrinsic
-def _compare_at(typing_context, left, right, count):
-    def generate(context, builder, signature, args):
-        pointer = _BYTE.as_pointer()
-        kind = ir.FunctionType(_INT32, [pointer, pointer, args[2].type])
-        compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
-        ours, theirs = (builder.inttoptr(address, pointer) for address in args[:2])
-        return builder.call(compare, [ours, theirs, args[2]])
+@_operation(word_at, types.int64, types.intp)
+def _word_at(context, builder, signature, args):
+    return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
 
-    return types.int32(types.intp, types.intp, types.intp), generate
+
+@_operation(address_of, types.intp, None)
+def _address_of(context, builder, signature, args):
+    start = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return builder.ptrtoint(start, context.get_value_type(types.intp))
 
 
 def _generate_prefetch(context, builder, signature, args, is_write):
@@ -188,55 +202,22 @@ def _generate_prefetch(context, builder, signature, args, is_write):
     return context.get_dummy_value()
 
 
-@intrinsic
-def _prefetch(typing_context, source, offset):
-    def generate(context, builder, signature, args):
-        return _generate_prefetch(context, builder, signature, args, 0)
-
-    return types.void(source, types.intp), generate
+@_operation(prefetch, types.none, None, types.intp)
+def _prefetch(context, builder, signature, args):
+    return _generate_prefetch(context, builder, signature, args, 0)
 
 
-@intrinsic
-def _prefetch_to_write(typing_context, target, offset):
-    def generate(context, builder, signature, args):
-        return _generate_prefetch(context, builder, signature, args, 1)
-
-    return types.void(target, types.intp), generate
-
-
-@overload(copy_bytes, inline="always")
-def _compile_copy_bytes(target, target_offset, source, source_offset, count):
-    def compiled(target, target_offset, source, source_offset, count):
-        _copy_bytes(target, target_offset, source, source_offset, count)  # pyright: ignore[reportCallIssue]
-
-    return compiled
+@_operation(prefetch_to_write, types.none, None, types.intp)
+def _prefetch_to_write(context, builder, signature, args):
+    return _generate_prefetch(context, builder, signature, args, 1)
 
 
 @intrinsic
-def _address_of(typing_context, array):
+def _pointer_to(typing_context, address):
     def generate(context, builder, signature, args):
-        return builder.ptrtoint(
-            context.make_array(signature.args[0])(context, builder, args[0]).data,
-            context.get_value_type(types.intp),
-        )
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
 
-    return types.intp(array), generate
-
-
-@overload(address_of, inline="always")
-def _compile_address_of(array):
-    def compiled(array):
-        return _address_of(array)  # pyright: ignore[reportCallIssue]
-
-    return compiled
-
-
-@overload(word_at, inline="always")
-def _compile_word_at(address):
-    def compiled(address):
-        return _word_at(address)  # pyright: ignore[reportCallIssue]
-
-    return compiled
+    return types.voidptr(types.intp), generate
 
 
 @overload(array_at, inline="always")
@@ -272,38 +253,6 @@ def _compile_words_at(words, place):
     def compiled(words, place):
         pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
         return carray(pointer, (words[place + 1], words[place + 2] // 8), np.int64)
-
-    return compiled
-
-
-@overload(copy_at, inline="always")
-def _compile_copy_at(target, source, count):
-    def compiled(target, source, count):
-        _copy_at(target, source, count)  # pyright: ignore[reportCallIssue]
-
-    return compiled
-
-
-@overload(is_same_at, inline="always")
-def _compile_is_same_at(left, right, count):
-    def compiled(left, right, count):
-        return _compare_at(left, right, count) == 0  # pyright: ignore[reportCallIssue]
-
-    return compiled
-
-
-@overload(prefetch, inline="always")
-def _compile_prefetch(source, offset):
-    def compiled(source, offset):
-        _prefetch(source, offset)  # pyright: ignore[reportCallIssue]
-
-    return compiled
-
-
-@overload(prefetch_to_write, inline="always")
-def _compile_prefetch_to_write(target, offset):
-    def compiled(target, offset):
-        _prefetch_to_write(target, offset)  # pyright: ignore[reportCallIssue]
 
     return compiled
 
