@@ -23,8 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, overload
-from numba.np.numpy_support import carray
+from numba.np.arrayobj import populate_array
 
 from buffers.core.compiling import njit
 
@@ -127,27 +126,29 @@ def is_same_at(left, right, count):
     return ctypes.string_at(int(left), int(count)) == ctypes.string_at(int(right), int(count))
 
 
-def _operation(function: Callable[..., Any], result: types.Type, *kinds: types.Type | None) -> Any:
+def _operation(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
     """Let compiled code have a few instructions where it calls a function.
 
     Numba has no pass over them, as it has several over each call of what it inlines.
 
     Args:
         function: What is called.
-        result: Type of what it returns.
-        kinds: Types of its arguments; None for an array, of whatever type.
+        result: Type of what it returns, or a function that tells it from types of arguments.
+        kinds: Types of its arguments, to which they are cast, or classes of types.
     """
 
     def register(generate: Callable[..., Any]) -> None:
         class Operation(AbstractTemplate):
             def generic(self, args: Any, kws: Any) -> Any:
-                given = zip(args, kinds, strict=True)
-                return signature(result, *[a if kind is None else kind for a, kind in given])
+                given = [
+                    own if isinstance(kind, type) else kind
+                    for own, kind in zip(args, kinds, strict=True)
+                ]
+                returned = result if isinstance(result, types.Type) else result(*given)
+                return signature(returned, *given)
 
         infer_global(function)(Operation)
-        lower_builtin(function, *[types.Array if kind is None else kind for kind in kinds])(
-            generate
-        )
+        lower_builtin(function, *kinds)(generate)
 
     return register
 
@@ -157,7 +158,7 @@ def _address(context, builder, array_type, array, offset):
     return builder.gep(builder.bitcast(start, _BYTE.as_pointer()), [offset])
 
 
-@_operation(copy_bytes, types.none, None, types.intp, None, types.intp, types.intp)
+@_operation(copy_bytes, types.none, types.Array, types.intp, types.Array, types.intp, types.intp)
 def _copy_bytes(context, builder, signature, args):
     to = _address(context, builder, signature.args[0], args[0], args[1])
     start = _address(context, builder, signature.args[2], args[2], args[3])
@@ -187,7 +188,7 @@ def _word_at(context, builder, signature, args):
     return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
 
 
-@_operation(address_of, types.intp, None)
+@_operation(address_of, types.intp, types.Array)
 def _address_of(context, builder, signature, args):
     start = context.make_array(signature.args[0])(context, builder, args[0]).data
     return builder.ptrtoint(start, context.get_value_type(types.intp))
@@ -202,59 +203,65 @@ def _generate_prefetch(context, builder, signature, args, is_write):
     return context.get_dummy_value()
 
 
-@_operation(prefetch, types.none, None, types.intp)
+@_operation(prefetch, types.none, types.Array, types.intp)
 def _prefetch(context, builder, signature, args):
     return _generate_prefetch(context, builder, signature, args, 0)
 
 
-@_operation(prefetch_to_write, types.none, None, types.intp)
+@_operation(prefetch_to_write, types.none, types.Array, types.intp)
 def _prefetch_to_write(context, builder, signature, args):
     return _generate_prefetch(context, builder, signature, args, 1)
 
 
-@intrinsic
-def _pointer_to(typing_context, address):
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.intp), generate
-
-
-@overload(array_at, inline="always")
-def _compile_array_at(address, length, dtype):
-    def compiled(address, length, dtype):
-        return carray(_pointer_to(address), (length,), dtype)  # pyright: ignore[reportCallIssue]
-
-    return compiled
+def _make_array(context, builder, kind, address, shape):
+    """An array over the memory at an address, in C's order."""
+    array = context.make_array(kind)(context, builder)
+    data = builder.inttoptr(address, array.data.type)
+    itemsize = address.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    strides = [itemsize]
+    for length in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    populate_array(array, data, shape, strides, itemsize, None)
+    return array._getvalue()
 
 
-@overload(items_at, inline="always")
-def _compile_items_at(words, place, dtype):
-    itemsize = dtype.instance_type.bitwidth // 8
-
-    def compiled(words, place, dtype):
-        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
-        return carray(pointer, (words[place + 1] * words[place + 2] // itemsize,), dtype)
-
-    return compiled
+def _words_from(context, builder, signature, args):
+    """The three words that name memory: its address, its number of rows, the bytes of a row."""
+    words = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return [
+        builder.load(builder.gep(words, [builder.add(args[1], args[1].type(k))])) for k in range(3)
+    ]
 
 
-@overload(bytes_at, inline="always")
-def _compile_bytes_at(words, place):
-    def compiled(words, place):
-        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
-        return carray(pointer, (words[place + 1], words[place + 2]), np.uint8)
-
-    return compiled
+def _items_of(*args):
+    return types.Array(args[-1].instance_type, 1, "C")
 
 
-@overload(words_at, inline="always")
-def _compile_words_at(words, place):
-    def compiled(words, place):
-        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
-        return carray(pointer, (words[place + 1], words[place + 2] // 8), np.int64)
+@_operation(array_at, _items_of, types.intp, types.intp, types.NumberClass)
+def _array_at(context, builder, signature, args):
+    return _make_array(context, builder, signature.return_type, args[0], [args[1]])
 
-    return compiled
+
+@_operation(items_at, _items_of, types.Array, types.intp, types.NumberClass)
+def _items_at(context, builder, signature, args):
+    kind = signature.return_type
+    address, num_rows, row_bytes = _words_from(context, builder, signature, args)
+    itemsize = address.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    length = builder.sdiv(builder.mul(num_rows, row_bytes), itemsize)
+    return _make_array(context, builder, kind, address, [length])
+
+
+@_operation(bytes_at, types.uint8[:, ::1], types.Array, types.intp)
+def _bytes_at(context, builder, signature, args):
+    address, *shape = _words_from(context, builder, signature, args)
+    return _make_array(context, builder, signature.return_type, address, shape)
+
+
+@_operation(words_at, types.int64[:, ::1], types.Array, types.intp)
+def _words_at(context, builder, signature, args):
+    address, num_rows, row_bytes = _words_from(context, builder, signature, args)
+    shape = [num_rows, builder.sdiv(row_bytes, row_bytes.type(8))]
+    return _make_array(context, builder, signature.return_type, address, shape)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
