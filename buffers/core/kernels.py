@@ -147,7 +147,7 @@ def _operation(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
                 returned = result if isinstance(result, types.Type) else result(*given)
                 return signature(returned, *given)
 
-        infer_global(function)(Operation)
+        infer_global(function)(Operation)  # pyright: ignore[reportOptionalCall]
         lower_builtin(function, *kinds)(generate)
 
     return register

@@ -1,6 +1,7 @@
 """Modules of kernels in other forms than the one that is imported; how much memory is free."""
 
 import importlib.util
+import sys
 
 import numba
 import pytest
@@ -12,6 +13,7 @@ def load_with(njit, module, monkeypatch):
         patch.setattr(numba, "njit", njit)
         spec = importlib.util.spec_from_file_location(f"other_{module.__name__}", module.__file__)
         other = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, other)
         spec.loader.exec_module(other)
     return other
 
