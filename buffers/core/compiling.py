@@ -121,9 +121,8 @@ def _find_sources(function: types.FunctionType, package: str, found: dict[Any, s
         with contextlib.suppress(ValueError):  # nothing is in it
             values[name] = cell.cell_contents
     for module in [value for value in values.values() if isinstance(value, types.ModuleType)]:
-        if (
-            module.__name__.partition(".")[0] == package
-        ):  # whose functions may be called by its name
+        # Its functions may be called by its name.
+        if module.__name__.partition(".")[0] == package:
             found[module] = _hash_of(module.__file__)
             own = names & vars(module).keys()
             values |= {f"{module.__name__}.{name}": vars(module)[name] for name in own}

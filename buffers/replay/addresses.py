@@ -24,7 +24,7 @@ class Addresses:
     """Names arrays to kernels, and keeps these alive.
 
     Attributes:
-        words: int64 (24,), for `bytes_at` and `items_at`.
+        words: int64 (24,), for `bytes_at`, `words_at` and `items_at`.
     """
 
     def __init__(self):

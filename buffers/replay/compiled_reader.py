@@ -500,7 +500,7 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
         lasts[i] = -1 - lasts[i]
 
 
-@njit(nogil=True, cache=True, inline="always")  # see `ask_to_write`
+@njit(nogil=True, cache=True, inline="always")  # see `storage.write_packed`
 def ask_for(table, start, stop):
     """Prefetch the lines of bytes start .. stop - 1."""
     for offset in range(start, stop, 64):
