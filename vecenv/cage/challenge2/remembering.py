@@ -169,7 +169,7 @@ def _make_step(core_step: Any) -> Any:
     return choose
 
 
-@njit(forceinline=True)
+@njit
 def num_placed(state, host):
     """Number uint64 of decoys in place on host uint64, which blue knows as it has placed them."""
     return count(np.uint64(state.decoys[host]))

@@ -58,19 +58,19 @@ _GUESSING_EVENTS = np.uint64(10)  # that guessing a password leaves, before it s
 _NO_ERROR = 0
 
 
-@njit(forceinline=True)
+@njit
 def with_sessions(state):
     """Set uint64 of hosts on which red has any session."""
     return np.uint64(state.has_removable) | np.uint64(state.has_stuck) | np.uint64(state.has_priv)
 
 
-@njit(forceinline=True)
+@njit
 def num_user_sessions(state, host):
     """Number uint64 of red's sessions on host uint64 that are not privileged."""
     return np.uint64(state.n_removable[host]) + np.uint64(state.n_stuck[host])
 
 
-@njit(forceinline=True)
+@njit
 def add_session(state, host, kind):
     """Append a session of `kind` REMOVABLE, STUCK or PRIVILEGED on host uint64."""
     here = only(host)
@@ -94,7 +94,7 @@ def add_session(state, host, kind):
             state.n_stuck[host] = np.uint64(state.n_stuck[host]) + ONE
 
 
-@njit(forceinline=True)
+@njit
 def _begin_privileged(state, host, num_older):
     """Go over to counting: the first privileged session has `num_older` uint64 before it."""
     here = only(host)
@@ -108,7 +108,7 @@ def _begin_privileged(state, host, num_older):
     state.order_or_n_priv[host] = ONE
 
 
-@njit(forceinline=True)
+@njit
 def escalate_session(state, host, index):
     """Make session `index` uint64 of host uint64 privileged; it exists, and none is yet."""
     here = only(host)
@@ -134,7 +134,7 @@ def escalate_session(state, host, index):
             state.has_stuck = np.uint64(state.has_stuck) & ~here
 
 
-@njit(forceinline=True)
+@njit
 def end_removable(state, host):
     """End the removable sessions on host uint64; the stuck ones that remain are in order anyhow."""
     away = ~only(host)
@@ -146,7 +146,7 @@ def end_removable(state, host):
         state.order_or_n_priv[host] = ZERO
 
 
-@njit(forceinline=True)
+@njit
 def end_all(state, host, footholds):
     """End all sessions on host uint64 but the primary one, if the host is in `footholds` uint64."""
     away = ~only(host)
@@ -158,21 +158,21 @@ def end_all(state, host, footholds):
     state.order_or_n_priv[host] = (footholds >> host) & ONE
 
 
-@njit(forceinline=True)
+@njit
 def ports_in_use(state, host, tables):
     """Set uint64 of tracked ports that listen on host uint64: genuine ones and decoys."""
     decoys = np.uint64(state.decoys[host])
     return np.uint64(tables.genuine_ports[host]) | np.uint64(tables.decoy_ports[decoys])
 
 
-@njit(forceinline=True)
+@njit
 def placeable_decoys(state, host, tables):
     """Set uint64 of decoys that can be placed on host uint64 now."""
     ports = ports_in_use(state, host, tables)
     return np.uint64(tables.allowed_decoys[host]) & ~np.uint64(tables.refused_decoys[ports])
 
 
-@njit(forceinline=True)
+@njit
 def place_decoy(state, host, decoy, tables):
     """Place a decoy on host uint64 if it can be; return the set uint64 of decoys placed.
 
@@ -187,7 +187,7 @@ def place_decoy(state, host, decoy, tables):
     return placed
 
 
-@njit(forceinline=True)
+@njit
 def remove(state, host, tables):
     """Remove on host uint64; return whether it reports success."""
     reports_success = True
@@ -198,7 +198,7 @@ def remove(state, host, tables):
     return reports_success
 
 
-@njit(forceinline=True)
+@njit
 def restore(state, host, tables):
     """Restore host uint64."""
     here = only(host)
@@ -212,7 +212,7 @@ def restore(state, host, tables):
     believe_cleaned(state, host)
 
 
-@njit(forceinline=True)
+@njit
 def blue_turn(state, action, tables):
     """Carry out blue's action, an integer; one that does not exist is Sleep.
 
@@ -242,25 +242,25 @@ def blue_turn(state, action, tables):
     return here if is_placed else ZERO, found
 
 
-@njit(forceinline=True)
+@njit
 def nothing(success, error):
     """The result of an action without events."""
     return success, ZERO, ZERO, False, error
 
 
-@njit(forceinline=True)
+@njit
 def can_reach(state, subnet, tables):
     """Whether red's traffic gets into subnet uint64 now."""
     return (with_sessions(state) & np.uint64(tables.gate[subnet & _SUBNET_BITS])) != ZERO
 
 
-@njit(forceinline=True)
+@njit
 def can_reach_host(state, host, tables):
     """Whether red's traffic gets to host uint64 now."""
     return can_reach(state, np.uint64(tables.subnet_of[host]), tables)
 
 
-@njit(forceinline=True)
+@njit
 def listeners(state, host, tables):
     """Listening connections on host uint64, and different ports they have: both uint64."""
     decoys = np.uint64(state.decoys[host]) & ~np.uint64(tables.stackable_decoys)
@@ -270,7 +270,7 @@ def listeners(state, host, tables):
     return num_connections, num_ports
 
 
-@njit(forceinline=True)
+@njit
 def sweep(state, subnet, tables):
     """DiscoverRemoteSystems: learn the addresses in subnet uint64."""
     subnet = subnet & _SUBNET_BITS
@@ -281,7 +281,7 @@ def sweep(state, subnet, tables):
     return nothing(SUCCEEDED, _NO_ERROR)
 
 
-@njit(forceinline=True)
+@njit
 def scan(state, host, tables):
     """DiscoverNetworkServices: learn the open ports of host uint64, if it can be reached."""
     num_events, num_ports = listeners(state, host, tables)
@@ -294,14 +294,14 @@ def scan(state, host, tables):
     return SUCCEEDED, num_events, num_ports, False, _NO_ERROR
 
 
-@njit(forceinline=True)
+@njit
 def exploit_candidates(state, host, tables):
     """Set uint64 of exploits that red would try on host uint64, from the ports it remembers."""
     candidates = np.uint64(tables.candidates[state.red_ports[host]])
     return candidates if (np.uint64(state.scanned) & only(host)) != ZERO else ZERO
 
 
-@njit(forceinline=True)
+@njit
 def exploit(state, host, number, detected, tables):
     """ExploitRemoteService on host uint64 with exploit int64, or NONE if there is no candidate."""
     candidates = exploit_candidates(state, host, tables)
@@ -329,7 +329,7 @@ def exploit(state, host, number, detected, tables):
     return open_shell(state, host, result == PRIVILEGED_SHELL, detected)
 
 
-@njit(forceinline=True)
+@njit
 def open_shell(state, host, is_privileged, detected):
     """An exploit works on host uint64: a reverse shell, noticed if `detected` int64 is 1."""
     if detected != 0 and detected != 1:
@@ -353,7 +353,7 @@ def open_shell(state, host, is_privileged, detected):
     return SUCCEEDED, num_events, num_events, is_seen, _NO_ERROR
 
 
-@njit(forceinline=True)
+@njit
 def escalate(state, host, pe_index, tables):
     """PrivilegeEscalate on host uint64: session `pe_index` int64, unless one is privileged."""
     here = only(host)
@@ -373,7 +373,7 @@ def escalate(state, host, pe_index, tables):
     return nothing(SUCCEEDED, _NO_ERROR)
 
 
-@njit(forceinline=True)
+@njit
 def impact(state, host, tables):
     """Impact on host uint64: stop the operational service."""
     is_entered = (with_sessions(state) & only(host)) != ZERO
@@ -384,7 +384,7 @@ def impact(state, host, tables):
     return nothing(SUCCEEDED, _NO_ERROR)
 
 
-@njit(forceinline=True)
+@njit
 def knows_target(state, red_type, target):
     """Whether red knows the subnet, address or host uint64 that its action names."""
     known = np.uint64(state.known_ip)
@@ -395,7 +395,7 @@ def knows_target(state, red_type, target):
     return target < _MAX_HOSTS and (known >> target) & ONE == ONE
 
 
-@njit(forceinline=True)
+@njit
 def red_action(state, red_type, target, outcomes, tables):
     """Carry out a red action.
 

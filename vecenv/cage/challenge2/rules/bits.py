@@ -30,19 +30,19 @@ _EVERY_BYTE = np.uint64(0x0101010101010101)
 _NTH_MEMBER = nth_members_of_bytes(np.uint8)
 
 
-@njit(forceinline=True)
+@njit
 def only(index):
     """Set uint64 with the one member `index` uint64."""
     return ONE << index
 
 
-@njit(forceinline=True)
+@njit
 def lowest(members):
     """Set uint64 of the first member only; empty if there is none."""
     return members & ~(members - (ONE if members != ZERO else ZERO))
 
 
-@njit(forceinline=True)
+@njit
 def count(members):
     """Number uint64 of set bits of a uint64; a compiler knows this pattern as one instruction."""
     members = members - ((members >> ONE) & _EVERY_OTHER)
@@ -51,7 +51,7 @@ def count(members):
     return np.multiply(members, _EVERY_BYTE) >> _TOP_BYTE
 
 
-@njit(forceinline=True)
+@njit
 def every_fourth(bits):
     """Set uint64 of at most 16 made of the bits 0, 4, 8 ... of a uint64."""
     bits &= _EVERY_FOURTH
@@ -61,7 +61,7 @@ def every_fourth(bits):
     return (bits | (bits >> _TWENTY_FOUR)) & _SIXTEEN
 
 
-@njit(forceinline=True)
+@njit
 def nth(members, n):
     """The n-th member (from 0) of a set of at most 16, uint64; 0..15 whatever the arguments."""
     low = members & _BYTE

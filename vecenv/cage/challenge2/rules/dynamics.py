@@ -97,7 +97,7 @@ def begin_episode(state, tables):
         state.order_or_n_priv[host] = (footholds >> np.uint64(host)) & ONE
 
 
-@njit(forceinline=True)
+@njit
 def reward_of(state, tables):
     """Blue's reward of the state, without the cost of its action, times ten, int64."""
     charged = np.uint64(state.has_priv)
@@ -110,7 +110,7 @@ def reward_of(state, tables):
     return -cost
 
 
-@njit(forceinline=True)
+@njit
 def watch(state, red_host, seen, placed, green_target, tables):
     """Show blue the events of this step.
 
@@ -133,7 +133,7 @@ def watch(state, red_host, seen, placed, green_target, tables):
     show_activity(state, red_host, num_events, num_ports, is_shell_seen, placed, tables)
 
 
-@njit(forceinline=True)
+@njit
 def finish_step(state, blue_hosts, red_type, target, outcomes, tables):
     """Do what comes after blue's turn, given what red does and how chance falls.
 
@@ -193,13 +193,13 @@ def apply(state, blue_action, red_type, red_target, outcomes, tables):
     return finish_step(state, blue_hosts, red_type, np.uint64(red_target), outcomes, tables)
 
 
-@njit(forceinline=True)
+@njit
 def chance(rng, slot, odds):
     """Draw True with probability odds / 2**32, odds uint64."""
     return (word_at(rng, slot) >> _HALF_WORD) < odds
 
 
-@njit(forceinline=True)
+@njit
 def draw_exploit(state, host, rng, tables):
     """Draw the exploit int64 that red uses on host uint64; NONE if it has no candidate."""
     candidates = exploit_candidates(state, host, tables)
@@ -213,7 +213,7 @@ def draw_exploit(state, host, rng, tables):
     return np.int64(nth(candidates, rank))
 
 
-@njit(forceinline=True)
+@njit
 def draw_green(rng, tables):
     """Draw the host int64 that green scans, or NONE."""
     hosts = np.uint64(tables.green_hosts)
@@ -222,7 +222,7 @@ def draw_green(rng, tables):
     return np.int64(nth(hosts, np.uint64(integers_at(rng, GREEN_HOST_SLOT, count(hosts)))))
 
 
-@njit(forceinline=True)
+@njit
 def draw_outcomes(state, red_type, target, rng, tables):
     """Draw how chance falls for a red action, after blue's turn.
 
@@ -253,7 +253,7 @@ def reset(state, rng, tables):
         state.red_agent = nth(agents, np.uint64(integers_at(rng, RED_AGENT_SLOT, count(agents))))
 
 
-@njit(forceinline=True)
+@njit
 def finish_free(state, blue_hosts, red_type, target, rng, tables):
     """Do what comes after both sides have chosen; see `step` for what is returned."""
     outcomes = draw_outcomes(state, red_type, target, rng, tables)
@@ -261,7 +261,7 @@ def finish_free(state, blue_hosts, red_type, target, rng, tables):
     return reward10 / _TEN, False, False
 
 
-@njit(forceinline=True)
+@njit
 def step(state, action, rng, tables):
     """Step one environment: blue does `action`, an integer, red what its agent decides.
 

@@ -45,14 +45,14 @@ _AGENTS = (np.uint64(B_LINE), np.uint64(MEANDER), np.uint64(NO_RED))
 _NUM_AGENTS = 3
 
 
-@njit(forceinline=True)
+@njit
 def believe_cleaned(state, host):
     """Blue restored host uint64: it believes it clean."""
     shift = host * _BITS_PER_HOST
     state.obs_bits = np.uint64(state.obs_bits) & ~(_BELIEF_BITS << shift)
 
 
-@njit(forceinline=True)
+@njit
 def believe_removed(state, host):
     """Blue used Remove on host uint64: it no longer knows, unless it believed it clean."""
     shift = host * _BITS_PER_HOST
@@ -61,13 +61,13 @@ def believe_removed(state, host):
         state.obs_bits = (bits & ~(_BELIEF_BITS << shift)) | (_BELIEF_UNKNOWN << shift)
 
 
-@njit(forceinline=True)
+@njit
 def clear_activity(state):
     """Forget the last step's activity; beliefs stay."""
     state.obs_bits = np.uint64(state.obs_bits) & _ALL_BELIEFS
 
 
-@njit(forceinline=True)
+@njit
 def show_activity(state, host, num_events, num_ports, is_shell_seen, placed, tables):
     """Turn the events on host uint64 into activity, and an exploit into a belief.
 
@@ -90,7 +90,7 @@ def show_activity(state, host, num_events, num_ports, is_shell_seen, placed, tab
     state.obs_bits = bits
 
 
-@njit(forceinline=True)
+@njit
 def show_found(state, found):
     """Blue's Analyse found a dropped tool on the host in `found` uint64, a set of at most one."""
     if found != ZERO:
@@ -98,7 +98,7 @@ def show_found(state, found):
         state.obs_bits = np.uint64(state.obs_bits) | (_BELIEF_PRIVILEGED << shift)
 
 
-@njit(forceinline=True)
+@njit
 def observe(state, out, tables):
     """Write the observation: `out` (4 * hosts,) of any number type, values 0 and 1."""
     num_bits = min(np.uint64(out.shape[0]), _NUM_BITS)

@@ -35,7 +35,7 @@ _RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
 )
 
 
-@njit(forceinline=True)
+@njit
 def b_line_options(state, tables):
     """B_line's move: (kind of red action, set of targets), both uint64."""
     last_step = np.uint64(state.plan_step) & _PLAN_BITS
@@ -58,7 +58,7 @@ def b_line_options(state, tables):
     return np.uint64(tables.plan_type[step]), targets
 
 
-@njit(forceinline=True)
+@njit
 def b_line_commit(state, target, tables):
     """Let B_line remember the target uint64 of its move."""
     if state.plan_step == tables.plan_draw_step and state.first_host == _NO_HOST:
@@ -67,7 +67,7 @@ def b_line_commit(state, target, tables):
         state.has_verified = ONE
 
 
-@njit(forceinline=True)
+@njit
 def meander_digest(state, tables):
     """Let Meander draw its conclusions from whether its last action succeeded."""
     exploited = np.uint64(state.last_exploited)
@@ -91,7 +91,7 @@ def meander_digest(state, tables):
             state.exploited_ips = np.uint64(state.exploited_ips) & away
 
 
-@njit(forceinline=True)
+@njit
 def meander_options(state, tables):
     """Meander's move: (kind of red action, set of targets), both uint64."""
     meander_digest(state, tables)
@@ -117,7 +117,7 @@ def meander_options(state, tables):
     return _RED_SLEEP, ZERO
 
 
-@njit(forceinline=True)
+@njit
 def meander_commit(state, red_type, target, tables):
     """Let Meander remember its move: kind of red action and target, both uint64."""
     here = only(target)
@@ -135,7 +135,7 @@ def meander_commit(state, red_type, target, tables):
         state.last_escalated = here
 
 
-@njit(forceinline=True)
+@njit
 def red_options(state, tables):
     """The move of the env's own agent: (kind of red action, set of targets), both uint64.
 
@@ -148,7 +148,7 @@ def red_options(state, tables):
     return _RED_SLEEP, ZERO
 
 
-@njit(forceinline=True)
+@njit
 def red_commit(state, red_type, target, tables):
     """Let the env's own agent remember the move it has been given: uint64, uint64."""
     target = target & HOST_BITS
@@ -158,7 +158,7 @@ def red_commit(state, red_type, target, tables):
         meander_commit(state, red_type, target, tables)
 
 
-@njit(forceinline=True)
+@njit
 def red_policy(state, rng, tables):
     """What the env's own agent does: (kind of red action, target), both uint64."""
     red_type, targets = red_options(state, tables)
