@@ -54,7 +54,7 @@ _TOLD: set[str] = set()  # why code is not kept, as far as it was said
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
 _VERSIONS = (
-    "unique symbols, linked",  # code of before had others, see `_number_symbols_anew`
+    "unique symbols, linked, private",  # how symbols of code are named, and what calls what
     *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
 )
 _MISSING = object()

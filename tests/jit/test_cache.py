@@ -612,3 +612,6 @@ def test_bundled_functions_that_are_linked_in_print_and_raise(
         function(-2)
     linked = function.py_func.__globals__["_told"]
     assert [one.library.get_pointer_to_function("any") for one in linked.overloads.values()] == [0]
+    (code,) = function.inspect_llvm().values()
+    assert "_told" in code
+    assert "define linkonce_odr" not in code, "what others can't call is private"
