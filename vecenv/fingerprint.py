@@ -75,11 +75,12 @@ def _number_symbols_anew() -> None:
     """Let Numba number what it compiles from a random number on.
 
     The names of machine code are made from the qualified name, this number and the argument types,
-    and Numba counts from one in every process. Functions that were not inlined are weak symbols of
-    the code kept on disk, and the linker takes whatever it has first under a name: code loaded from
-    disk would call a function of the same name and number that was compiled just now, for another
-    constant or another record (whose types are numbered, too). So no two compilations, in whatever
-    process, may have the same number. Only names are changed; Numba finds files without them.
+    and Numba counts from one in every process. Functions that are neither inlined nor private are
+    weak symbols of the code kept on disk, and the linker takes whatever it has first under a name:
+    code loaded from disk would call a function of the same name and number that was compiled just
+    now, for another constant or another record (whose types are numbered, too). So no two
+    compilations, in whatever process, may have the same number. Only names are changed; Numba finds
+    files without them.
     """
     FunctionIdentity._unique_ids = itertools.count(_FIRST_SYMBOL + int.from_bytes(os.urandom(8)))
 
@@ -201,6 +202,8 @@ def _fresh_copies(outermost: Any = None) -> Copies:
 def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> Any:
     """Return what compiles a copy of a compiled function: Numba's compiler, or one of `linking`."""
     own = found._compiler.pipeline_class
+    if own is OutermostCompiler:  # of `cached_njit`, called by another function now
+        own = Compiler
     if own is not Compiler or not CAN_LINK or options.get("parallel"):
         return own
     if is_outermost:

@@ -64,17 +64,22 @@ class _LinkedLibrary(JITCodeLibrary):
 
 
 class _OutermostLibrary(JITCodeLibrary):
-    """Code of one function that is called from outside, with all that it calls."""
+    """Code of one function, with all that it calls."""
 
     def _optimize_final_module(self) -> None:
-        """Make what it calls private before that."""
+        """Make what it calls private before that.
+
+        Not Numba's counters of references: were this linked into another function, LLVM would give
+        those of one module other names, by which Numba no longer finds them.
+        """
         for function in self._final_module.functions:
-            if not function.is_declaration and function.linkage.name == "linkonce_odr":
+            is_linked_in = not function.is_declaration and function.linkage.name == "linkonce_odr"
+            if is_linked_in and not function.name.startswith("NRT_"):
                 function.linkage = "internal"
         super()._optimize_final_module()
 
 
-class _Compile(AnalysisPass):
+class _ChooseLibrary(AnalysisPass):
     """Give a function a library of another kind before it is lowered."""
 
     library: type[JITCodeLibrary]
@@ -90,14 +95,14 @@ class _Compile(AnalysisPass):
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
-class _Link(_Compile):
+class _Link(_ChooseLibrary):
     _name = "vecenv_link"
     library = _LinkedLibrary
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
-class _LinkOthers(_Compile):
-    _name = "vecenv_link_others"
+class _MakePrivate(_ChooseLibrary):
+    _name = "vecenv_make_private"
     library = _OutermostLibrary
 
 
@@ -133,7 +138,7 @@ class OutermostCompiler(Compiler):
 
     def define_pipelines(self) -> list[Any]:
         """Return Numba's, with two passes more."""
-        managers = _with_pass(super().define_pipelines(), _LinkOthers, after=IRLegalization)
+        managers = _with_pass(super().define_pipelines(), _MakePrivate, after=IRLegalization)
         return _with_pass(managers, _SetEnvironments, after=NoPythonBackend)
 
 
