@@ -617,3 +617,28 @@ def test_bundled_functions_that_are_linked_in_print_and_raise(
     assert "_told" in code
     private = re.findall(r"define internal .*@\S*_told", code)
     assert private and not re.findall(r"define linkonce_odr .*@\S*_told", code)
+
+
+def _squares(n):
+    return np.arange(n) ** 2
+
+
+def _sum_of_squares(n):
+    return _kept_squares(n).sum() + _kept_squares(n + 1).sum()
+
+
+_kept_squares = cached_njit(_squares)
+
+
+@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit, njit])
+def test_what_counts_references_keeps_its_name_in_functions_that_others_call(
+    compiled, monkeypatch, tmp_path
+):
+    """By another one, as LLVM gives to a second private function, Numba doesn't find it."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    _kept_squares(2)
+    function = compiled(_sum_of_squares)
+    assert function(3) == 5 + 14
+    (code,) = function.inspect_llvm().values()
+    names = re.findall(r"define .*@(NRT_(?:in|de)cref[.\d]*)", code)
+    assert names and set(names) <= {"NRT_incref", "NRT_decref"}
