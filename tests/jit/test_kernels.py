@@ -10,7 +10,7 @@ from vecenv import ActionError
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.arrays import ActionReader, first_invalid_row
+from vecenv.jit.arrays import ActionReader, copy_checked, first_invalid_row, integer_type
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
@@ -351,8 +351,33 @@ def test_bounds_that_all_elements_share_are_checked_once_and_name_the_row():
         found = ActionReader(space, 3).bounds
         assert found.tolist() == bounds and found.flags.c_contiguous
         assert first_invalid_row(actions, found) == 2
-        assert first_invalid_row(actions[:2], found) == -1
+        assert first_invalid_row(actions[:2], found) == first_invalid_row(actions[:0], found) == -1
     assert ActionReader(Box(0, 3, (), np.int16), 3).bounds.tolist() == [[0], [3]]
+
+
+@needs_jit
+@pytest.mark.parametrize("bounds", [[[0], [1]], [[0, 0, 1], [1, 1, 1]]], ids=["common", "each"])
+def test_integers_of_every_type_are_copied_and_checked_in_the_copy(bounds):
+    bounds = np.array(bounds)
+    for code in "bBhHiIlL":
+        dtype = np.dtype(code)
+        actions = np.ones((4, 3), dtype)
+
+        def check(actions=actions):
+            copy = np.zeros_like(actions)
+            addresses = copy.ctypes.data, actions.ctypes.data
+            row = copy_checked(*addresses, integer_type(actions.dtype), 4, 3, bounds)
+            np.testing.assert_array_equal(copy, actions)
+            assert row == first_invalid_row(actions, bounds)
+            return row
+
+        assert check() == -1
+        for wrong in (2, np.iinfo(dtype).max, np.iinfo(dtype).min):
+            actions[2, 1] = wrong
+            assert check() == (2 if wrong else -1)
+            actions[2, 1] = 1
+        actions[1, 2] = actions[3, 0] = 9
+        assert check() == 1
 
 
 def test_array_actions_arrive_and_results_have_the_spaces_dtype():

@@ -1,4 +1,4 @@
-"""Atomic access to an int64 array, and arrays at a memory address, for compiled code.
+"""Atomic access to an int64 array, and memory at an address, for compiled code.
 
 Numba has neither on the CPU. All accesses are sequentially consistent: `jit.driver` and
 `workers.futex_link` rely on all threads seeing them in one order. Nothing here can be called when
@@ -91,6 +91,34 @@ def pause(typingctx):
         return context.get_dummy_value()
 
     return types.none(), codegen
+
+
+@intrinsic
+def address_of(typingctx, array):
+    """Return where the memory of an array begins, int64."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context, builder, signature, args):
+        start = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(start, ir.IntType(8 * _WORD_BYTES))
+
+    return types.int64(array), codegen
+
+
+@intrinsic
+def integer_at(typingctx, address, dtype):
+    """Return the integer of this dtype at an address, as int64; uint64 from 2**63 on wraps."""
+    if not isinstance(dtype, types.DTypeSpec) or not isinstance(dtype.dtype, types.Integer):
+        return None
+    kind: Any = dtype.dtype
+
+    def codegen(context, builder, signature, args):
+        narrow, word = ir.IntType(kind.bitwidth), ir.IntType(8 * _WORD_BYTES)
+        integer = builder.load(builder.inttoptr(args[0], narrow.as_pointer()))
+        return builder.sext(integer, word) if kind.signed else builder.zext(integer, word)
+
+    return types.int64(types.int64, dtype), codegen
 
 
 @intrinsic

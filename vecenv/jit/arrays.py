@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,19 +10,23 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numba import njit
 
-from vecenv.core.atomics import array_at
+from vecenv.core.atomics import array_at, integer_at
 from vecenv.core.errors import ActionError
 from vecenv.core.slots import Outputs
 
 __all__ = [
     "ActionReader",
-    "checked_copy",
+    "copy_checked",
     "element_bounds",
     "first_invalid_row",
+    "integer_type",
     "new_outputs",
 ]
 
 _BOOL = np.dtype(np.bool_)
+_INT64 = np.dtype(np.int64)
+_INT8 = np.dtype(np.int8)
+_UINT8 = np.dtype(np.uint8)
 
 
 class ActionReader:
@@ -69,10 +74,7 @@ class ActionReader:
         """Refuse actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
         if self._any:
             return
-        elements = actions.reshape(len(actions), -1)
-        is_bad = ((elements < self.bounds[0]) | (elements > self.bounds[1])).any(axis=1)
-        if is_bad.any():
-            row = int(np.argmax(is_bad))
+        if (row := first_invalid_row(actions, self.bounds)) >= 0:
             self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
 
     def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
@@ -108,46 +110,84 @@ def element_bounds(space: Space) -> np.ndarray:
     return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)
 
 
-@njit(error_model="numpy")  # nothing is divided by 0, which need not be looked at
-def first_invalid_row(actions, bounds):
+def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
     """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
 
     bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
     order, or of all elements if K = 1; with K = 0 nothing is checked.
     """
-    num_bounds = bounds.shape[1]
-    if num_bounds == 0:
+    if bounds.shape[1] == 0:
         return -1
-    flat = actions.reshape(actions.size)
-    for k in range(flat.size):
-        if flat[k] < bounds[0, k % num_bounds] or flat[k] > bounds[1, k % num_bounds]:
-            return k // (flat.size // actions.shape[0])
+    elements = actions.reshape(len(actions), math.prod(actions.shape[1:]))
+    is_bad = ((elements < bounds[0]) | (elements > bounds[1])).any(axis=1)
+    return int(np.argmax(is_bad)) if is_bad.any() else -1
+
+
+def integer_type(dtype: np.dtype) -> int:
+    """Return the bytes of an integer, negative if it has no sign, as `copy_checked` takes them."""
+    return -dtype.itemsize if dtype.kind == "u" else dtype.itemsize
+
+
+@njit
+def copy_checked(target, source, integer_type, num_rows, row_size, bounds):
+    """Copy integers between addresses and, in the copy, look for one out of bounds.
+
+    Args:
+        target: Address of memory where there is room for them.
+        source: Address of (num_rows, row_size).
+        integer_type: Of both, see the function.
+        num_rows: Number of rows.
+        row_size: Elements of a row.
+        bounds: int64 (2, K), as of `first_invalid_row`; K is 1 or row_size.
+
+    Returns:
+        The first row with such an element, or -1.
+    """
+    size, num_bytes = num_rows * row_size, num_rows * row_size * abs(integer_type)
+    given, own = array_at(source, (num_bytes,), _UINT8), array_at(target, (num_bytes,), _UINT8)
+    for k in range(num_bytes):  # an assignment of arrays would look for overlaps first
+        own[k] = given[k]
+    if bounds.shape[1] == 1:  # most are of these types, and all in bounds
+        if integer_type == 8 and _are_all_in(array_at(target, (size,), _INT64), bounds):
+            return -1
+        if integer_type == 1 and _are_all_in(array_at(target, (size,), _INT8), bounds):
+            return -1
+    for row in range(num_rows):
+        for k in range(row_size):
+            bound = k if bounds.shape[1] > 1 else 0
+            element = _element(target, row * row_size + k, integer_type)
+            if element < bounds[0, bound] or element > bounds[1, bound]:
+                return row
     return -1
 
 
 @njit
-def checked_copy(actions, bounds, address):
-    """Copy actions to an address, where there is room for them, and check the copy.
+def _are_all_in(elements, bounds):
+    """Whether no element (K,) is out of bounds int64 (2, 1)."""
+    low, high = bounds[0, 0], bounds[1, 0]
+    num_bad = 0
+    for k in range(elements.shape[0]):  # to its end, in which many are compared at once
+        num_bad += (elements[k] < low) | (elements[k] > high)
+    return num_bad == 0
 
-    Returns:
-        The copy, and what `first_invalid_row` returns for it.
-    """
-    flat = actions.reshape(actions.size)
-    own = array_at(address, (actions.size,), actions.dtype)
-    if bounds.shape[1] == 1:  # in one pass
-        low, high = bounds[0, 0], bounds[1, 0]
-        num_bad = 0
-        for k in range(flat.size):
-            action = flat[k]
-            own[k] = action
-            num_bad += (action < low) | (action > high)
-        if num_bad == 0:
-            return own.reshape(actions.shape), -1
-    else:
-        for k in range(flat.size):  # an assignment of arrays would look for overlaps first
-            own[k] = flat[k]
-    copy = own.reshape(actions.shape)
-    return copy, first_invalid_row(copy, bounds)
+
+@njit
+def _element(address, k, integer_type):
+    """Element k of integers at an address, int64."""
+    address += k * abs(integer_type)
+    if integer_type == 1:
+        return integer_at(address, np.int8)
+    if integer_type == 2:
+        return integer_at(address, np.int16)
+    if integer_type == 4:
+        return integer_at(address, np.int32)
+    if integer_type == -1:
+        return integer_at(address, np.uint8)
+    if integer_type == -2:
+        return integer_at(address, np.uint16)
+    if integer_type == -4:
+        return integer_at(address, np.uint32)
+    return integer_at(address, np.int64)  # of uint64 what is beyond it is below any bound
 
 
 def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:

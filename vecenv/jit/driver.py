@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from vecenv.core.atomics import array_at, exchange, fetch_add, load, pause, store
-from vecenv.jit.arrays import checked_copy
+from vecenv.core.atomics import address_of, array_at, exchange, fetch_add, load, pause, store
+from vecenv.jit.arrays import copy_checked
 from vecenv.jit.episodes import STEP, Batch
 
 ADDRESSES = (
@@ -50,6 +50,8 @@ JOB_DTYPE = np.dtype(
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
         ("may_wake", np.int64),  # 1: wake sleeping helpers
+        ("action_size", np.int64),  # elements of one action
+        ("action_type", np.int64),  # of an element, from `integer_type`
         *((name, np.int64) for name in ADDRESSES),
     ]
 )
@@ -92,21 +94,11 @@ def sleep_word(control, thread):
 
 
 @njit
-def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncations):
-    """Check the actions, fill in the job and, if it has several parts, open it to helpers.
+def open_job(control, jobs, bounds):
+    """Check the actions of a job with bounds (2, K) and, if it has several parts, open it.
 
     Actions with bounds are copied, and the copies are checked and used: another thread may change
     the caller's array at any time.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,); op, num_rows, num_parts and chunk_rows are set.
-        actions: (R, ...).
-        bounds: int64 (2, K), see `first_invalid_row`.
-        obs: (R, ...), written by the job, as the next three.
-        rewards: float32 or float64 (R,).
-        terminations: bool (R,).
-        truncations: bool (R,).
 
     Returns:
         A bit set of the sleeping helpers to wake (bit t is thread t), or -1 - row if the action of
@@ -114,16 +106,12 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
     """
     job = jobs[0]
     if job.op == STEP and bounds.shape[1] > 0:
-        actions, bad_row = checked_copy(actions, bounds, job.own_actions)
+        bad_row = copy_checked(
+            job.own_actions, job.actions, job.action_type, job.num_rows, job.action_size, bounds
+        )
         if bad_row >= 0:
             return -1 - bad_row
-    job.actions = actions.ctypes.data
-    job.obs = obs.ctypes.data
-    is_float32 = rewards.itemsize == 4
-    job.rewards32 = rewards.ctypes.data if is_float32 else 0
-    job.rewards64 = 0 if is_float32 else rewards.ctypes.data
-    job.terminations = terminations.ctypes.data
-    job.truncations = truncations.ctypes.data
+        job.actions = job.own_actions
     store(control, ENDED, 0)
     for part in range(job.num_parts):
         store(control, FIRST_PART + part * LINE, part * job.num_rows // job.num_parts)
@@ -135,6 +123,36 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
             if job.may_wake != 0 and exchange(control, sleep_word(control, thread), 0) == 1:
                 to_wake |= 1 << thread
     return to_wake
+
+
+@njit
+def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncations):
+    """Fill in the addresses of a job, check its actions and, if it has several parts, open it.
+
+    This is compiled for each combination of dtypes and axes; so all else is in `open_job`.
+
+    Args:
+        control: Control words int64.
+        jobs: JOB_DTYPE (1,); all is set but what is filled in here.
+        bounds: int64 (2, K), see `first_invalid_row`.
+        actions: (R, ...).
+        obs: (R, ...), written by the job, as the next three.
+        rewards: float32 or float64 (R,).
+        terminations: bool (R,).
+        truncations: bool (R,).
+
+    Returns:
+        What `open_job` returns.
+    """
+    job = jobs[0]
+    job.actions = address_of(actions)
+    job.obs = address_of(obs)
+    is_float32 = rewards.itemsize == 4
+    job.rewards32 = address_of(rewards) if is_float32 else 0
+    job.rewards64 = 0 if is_float32 else address_of(rewards)
+    job.terminations = address_of(terminations)
+    job.truncations = address_of(truncations)
+    return open_job(control, jobs, bounds)
 
 
 @njit
@@ -222,7 +240,7 @@ def attend(control, jobs, thread, num_spins):
         Thread 0: number of episodes that ended, or -1 if helpers are still busy (ask `settle`).
         Helpers: 0.
     """
-    ticket = -1
+    ticket = np.int64(-1)  # a literal would have `join` compiled twice
     while True:
         if thread > 0:
             ticket = join(control, jobs, thread, ticket, num_spins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import sys
 import threading
@@ -17,7 +18,7 @@ from vecenv.core.rows import aligned_zeros
 from vecenv.core.slots import Outputs
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import driver
-from vecenv.jit.arrays import first_invalid_row
+from vecenv.jit.arrays import first_invalid_row, integer_type
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
 from vecenv.jit.episodes import STEP, Batch
 
@@ -41,7 +42,6 @@ NUM_KEPT = 1200  # jobs done the faster way until both are timed again
 _publish = cached_njit(driver.publish)
 _settle = cached_njit(driver.settle, nogil=True)
 _leave = cached_njit(driver.leave)
-_first_invalid_row: Any = getattr(first_invalid_row, "py_func", first_invalid_row)
 
 
 class Fixed(NamedTuple):
@@ -105,7 +105,7 @@ class PythonRunner:
         """Do one job; see `CompiledRunner.run`."""
         fixed = self._fixed
         actions = actions.copy()  # another thread may change the caller's after the check
-        bad_row = _first_invalid_row(actions, fixed.action_bounds) if job.op == STEP else -1
+        bad_row = first_invalid_row(actions, fixed.action_bounds) if job.op == STEP else -1
         if bad_row >= 0:
             return -1 - bad_row
         rewards = outputs.rewards
@@ -180,6 +180,8 @@ class CompiledRunner:
         self._job["autoreset_mode"] = fixed.autoreset_mode
         self._job["max_episode_steps"] = fixed.max_episode_steps
         self._job["num_envs"] = len(fixed.states)
+        self._job["action_size"] = math.prod(fixed.no_actions.shape[1:])
+        self._job["action_type"] = integer_type(fixed.no_actions.dtype)
         self._job["own_actions"] = self._own_actions.ctypes.data
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)
@@ -332,7 +334,7 @@ class CompiledRunner:
         helpers = self._call_helpers()
         helpers.arrays = (job, actions, outputs)
         try:
-            to_wake = _publish(self._control, self._jobs, actions, self._bounds, *outputs)
+            to_wake = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
             if to_wake < 0:
                 return to_wake
             if to_wake > 0:
@@ -362,7 +364,7 @@ class CompiledRunner:
 
     def _do_alone(self, actions: np.ndarray, outputs: Outputs) -> int:
         """Do a job in one part, on this thread only."""
-        bad_row = _publish(self._control, self._jobs, actions, self._bounds, *outputs)
+        bad_row = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
         if bad_row < 0:
             return bad_row
         begin_ns = time.perf_counter_ns() if self._is_timed else 0
