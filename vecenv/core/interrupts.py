@@ -17,6 +17,8 @@ __all__ = ["held_in_forks", "interrupts_later", "put_handlers_back"]
 
 _MOST_PUT_OFF = 2  # of one signal; who is more impatient than that gets through
 
+_SIGNALS = tuple(signal.valid_signals())  # finding them out takes a call for each
+
 _put_off: list[dict[int, Any]] = []  # handlers, one dict for each context that has not ended
 
 
@@ -58,7 +60,7 @@ def interrupts_later() -> Iterator[None]:
     try:
         if threading.current_thread() is threading.main_thread():
             _put_off.append(handlers)
-            for number in signal.valid_signals():
+            for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     handlers[number] = replaced[number] = handler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +125,7 @@ def batch_env_spaces(
             f"batch observation space, actual got {observation_mode}"
         )
     _check_observation_spaces(observation_spaces, single, observation_mode, owner)
-    for index, space in enumerate(action_spaces):
+    for index, space in _distinct(action_spaces):
         if space != action_spaces[0]:
             raise RuntimeError(
                 f"The action space of env {index} is {space}, expected that of env 0: "
@@ -135,10 +135,18 @@ def batch_env_spaces(
     return BatchedSpaces(single, batched, action_spaces[0], action_space)
 
 
+def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
+    """Each space once, and its first env: those of a worker's envs are often one object."""
+    first: dict[int, tuple[int, Space]] = {}
+    for index, space in enumerate(spaces):
+        first.setdefault(id(space), (index, space))
+    return first.values()
+
+
 def _check_observation_spaces(
     spaces: Sequence[Space], single: Space, observation_mode: ObservationMode, owner: str
 ) -> None:
-    for index, space in enumerate(spaces):
+    for index, space in _distinct(spaces):
         if observation_mode == "same":
             if space != single:
                 raise RuntimeError(
