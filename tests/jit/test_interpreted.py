@@ -1,6 +1,7 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
+import threading
 import time
 
 import numpy as np
@@ -219,6 +220,23 @@ def test_a_trial_that_does_not_end_is_given_up():
     begin = time.monotonic()
     binding.try_out(kernels, binding.interpretable(run_rows), None, binding.NO_LIMIT)
     assert time.monotonic() - begin < 30.0
+
+
+def test_a_trial_ends_though_it_has_lost_what_was_to_end_it():
+    """As in a callback from C code, where Python only prints what is raised."""
+    came = []
+
+    def loop(batch, start, stop):
+        while len(came) < 2:
+            try:
+                while True:
+                    time.sleep(0)
+            except TimeoutError as error:
+                came.append(error)
+
+    binding.try_out(WALK, loop, None, binding.NO_LIMIT)
+    assert len(came) == 2
+    assert "vecenv-jit-trial" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_debugging_runs_everything_in_python_with_equal_results():

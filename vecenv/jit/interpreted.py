@@ -42,6 +42,7 @@ _NUM_STEPS = 64  # of a dry run
 _MIN_STEPS = 8
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
 _LIMIT_SECONDS = 0.5  # any dry run is stopped after this time
+_MOST_STOPS = 4  # attempts at that, as long after each other
 
 
 class KernelIndexError(IndexError):
@@ -340,7 +341,9 @@ def _failure(
         thread.start()
         thread.join(_LIMIT_SECONDS)
     finally:  # also after Ctrl-C
-        if thread.is_alive():
+        for _ in range(_MOST_STOPS):  # what raises in a callback from C code, as LLVM's, is lost
+            if not thread.is_alive():
+                break
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
             )
