@@ -37,7 +37,7 @@ from workers.started_envs import (
 from vecenv import AsyncVectorEnv
 from vecenv.workers import pool, server, starting
 from vecenv.workers.probe import ProbeError, ProbeTimeout, run_apart
-from vecenv.workers.starting import make_start, why_not_fork
+from vecenv.workers.starting import choose_method, why_not_fork
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,9 +117,9 @@ def test_a_process_without_threads_is_forked(tmp_path):
     """NumPy's library has started threads, which it ends before a fork."""
     text = (
         "import os, numpy, vecenv, gymnasium\n"
-        "from vecenv.workers.starting import make_start, why_not_fork\n"
+        "from vecenv.workers.starting import choose_method, why_not_fork\n"
         "a = numpy.ones((500, 500)); a @ a\n"
-        "is_fork = make_start(None, []).setup.registry is None\n"
+        "is_fork = choose_method(None).name == 'fork'\n"
         "print(why_not_fork(), is_fork, 'multiprocess.popen' in os.environ)\n"
     )
     assert run_script(text, folder=tmp_path) == "None True False\n"
@@ -141,17 +141,17 @@ def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
 @pytest.mark.parametrize("library", [multiprocess, multiprocessing])
 def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_method, thread):
     library.set_start_method("spawn", force=True)
-    assert make_start(None, []).context.get_start_method() == "spawn"
-    assert make_start("fork", []).context.get_start_method() == "fork"
-    assert make_start("forkserver", []).context.get_start_method() == "forkserver"
+    assert choose_method(None).name == "spawn"
+    assert choose_method("fork").name == "fork"
+    assert choose_method("forkserver").name == "forkserver"
     library.set_start_method("fork", force=True)  # the default: nobody's wish
-    assert make_start(None, []).context.get_start_method() == "forkserver"
+    assert choose_method(None).name == "forkserver"
 
 
 def test_the_callers_start_method_wins_over_that_of_the_older_library(no_method):
     multiprocessing.set_start_method("spawn", force=True)
     multiprocess.set_start_method("forkserver", force=True)
-    assert make_start(None, []).context.get_start_method() == "forkserver"
+    assert choose_method(None).name == "forkserver"
 
 
 def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, thread, no_method):

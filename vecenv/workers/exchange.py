@@ -659,7 +659,7 @@ class Exchange:
     def _start_anew(self, worker: int, reason: str) -> None:
         """Start a process in a worker's place and wait until it has made its envs."""
         try:
-            self.pool.start(worker, lost_because=reason)
+            self.pool.restart(worker, reason)
         except Exception as cause:  # factories are pickled again, unless forked
             error = WorkerDiedError(
                 f"{reason} It could not be replaced: {type(cause).__name__}: {cause}. What "

@@ -52,7 +52,7 @@ class PoolOptions(NamedTuple):
 
     Attributes:
         bounds: Chunks of envs; worker w has bounds[w], ..., bounds[w + 1] - 1.
-        context: Start method, or None to choose one, see `make_start`.
+        context: Start method, or None to choose one, see `choose_method`.
         daemon: Flag of the processes.
         threads: Per worker; 0 if it depends on whether envs wait.
         most_threads: Per worker, so that no more envs are stepped at a time than are allowed.
@@ -231,7 +231,6 @@ def open_pool(factories: Factories, options: PoolOptions, started: StartedPools)
     """
     prepare_start(options.context)
     num_envs = len(factories)
-    num_workers = len(options.bounds) - 1
     threads = options.threads or _threads_for(factories, options)
     link = _make_link(ControlLayout.of(options.bounds, threads, ring_size(num_envs)), options)
     arena = Arena()
@@ -250,8 +249,7 @@ def open_pool(factories: Factories, options: PoolOptions, started: StartedPools)
     started.append(pool)
     own_envs: list[Env] = []
     try:
-        for worker in range(num_workers):
-            pool.start(worker)
+        pool.start_all()
         reports = _make_all(pool, factories, own_envs)
         return _lay_out(pool, link, arena, reports, own_envs, options)
     except BaseException as error:

@@ -27,7 +27,7 @@ from vecenv.workers.layout import CURRENT
 from vecenv.workers.links import CALLER_SLICE_S, Link
 from vecenv.workers.messages import EnvSpaces
 from vecenv.workers.process import tell_after_fork
-from vecenv.workers.starting import make_start
+from vecenv.workers.starting import StartMethod, choose_method, make_start
 from vecenv.workers.worker import WorkerSetup, run_worker
 
 __all__ = ["StartedPools", "WorkerPool"]
@@ -98,11 +98,20 @@ class WorkerPool:
             if pipe is not None:
                 pipe.close()
 
-    def start(self, worker: int, lost_because: str | None = None) -> None:
-        """Start one worker process."""
+    def start_all(self) -> None:
+        """Start all worker processes."""
+        method = choose_method(self._method)
+        for worker in range(len(self.processes)):
+            self._start(worker, method, None)
+
+    def restart(self, worker: int, lost_because: str) -> None:
+        """Start a worker process anew, in the place of one that is gone for this reason."""
+        self._start(worker, choose_method(self._method), lost_because)
+
+    def _start(self, worker: int, method: StartMethod, lost_because: str | None) -> None:
         first, last = self.bounds[worker], self.bounds[worker + 1]
         self.start_s[worker] = -time.monotonic()
-        start = make_start(self._method, self.factories[first:last])
+        start = make_start(method, self.factories[first:last])
         here, there = _make_pipe()
         setup = WorkerSetup(
             worker=worker,

@@ -103,15 +103,15 @@ def run_apart(
         *args: Further arguments, and the result, are pickled.
         timeout: Seconds for user code: unpickling of the factories included, start of the process
             excluded.
-        method: Start method, see `make_start`.
+        method: Start method, see `choose_method`.
         is_worker: Whether libraries are limited to one thread, as in workers.
 
     Raises:
         ProbeError: It has raised, taken too long, or ended its process.
     """
-    from vecenv.workers.starting import make_start
+    from vecenv.workers.starting import choose_method, make_start
 
-    start = make_start(method, factories)
+    start = make_start(choose_method(method), factories)
     here, there = start.context.Pipe()
     task = _Task(
         function=function,

@@ -26,6 +26,8 @@ from vecenv.workers.process import Process
 
 __all__ = [
     "Start",
+    "StartMethod",
+    "choose_method",
     "make_start",
     "prepare_start",
     "starts_quickly",
@@ -59,18 +61,43 @@ class Start(NamedTuple):
         return Process(process, _hidden_main if is_spawn else contextlib.nullcontext)
 
 
-def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> Start:
-    """Choose the start method for some factories, and pickle them if need be.
+class StartMethod(NamedTuple):
+    """A start method of `multiprocess`.
+
+    Attributes:
+        name: "fork", "forkserver" or "spawn".
+        why_not_fork: Why it is not "fork", if that would have been our choice.
+    """
+
+    name: str
+    why_not_fork: str | None
+
+
+def choose_method(method: str | None) -> StartMethod:
+    """Return the start method for processes of envs, as things are now.
 
     Args:
         method: "fork", "forkserver" or "spawn"; None for the one that the user has set with
             `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if there is
             none, for "spawn" where `vecenv.machine.is_portable`, for "fork" where it is harmless
-            and "forkserver" elsewhere. What can't be pickled is then forked all the same, and the
-            log says so.
-        factories: Of envs.
+            and "forkserver" elsewhere. Whether it is takes a millisecond to find out.
     """
-    method, reason = _resolve(method)
+    method = method or _set_by_user()
+    if method is not None:
+        return StartMethod(method, None)
+    if is_portable():
+        return StartMethod("spawn", None)
+    reason = why_not_fork()
+    return StartMethod("fork" if reason is None else "forkserver", reason)
+
+
+def make_start(chosen: StartMethod, factories: Sequence[Callable[[], Any]]) -> Start:
+    """Prepare a process for some factories, which are pickled if need be.
+
+    Those that can't be pickled are forked all the same if the method was our choice, and the log
+    says so.
+    """
+    method, reason = chosen
     if method != "fork":
         try:
             return _start(method, dump_factories(list(factories)), dump_registry())
@@ -100,7 +127,7 @@ def _start(
 
 def prepare_start(method: str | None) -> None:
     """Start the server if processes will need one, while this process does other things."""
-    if _resolve(method)[0] == "forkserver":
+    if choose_method(method).name == "forkserver":
         from vecenv.workers.server import ensure_running
 
         ensure_running()
@@ -108,18 +135,7 @@ def prepare_start(method: str | None) -> None:
 
 def starts_quickly() -> bool:
     """Whether processes start in milliseconds (once there is a server) unless told otherwise."""
-    return _resolve(None)[0] != "spawn"
-
-
-def _resolve(method: str | None) -> tuple[str, str | None]:
-    """Return the start method, and why it is not "fork" if that would have been our choice."""
-    method = method or _set_by_user()
-    if method is not None:
-        return method, None
-    if is_portable():
-        return "spawn", None
-    reason = why_not_fork()
-    return "fork" if reason is None else "forkserver", reason
+    return choose_method(None).name != "spawn"
 
 
 def _context(method: str) -> Any:
