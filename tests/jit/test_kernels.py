@@ -10,7 +10,7 @@ from vecenv import ActionError
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.arrays import ActionReader, copy_checked, first_invalid_row, integer_type
+from vecenv.jit.arrays import ActionReader, copy_checked, element_bounds, first_invalid_row
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
@@ -355,6 +355,22 @@ def test_bounds_that_all_elements_share_are_checked_once_and_name_the_row():
     assert ActionReader(Box(0, 3, (), np.int16), 3).bounds.tolist() == [[0], [3]]
 
 
+def test_bounds_of_large_integers_are_exact_and_none_are_beyond_int64():
+    most = 2**63 - 1
+    assert element_bounds(Box(0, 2**53 + 1, (), np.uint64)).tolist() == [[0], [2**53 + 1]]
+    assert element_bounds(Box(0, 2**64 - 1, (), np.uint64)).tolist() == [[0], [most]]
+    assert element_bounds(Box(0, 2**64 - 1, (1,), np.uint64)).tolist() == [[0], [most]]
+    assert element_bounds(Discrete(3, start=2**62)).tolist() == [[2**62], [2**62 + 2]]
+    start = np.array([2**63, 0], np.uint64)
+    with pytest.raises(ValueError, match=r"begins at 2\*\*63 or above"):
+        element_bounds(MultiDiscrete(np.array([3, 3], np.uint64), np.uint64, start=start))
+
+
+def test_spaces_of_another_byte_order_are_refused():
+    with pytest.raises(TypeError, match="is of >i4, which Numba can't compute with; use int32"):
+        dataclasses.replace(BOARD, observation_space=Box(0, 3, (2,), np.dtype(">i4")))
+
+
 @needs_jit
 @pytest.mark.parametrize("bounds", [[[0], [1]], [[0, 0, 1], [1, 1, 1]]], ids=["common", "each"])
 def test_integers_of_every_type_are_copied_and_checked_in_the_copy(bounds):
@@ -365,8 +381,7 @@ def test_integers_of_every_type_are_copied_and_checked_in_the_copy(bounds):
 
         def check(actions=actions):
             copy = np.zeros_like(actions)
-            addresses = copy.ctypes.data, actions.ctypes.data
-            row = copy_checked(*addresses, integer_type(actions.dtype), 4, 3, bounds)
+            row = copy_checked(copy.reshape(-1), actions.reshape(-1), bounds, 4)
             np.testing.assert_array_equal(copy, actions)
             assert row == first_invalid_row(actions, bounds)
             return row

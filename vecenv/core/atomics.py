@@ -95,8 +95,8 @@ def pause(typingctx):
 
 @intrinsic
 def address_of(typingctx, array):
-    """Return where the memory of an array begins, int64."""
-    if not isinstance(array, types.Array):
+    """Return where the memory of a C-contiguous array begins, int64."""
+    if not isinstance(array, types.Array) or array.layout != "C":
         return None
 
     def codegen(context, builder, signature, args):
@@ -104,21 +104,6 @@ def address_of(typingctx, array):
         return builder.ptrtoint(start, ir.IntType(8 * _WORD_BYTES))
 
     return types.int64(array), codegen
-
-
-@intrinsic
-def integer_at(typingctx, address, dtype):
-    """Return the integer of this dtype at an address, as int64; uint64 from 2**63 on wraps."""
-    if not isinstance(dtype, types.DTypeSpec) or not isinstance(dtype.dtype, types.Integer):
-        return None
-    kind: Any = dtype.dtype
-
-    def codegen(context, builder, signature, args):
-        narrow, word = ir.IntType(kind.bitwidth), ir.IntType(8 * _WORD_BYTES)
-        integer = builder.load(builder.inttoptr(args[0], narrow.as_pointer()))
-        return builder.sext(integer, word) if kind.signed else builder.zext(integer, word)
-
-    return types.int64(types.int64, dtype), codegen
 
 
 @intrinsic

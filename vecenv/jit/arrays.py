@@ -10,7 +10,6 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numba import njit
 
-from vecenv.core.atomics import array_at, integer_at
 from vecenv.core.errors import ActionError
 from vecenv.core.slots import Outputs
 
@@ -19,14 +18,10 @@ __all__ = [
     "copy_checked",
     "element_bounds",
     "first_invalid_row",
-    "integer_type",
     "new_outputs",
 ]
 
 _BOOL = np.dtype(np.bool_)
-_INT64 = np.dtype(np.int64)
-_INT8 = np.dtype(np.int8)
-_UINT8 = np.dtype(np.uint8)
 
 
 class ActionReader:
@@ -93,21 +88,30 @@ def element_bounds(space: Space) -> np.ndarray:
     """Return the bounds of actions of a space, int64 (2, K).
 
     They are the lowest and highest value of each of the K elements of one action in C order; K = 0
-    if any value is allowed.
+    if any value is allowed. Of uint64, values from 2**63 on are not.
+
+    Raises:
+        ValueError: All values of an element are such.
     """
+    low: Any
+    high: Any
+    # Of Python ints: NumPy adds uint64 and int64 as float64.
     if isinstance(space, Discrete):
-        low, high = np.array([space.start]), np.array([space.start + space.n - 1])
+        low, high = int(space.start), int(space.start) + int(space.n) - 1
     elif isinstance(space, MultiDiscrete):
-        low, high = space.start, space.start + space.nvec - 1
+        low = space.start.astype(object)
+        high = low + space.nvec.astype(object) - 1
     elif isinstance(space, MultiBinary):
         low, high = np.zeros(space.shape), np.ones(space.shape)
     elif isinstance(space, Box) and np.dtype(space.dtype).kind in "iu":
-        # Python ints, as the bounds of uint64 are beyond int64
-        low, high = space.low, np.minimum(space.high.astype(object), np.iinfo(np.int64).max)
-        high = np.asarray(high)  # of a Box of no dimensions a number
+        low, high = space.low, space.high
     else:
         return np.zeros((2, 0), dtype=np.int64)
-    return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)
+    bounds = np.stack([np.asarray(bound).astype(object).reshape(-1) for bound in (low, high)])
+    most = np.iinfo(np.int64).max
+    if (bounds[0] > most).any():
+        raise ValueError(f"the action space {space} begins at 2**63 or above; use smaller numbers")
+    return np.minimum(bounds, most).astype(np.int64)
 
 
 def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
@@ -123,71 +127,42 @@ def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
     return int(np.argmax(is_bad)) if is_bad.any() else -1
 
 
-def integer_type(dtype: np.dtype) -> int:
-    """Return the bytes of an integer, negative if it has no sign, as `copy_checked` takes them."""
-    return -dtype.itemsize if dtype.kind == "u" else dtype.itemsize
-
-
 @njit
-def copy_checked(target, source, integer_type, num_rows, row_size, bounds):
-    """Copy integers between addresses and, in the copy, look for one out of bounds.
+def copy_checked(own, given, bounds, num_rows):
+    """Copy the elements of actions and, in the copy, look for one out of bounds.
+
+    It is compiled for each dtype, whatever the shape of actions.
 
     Args:
-        target: Address of memory where there is room for them.
-        source: Address of (num_rows, row_size).
-        integer_type: Of both, see the function.
-        num_rows: Number of rows.
-        row_size: Elements of a row.
-        bounds: int64 (2, K), as of `first_invalid_row`; K is 1 or row_size.
+        own: (num_rows * elements of an action,), written.
+        given: Of the same length and dtype.
+        bounds: int64 (2, K) with K > 0, as of `first_invalid_row`.
+        num_rows: Number of actions.
 
     Returns:
         The first row with such an element, or -1.
     """
-    size, num_bytes = num_rows * row_size, num_rows * row_size * abs(integer_type)
-    given, own = array_at(source, (num_bytes,), _UINT8), array_at(target, (num_bytes,), _UINT8)
-    for k in range(num_bytes):  # an assignment of arrays would look for overlaps first
-        own[k] = given[k]
-    if bounds.shape[1] == 1:  # most are of these types, and all in bounds
-        if integer_type == 8 and _are_all_in(array_at(target, (size,), _INT64), bounds):
+    size, num_bounds = given.shape[0], bounds.shape[1]
+    if num_bounds == 1:  # in one pass, in which many are compared at once
+        low, high = bounds[0, 0], bounds[1, 0]
+        num_bad = 0
+        for k in range(size):
+            action = given[k]
+            own[k] = action
+            num_bad += (action < low) | (action > high)
+        if num_bad == 0:
             return -1
-        if integer_type == 1 and _are_all_in(array_at(target, (size,), _INT8), bounds):
-            return -1
+    else:
+        for k in range(size):  # an assignment of arrays would look for overlaps first
+            own[k] = given[k]
+    row_size = num_bounds if num_bounds > 1 else size // num_rows
     for row in range(num_rows):
         for k in range(row_size):
-            bound = k if bounds.shape[1] > 1 else 0
-            element = _element(target, row * row_size + k, integer_type)
+            bound = k if num_bounds > 1 else 0
+            element = own[row * row_size + k]
             if element < bounds[0, bound] or element > bounds[1, bound]:
                 return row
     return -1
-
-
-@njit
-def _are_all_in(elements, bounds):
-    """Whether no element (K,) is out of bounds int64 (2, 1)."""
-    low, high = bounds[0, 0], bounds[1, 0]
-    num_bad = 0
-    for k in range(elements.shape[0]):  # to its end, in which many are compared at once
-        num_bad += (elements[k] < low) | (elements[k] > high)
-    return num_bad == 0
-
-
-@njit
-def _element(address, k, integer_type):
-    """Element k of integers at an address, int64."""
-    address += k * abs(integer_type)
-    if integer_type == 1:
-        return integer_at(address, np.int8)
-    if integer_type == 2:
-        return integer_at(address, np.int16)
-    if integer_type == 4:
-        return integer_at(address, np.int32)
-    if integer_type == -1:
-        return integer_at(address, np.uint8)
-    if integer_type == -2:
-        return integer_at(address, np.uint16)
-    if integer_type == -4:
-        return integer_at(address, np.uint32)
-    return integer_at(address, np.int64)  # of uint64 what is beyond it is below any bound
 
 
 def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:

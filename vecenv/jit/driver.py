@@ -50,8 +50,6 @@ JOB_DTYPE = np.dtype(
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
         ("may_wake", np.int64),  # 1: wake sleeping helpers
-        ("action_size", np.int64),  # elements of one action
-        ("action_type", np.int64),  # of an element, from `integer_type`
         *((name, np.int64) for name in ADDRESSES),
     ]
 )
@@ -94,24 +92,55 @@ def sleep_word(control, thread):
 
 
 @njit
-def open_job(control, jobs, bounds):
-    """Check the actions of a job with bounds (2, K) and, if it has several parts, open it.
+def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncations):
+    """Check the actions, fill in the job and, if it has several parts, open it to helpers.
 
     Actions with bounds are copied, and the copies are checked and used: another thread may change
     the caller's array at any time.
+
+    This is compiled for each combination of dtypes and axes; what it calls is not.
+
+    Args:
+        control: Control words int64.
+        jobs: JOB_DTYPE (1,); op, num_rows, num_parts and chunk_rows are set.
+        bounds: int64 (2, K) with K > 0, see `first_invalid_row`; None if any action is allowed.
+        actions: (R, ...).
+        obs: (R, ...), written by the job, as the next three.
+        rewards: float32 or float64 (R,).
+        terminations: bool (R,).
+        truncations: bool (R,).
 
     Returns:
         A bit set of the sleeping helpers to wake (bit t is thread t), or -1 - row if the action of
         that row is out of bounds; the job is not open then.
     """
     job = jobs[0]
-    if job.op == STEP and bounds.shape[1] > 0:
-        bad_row = copy_checked(
-            job.own_actions, job.actions, job.action_type, job.num_rows, job.action_size, bounds
-        )
+    source = address_of(actions)
+    if bounds is not None and job.op == STEP:
+        given = array_at(source, (actions.size,), actions.dtype)
+        source = job.own_actions
+        own = array_at(source, (actions.size,), actions.dtype)
+        bad_row = copy_checked(own, given, bounds, job.num_rows)
         if bad_row >= 0:
             return -1 - bad_row
-        job.actions = job.own_actions
+    job.actions = source
+    job.obs = address_of(obs)
+    is_float32 = rewards.itemsize == 4
+    job.rewards32 = address_of(rewards) if is_float32 else 0
+    job.rewards64 = 0 if is_float32 else address_of(rewards)
+    job.terminations = address_of(terminations)
+    job.truncations = address_of(truncations)
+    return open_job(control, jobs)
+
+
+@njit
+def open_job(control, jobs):
+    """Let all parts of a job begin; open it to helpers if there are several.
+
+    Returns:
+        The helpers to wake, as `publish`.
+    """
+    job = jobs[0]
     store(control, ENDED, 0)
     for part in range(job.num_parts):
         store(control, FIRST_PART + part * LINE, part * job.num_rows // job.num_parts)
@@ -123,36 +152,6 @@ def open_job(control, jobs, bounds):
             if job.may_wake != 0 and exchange(control, sleep_word(control, thread), 0) == 1:
                 to_wake |= 1 << thread
     return to_wake
-
-
-@njit
-def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncations):
-    """Fill in the addresses of a job, check its actions and, if it has several parts, open it.
-
-    This is compiled for each combination of dtypes and axes; so all else is in `open_job`.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,); all is set but what is filled in here.
-        bounds: int64 (2, K), see `first_invalid_row`.
-        actions: (R, ...).
-        obs: (R, ...), written by the job, as the next three.
-        rewards: float32 or float64 (R,).
-        terminations: bool (R,).
-        truncations: bool (R,).
-
-    Returns:
-        What `open_job` returns.
-    """
-    job = jobs[0]
-    job.actions = address_of(actions)
-    job.obs = address_of(obs)
-    is_float32 = rewards.itemsize == 4
-    job.rewards32 = address_of(rewards) if is_float32 else 0
-    job.rewards64 = 0 if is_float32 else address_of(rewards)
-    job.terminations = address_of(terminations)
-    job.truncations = address_of(truncations)
-    return open_job(control, jobs, bounds)
 
 
 @njit

@@ -42,7 +42,9 @@ _NUM_STEPS = 64  # of a dry run
 _MIN_STEPS = 8
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
 _LIMIT_SECONDS = 0.5  # any dry run is stopped after this time
-_MOST_STOPS = 4  # attempts at that, as long after each other
+# Until it is stopped once more, as what is raised in a callback from C code (LLVM's) is lost; not
+# soon, as that would cut off what the thread does at its end.
+_STOP_SECONDS = (1.5, 0.5)
 
 
 class KernelIndexError(IndexError):
@@ -341,13 +343,12 @@ def _failure(
         thread.start()
         thread.join(_LIMIT_SECONDS)
     finally:  # also after Ctrl-C
-        for _ in range(_MOST_STOPS):  # what raises in a callback from C code, as LLVM's, is lost
-            if not thread.is_alive():
-                break
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
-            )
-            thread.join(_LIMIT_SECONDS)
+        for seconds in _STOP_SECONDS:
+            if thread.is_alive():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
+                )
+                thread.join(seconds)
         np.random.set_state(streams[0])  # noqa: NPY002
         random.setstate(streams[1])
     return failures[0] if failures else None

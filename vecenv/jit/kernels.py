@@ -173,9 +173,12 @@ def _check_space(name: str, space: Any) -> None:
         )
     if space.shape is None or 0 in space.shape:
         raise ValueError(f"{name} {space} has no elements")
-    if space.dtype == np.float16:
+    dtype = np.dtype(space.dtype)
+    if dtype == np.float16 or dtype.itemsize > 8 or not dtype.isnative:
+        given = dtype.name if dtype.isnative else dtype.str
+        other = "float32" if dtype.kind == "f" else dtype.name
         raise TypeError(
-            f"{name} {space} is of float16, which Numba can't compute with; use float32"
+            f"{name} {space} is of {given}, which Numba can't compute with; use {other}"
         )
 
 

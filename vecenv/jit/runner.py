@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import sys
 import threading
@@ -18,7 +17,7 @@ from vecenv.core.rows import aligned_zeros
 from vecenv.core.slots import Outputs
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import driver
-from vecenv.jit.arrays import first_invalid_row, integer_type
+from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
 from vecenv.jit.episodes import STEP, Batch
 
@@ -168,11 +167,11 @@ class CompiledRunner:
         self._attend = self._unstamped = attend
         self._fixed = fixed  # keeps the arrays alive whose addresses are in the job
         self._step_job = Job(STEP, len(fixed.states))
-        self._bounds = fixed.action_bounds
+        self._bounds = fixed.action_bounds if fixed.action_bounds.shape[1] else None
         self._control_words = control_words(self.num_threads)
         self._control = aligned_zeros((self._control_words,), np.int64)
         self._own_actions = aligned_zeros(
-            (len(fixed.states) if self._bounds.shape[1] else 0, *fixed.no_actions.shape[1:]),
+            (0 if self._bounds is None else len(fixed.states), *fixed.no_actions.shape[1:]),
             fixed.no_actions.dtype,
         )
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
@@ -180,8 +179,6 @@ class CompiledRunner:
         self._job["autoreset_mode"] = fixed.autoreset_mode
         self._job["max_episode_steps"] = fixed.max_episode_steps
         self._job["num_envs"] = len(fixed.states)
-        self._job["action_size"] = math.prod(fixed.no_actions.shape[1:])
-        self._job["action_type"] = integer_type(fixed.no_actions.dtype)
         self._job["own_actions"] = self._own_actions.ctypes.data
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)
