@@ -57,7 +57,7 @@ def imports_of(file):
             names = tuple(name.name for name in node.names)
             found.append(Import(module, names, at_top, typing_only))
         at_top = at_top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        is_guard = isinstance(node, ast.If) and "'TYPE_CHECKING'" in ast.dump(node.test)
         inside = [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)]
         pending += [(child, at_top, typing_only or is_guard) for child in inside]
     return found

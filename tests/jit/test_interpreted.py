@@ -222,8 +222,10 @@ def test_a_trial_that_does_not_end_is_given_up():
     assert time.monotonic() - begin < 30.0
 
 
-def test_a_trial_ends_though_it_has_lost_what_was_to_end_it():
+def test_a_trial_ends_though_it_has_lost_what_was_to_end_it(monkeypatch):
     """As in a callback from C code, where Python only prints what is raised."""
+    monkeypatch.setattr(interpreted, "_LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr(interpreted, "_STOP_SECONDS", (0.05, 20.0))
     came = []
 
     def loop(batch, start, stop):
