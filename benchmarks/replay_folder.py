@@ -108,7 +108,7 @@ class Direct:
             self.position = 0
         for begin in range(0, len(self.block), 1 << 22):
             piece = self.block[begin : begin + (1 << 22)]
-            os.pwrite(self.writing, memoryview(piece), self.position + begin)  # type: ignore[arg-type]  # typeshed
+            os.pwrite(self.writing, memoryview(piece), self.position + begin)  # type: ignore[arg-type]  # typeshed before 3.12
         self.position += len(self.block)
         self.dirty += len(self.block)
         if self.dirty >= DIRTY:
