@@ -186,9 +186,12 @@ def envs_that_do_not_wait(monkeypatch):
 
     What tests that are about the trial undo.
     """
-    import vecenv.workers.opening
+    from vecenv.workers import opening
 
-    monkeypatch.setattr(vecenv.workers.opening, "_threads_for", lambda *_: 1)
+    def open_at_once(factories, options, *others):
+        return opening.open_pool(factories, options._replace(threads=1), *others)
+
+    monkeypatch.setattr(opening, "_open_during_trial", open_at_once)
 
 
 @pytest.fixture(autouse=True)

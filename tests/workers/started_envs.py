@@ -11,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from workers.faulty_envs import FaultyEnv
+from workers.faulty_envs import FaultyEnv, NapEnv
 
 
 class Spy(FaultyEnv):
@@ -61,6 +61,21 @@ class Threads(FaultyEnv):
 class HangingOnce(FaultyEnv):
     def step(self, action):
         hang()
+
+
+class LockingEnv(NapEnv):
+    """Writes its process into a file, and keeps it locked until that ends."""
+
+    files = []
+
+    def __init__(self, path, seconds):
+        import fcntl
+
+        self.seconds = seconds
+        file = open(path, "a")  # noqa: SIM115 - until the end of the process
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print(os.getpid(), file=file, flush=True)
+        self.files.append(file)
 
 
 class Calling(gym.Env):

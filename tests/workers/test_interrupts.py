@@ -18,7 +18,7 @@ from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Text
 from programs import printed
-from workers.faulty_envs import FINE, FaultyEnv, children, wait_until_gone
+from workers.faulty_envs import FINE, FaultyEnv, NapEnv, children, wait_until_gone
 
 import vecenv
 from vecenv import AsyncVectorEnv, StepSlot
@@ -196,15 +196,16 @@ def test_ctrl_c_at_every_line_of_a_call(env, options, names):
         in_fork(strike_every_line, env, options, name, 1)
 
 
-def strike_opening(stride):
+def strike_opening(stride, env_fns, threads):
     line, before = 0, set(children())
-    AsyncVectorEnv([FaultyEnv] * 2, num_workers=2).close()
+    options = {"num_workers": 2, "threads_per_worker": threads, "context": "fork"}
+    AsyncVectorEnv(env_fns, **options).close()
     while True:
         line += stride
         interrupt = Interrupt(line)
         envs = None
         with interrupt:
-            envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+            envs = AsyncVectorEnv(env_fns, **options)
         if not interrupt.has_struck:
             envs.close()
             assert line > 5 * stride
@@ -236,9 +237,20 @@ def strike_closing(stride, options):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [193, 5])
-def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
-    in_fork(strike_opening, stride)
+@pytest.mark.parametrize(
+    ("stride", "env_fns", "threads"),
+    [
+        (193, [FaultyEnv] * 2, 1),
+        (5, [FaultyEnv] * 2, 1),
+        (11, [FaultyEnv] * 4, "auto"),
+        (29, [NapEnv] * 4, "auto"),
+    ],
+)
+def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_process(
+    monkeypatch, stride, env_fns, threads
+):
+    monkeypatch.undo()  # an env is tried out
+    in_fork(strike_opening, stride, env_fns, threads)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Where workers come from: forked where that is harmless, else from a process without user code."""
 
 import errno
+import functools
 import importlib
 import itertools
 import logging
@@ -26,6 +27,7 @@ from choices import fast_are
 from workers.faulty_envs import FINE, faulty, wait_until_gone
 from workers.started_envs import (
     HangingOnce,
+    LockingEnv,
     Printing,
     Spy,
     Threads,
@@ -399,6 +401,23 @@ def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeyp
     pool.close()
     (record,) = caplog.records
     assert "threads_per_worker=n" in record.getMessage()
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("seconds", [0.0, 0.03])
+def test_an_env_that_is_tried_out_is_gone_when_workers_make_theirs(tmp_path, monkeypatch, seconds):
+    """What only the end of its process frees can be taken again, be it by threads."""
+    monkeypatch.undo()  # it is tried out
+    paths = [tmp_path / f"{k}" for k in range(4)]
+    env_fns = [functools.partial(LockingEnv, path, seconds) for path in paths]
+    envs = AsyncVectorEnv(env_fns, num_workers=2, context="fork")
+    envs.reset()
+    envs.step([0] * 4)
+    workers = [process.pid for process in envs._exchange.pool.processes]
+    envs.close()
+    makers = [[int(pid) for pid in path.read_text().split()] for path in paths]
+    assert makers[:3] == [[workers[0]], [workers[0]], [workers[1]]]
+    assert len(makers[3]) == 2 and makers[3][1] == workers[1] and makers[3][0] not in workers
 
 
 # -- scripts --------------------------------------------------------------------------------------

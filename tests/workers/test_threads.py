@@ -246,7 +246,7 @@ def test_envs_that_draw_by_opengl_share_no_process_by_threads(tmp_path, library,
         (tmp_path / library).write_bytes(b"code")
     env_fn = functools.partial(WaitingEnv, tmp_path / library if library else None)
     call = probe.can_share, [env_fn]
-    assert probe.run_apart(*call, timeout=30, method="fork", is_worker=True) is gains
+    assert probe.run_apart(*call, timeout=30, method="fork") is gains
 
 
 @pytest.mark.parametrize(

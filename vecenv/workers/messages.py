@@ -17,6 +17,7 @@ from vecenv.workers.layout import Leaf
 
 __all__ = [
     "INTERRUPTED",
+    "MAY_MAKE",
     "NOTHING",
     "Answer",
     "EnvSpaces",
@@ -33,6 +34,7 @@ __all__ = [
 # caller's own chunk, Ctrl-C came, and how far it was is unknown.
 NOTHING = (0, 0, None)
 INTERRUPTED = (-1, -1, None)
+MAY_MAKE = b"make"  # what workers wait for before they make envs
 _HEAD = struct.Struct("<qq")
 
 

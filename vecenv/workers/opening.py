@@ -34,9 +34,9 @@ from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import StartedPools, WorkerPool
-from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, can_share, run_apart
+from vecenv.workers.probe import MOST_THREADS, Apart, ProbeTimeout, can_share
 from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
-from vecenv.workers.starting import prepare_start
+from vecenv.workers.starting import StartMethod, prepare_start
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
 
 __all__ = ["Opened", "PoolOptions", "checked_threads", "open_workers", "worker_shares"]
@@ -176,15 +176,18 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
     """
+    method = prepare_start(options.context)
     try:
-        return open_pool(factories, options, started)
+        if options.threads:
+            return open_pool(factories, options, method, started)
+        return _open_during_trial(factories, options, method, started)
     except EnvCreationError as error:
         failed = error
     env_id: int = vars(failed).get("env_index", 0)
     has_own = options.bounds[0] > 0
     singly = list(range(int(has_own), len(factories) + 1))
     if env_id in (0, *options.bounds) or not _can_be_made_alone(
-        factories[env_id], options, started
+        factories[env_id], options, method, started
     ):
         raise failed
     if len(singly) - 1 > options.most_workers:
@@ -194,7 +197,8 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
         )
         raise failed
     try:
-        opened = open_pool(factories, options._replace(bounds=singly, threads=1), started)
+        singly_held = options._replace(bounds=singly, threads=1)
+        opened = open_pool(factories, singly_held, method, started)
     except Exception:  # the first error is the one to report
         raise failed from failed.__cause__
     _logger.warning(
@@ -206,11 +210,12 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
 
 
 def _can_be_made_alone(
-    factory: Callable[[], Env], options: PoolOptions, started: StartedPools
+    factory: Callable[[], Env], options: PoolOptions, method: StartMethod, started: StartedPools
 ) -> bool:
     """Whether an env can be made in a process that has no other."""
     try:
-        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1), started)
+        options = options._replace(bounds=[0, 1], threads=1)
+        opened = open_pool([factory], options, method, started)
     except Exception:  # the error that led here says what is wrong
         return False
     deadline = Deadline(_CLOSE_S)
@@ -221,18 +226,94 @@ def _can_be_made_alone(
     return True
 
 
-def open_pool(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
+class _EnvsWait(Exception):
+    """Envs gain by threads, which the workers that were started have not."""
+
+
+def _open_during_trial(
+    factories: Factories, options: PoolOptions, method: StartMethod, started: StartedPools
+) -> Opened:
+    """Open a pool with a thread per env if these gain by it, else with one thread per worker.
+
+    An env that is made for it shows which, and is gone when workers make theirs: later is too late,
+    as envs can't change their thread. Workers for envs that compute are started meanwhile; where
+    the env waits, they are ended, and others take their place.
+    """
+    largest = max(last - first for first, last in itertools.pairwise(options.bounds))
+    most = min(largest, options.most_threads, MOST_THREADS)
+    if most < 2:
+        return open_pool(factories, options._replace(threads=1), method, started)
+    alone = options._replace(threads=1)
+    trial = Apart(can_share, factories[-1:], is_worker=True)
+
+    def await_trial() -> None:
+        try:
+            gains = trial.result(_PROBE_S)
+            trial.leave()
+        except Exception as error:  # if it is the envs' fault, making them will say so
+            gains = False
+            _say_unknown(error)
+        finally:
+            trial.end()
+        if gains:
+            raise _EnvsWait
+
+    before_making = await_trial
+    try:
+        try:
+            # The server's children are as clean as spawned ones, and sooner there.
+            trial.start(StartMethod("forkserver", None) if options.context == "spawn" else method)
+        except Exception as error:  # and so will starting workers
+            before_making = _make_at_once
+            _say_unknown(error)
+        return open_pool(factories, alone, method, started, before_making)
+    except _EnvsWait:
+        pass
+    finally:
+        trial.end()
+    return open_pool(factories, options._replace(threads=most), method, started)
+
+
+def _make_at_once() -> None:
+    """Wait for nothing before envs are made."""
+
+
+def _say_unknown(error: Exception) -> None:
+    """Log that envs are taken for ones that compute, as trying one out has failed."""
+    _logger.log(
+        logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
+        "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
+        "failed with %s: %s); threads_per_worker=n steps n at a time",
+        type(error).__name__,
+        error,
+    )
+
+
+def open_pool(
+    factories: Factories,
+    options: PoolOptions,
+    method: StartMethod,
+    started: StartedPools,
+    before_making: Callable[[], None] = _make_at_once,
+) -> Opened:
     """Start the workers, make all envs, and lay out the shared memory; see `open_workers`.
+
+    Args:
+        factories: One per env.
+        options: How the pool is to be; it says how many threads.
+        method: How the workers are started.
+        started: As of `open_workers`.
+        before_making: Called when they have been started, and have made no env; what it raises
+            ends them.
 
     Raises:
         EnvCreationError: A factory raised, or a worker ended while its envs were made.
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
     """
-    prepare_start(options.context)
     num_envs = len(factories)
-    threads = options.threads or _threads_for(factories, options)
-    link = _make_link(ControlLayout.of(options.bounds, threads, ring_size(num_envs)), options)
+    layout = ControlLayout.of(options.bounds, options.threads, ring_size(num_envs))
+    link = _make_link(layout, options)
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin, file=arena.file)
@@ -249,7 +330,9 @@ def open_pool(factories: Factories, options: PoolOptions, started: StartedPools)
     started.append(pool)
     own_envs: list[Env] = []
     try:
-        pool.start_all()
+        pool.start_all(method)
+        before_making()
+        pool.let_make()
         reports = _make_all(pool, factories, own_envs)
         return _lay_out(pool, link, arena, reports, own_envs, options)
     except BaseException as error:
@@ -271,34 +354,6 @@ def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:
     # Its semaphores need names, which reach workers however these are started.
     method = "fork" if options.context == "fork" else "spawn"
     return PortableLink(layout, multiprocess.get_context(method))  # type: ignore[attr-defined]
-
-
-def _threads_for(factories: Factories, options: PoolOptions) -> int:
-    """Decide how many threads each worker gets: one per env if these gain by it, else one.
-
-    An env that is made for it shows which, and is gone when workers make theirs: later is too late,
-    as envs can't change their thread.
-    """
-    largest = max(last - first for first, last in itertools.pairwise(options.bounds))
-    most = min(largest, options.most_threads, MOST_THREADS)
-    if most < 2:
-        return 1
-    # The server's children are as clean as spawned ones, and sooner there.
-    method = "forkserver" if options.context == "spawn" else options.context
-    try:
-        is_shared = run_apart(
-            can_share, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
-        )
-    except Exception as error:  # if it is the envs' fault, making them will say so
-        _logger.log(
-            logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
-            "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
-            "failed with %s: %s); threads_per_worker=n steps n at a time",
-            type(error).__name__,
-            error,
-        )
-        return 1
-    return most if is_shared else 1
 
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:

@@ -25,7 +25,7 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.workers.arena import Arena
 from vecenv.workers.layout import CURRENT
 from vecenv.workers.links import CALLER_SLICE_S, Link
-from vecenv.workers.messages import EnvSpaces
+from vecenv.workers.messages import MAY_MAKE, EnvSpaces
 from vecenv.workers.process import tell_after_fork
 from vecenv.workers.starting import StartMethod, choose_method, make_start
 from vecenv.workers.worker import WorkerSetup, run_worker
@@ -98,15 +98,20 @@ class WorkerPool:
             if pipe is not None:
                 pipe.close()
 
-    def start_all(self) -> None:
-        """Start all worker processes."""
-        method = choose_method(self._method)
+    def start_all(self, method: StartMethod) -> None:
+        """Start all worker processes, which make their envs when they are let."""
         for worker in range(len(self.processes)):
             self._start(worker, method, None)
+
+    def let_make(self) -> None:
+        """Let all workers make their envs."""
+        for worker in range(len(self.processes)):
+            self.send(worker, MAY_MAKE)
 
     def restart(self, worker: int, lost_because: str) -> None:
         """Start a worker process anew, in the place of one that is gone for this reason."""
         self._start(worker, choose_method(self._method), lost_because)
+        self.send(worker, MAY_MAKE)
 
     def _start(self, worker: int, method: StartMethod, lost_because: str | None) -> None:
         first, last = self.bounds[worker], self.bounds[worker + 1]

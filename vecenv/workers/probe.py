@@ -21,9 +21,11 @@ from vecenv.core.pickling import dumps, loads
 
 if TYPE_CHECKING:
     from vecenv.workers.child import ChildSetup
+    from vecenv.workers.starting import StartMethod
 
 __all__ = [
     "MOST_THREADS",
+    "Apart",
     "Probe",
     "ProbeError",
     "ProbeTimeout",
@@ -90,12 +92,8 @@ def run_apart(
     *args: Any,
     timeout: float,
     method: str | None = None,
-    is_worker: bool = False,
 ) -> Any:
-    """Return `function(factories, *args)`, called in a process of its own.
-
-    The process leads a group of processes, which are all killed when there is a result, or when the
-    time is over: whatever envs have started ends with them.
+    """Return `function(factories, *args)`, called in a process of its own; see `Apart`.
 
     Args:
         function: Of a module; raises what it likes.
@@ -104,36 +102,88 @@ def run_apart(
         timeout: Seconds for user code: unpickling of the factories included, start of the process
             excluded.
         method: Start method, see `choose_method`.
-        is_worker: Whether libraries are limited to one thread, as in workers.
 
     Raises:
         ProbeError: It has raised, taken too long, or ended its process.
     """
-    from vecenv.workers.starting import choose_method, make_start
+    from vecenv.workers.starting import choose_method
 
-    start = make_start(choose_method(method), factories)
-    here, there = start.context.Pipe()
-    task = _Task(
-        function=function,
-        args=args,
-        setup=start.setup,
-        pipe=there,
-        is_worker=is_worker,
-    )
-    with here:
-        process = start.process(_be_apart, task, name="vecenv-probe", daemon=False)
-        try:
-            with there:  # which the child has then
-                process.start()
-            _receive(here, process, Deadline(_START_S), "begun")
-            kind, value = _receive(here, process, Deadline(timeout), f"ended after {timeout:g} s")
-            if kind == "failed":
-                raise ProbeError(value)
-            process.join(_END_S)
-            return loads(value)
-        finally:
-            with interrupts_later():
-                _end(process)
+    apart = Apart(function, factories, *args)
+    try:
+        apart.start(choose_method(method))
+        result = apart.result(timeout)
+        apart.leave()
+    finally:
+        apart.end()
+    return result
+
+
+class Apart:
+    """A call in a process of its own, while this one goes on.
+
+    The process leads a group of processes, which are all killed by `end`: whatever envs have
+    started ends with them. Who makes one calls `end` in any case, before `start` has returned, too.
+
+    Args:
+        function, factories, *args: As of `run_apart`.
+        is_worker: Whether libraries are limited to one thread, as in workers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        factories: Factories,
+        *args: Any,
+        is_worker: bool = False,
+    ) -> None:
+        self._function, self._factories, self._args = function, factories, args
+        self._is_worker = is_worker
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def start(self, method: StartMethod) -> None:
+        """Start the process."""
+        from vecenv.workers.starting import make_start
+
+        start = make_start(method, self._factories)
+        self._pipe, there = start.context.Pipe()
+        with there:  # which the child has then
+            task = _Task(self._function, self._args, start.setup, there, self._is_worker)
+            self._process = start.process(_be_apart, task, name="vecenv-probe", daemon=False)
+            self._process.start()
+
+    def result(self, timeout: float) -> Any:
+        """Wait for the result and return it; `timeout` and errors as of `run_apart`."""
+        _receive(self._pipe, self._process, Deadline(_START_S), "begun")
+        what = f"ended after {timeout:g} s"
+        kind, value = _receive(self._pipe, self._process, Deadline(timeout), what)
+        if kind == "failed":
+            raise ProbeError(value)
+        return loads(value)
+
+    def leave(self) -> None:
+        """Let the process, which has answered, end by itself, if that takes only a moment."""
+        self._process.join(_END_S)
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started, without waiting for its end."""
+        if self._process is None:
+            return
+        if self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # which Windows has not
+        self._process.kill()  # it may have no group of its own yet
+
+    def end(self) -> None:
+        """Kill the process and all that it has started; nothing happens the second time."""
+        with interrupts_later():
+            if self._pipe is not None:
+                self._pipe.close()
+            if self._process is not None:
+                self.kill()
+                self._process.join(5)
+                self._process.close()  # unless it can't be ended, in a system call for example
+                self._process = None
 
 
 def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
@@ -149,16 +199,6 @@ def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
     except (EOFError, ConnectionResetError):
         process.join(1)
         raise ProbeError(f"its process {describe_exit(process.exitcode)}", has_died=True) from None
-
-
-def _end(process: Any) -> None:
-    """Kill a probe's process and all that it has started."""
-    if process.pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-            os.killpg(process.pid, signal.SIGKILL)  # which Windows has not
-    process.kill()  # it may have no group of its own yet
-    process.join(5)
-    process.close()  # unless it can't be ended, in a system call for example
 
 
 def _be_apart(task: _Task) -> None:

@@ -125,12 +125,14 @@ def _start(
     return Start(context, ChildSetup(factories, registry, os.getpid(), is_own_child, authkey))
 
 
-def prepare_start(method: str | None) -> None:
-    """Start the server if processes will need one, while this process does other things."""
-    if choose_method(method).name == "forkserver":
+def prepare_start(method: str | None) -> StartMethod:
+    """Choose a start method, and start the server if processes will need one."""
+    chosen = choose_method(method)
+    if chosen.name == "forkserver":
         from vecenv.workers.server import ensure_running
 
         ensure_running()
+    return chosen
 
 
 def starts_quickly() -> bool:

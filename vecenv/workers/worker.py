@@ -91,6 +91,7 @@ def run_worker(setup: WorkerSetup) -> None:
     lanes = Lanes(setup.link.layout.lanes) if setup.link.layout.lanes > 1 else None
     run_each = run_here if lanes is None else lanes.run_each
     try:
+        setup.pipe.recv_bytes()  # `MAY_MAKE`: an env that is tried out is gone
         made = _make_envs(setup, words, run_each)
         family.look()
         if made is None:
