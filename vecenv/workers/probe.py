@@ -38,7 +38,7 @@ __all__ = [
 MOST_THREADS = 256  # of a worker whose envs wait
 
 _STEPPING_S = 0.015  # to tell how long a step takes
-_GLANCE_S = 0.003  # to tell that envs compute
+_GLANCE_S = 0.003  # to tell that envs compute, unless that is clear sooner
 _SLOW_S = 0.5  # after which fewer than three steps must do
 _CHEAP_TO_MAKE_S = 0.5  # envs that are made a second time, to see that it is another one
 _START_S = 60.0  # until a process for a probe is there; it has not seen any user code then
@@ -287,20 +287,26 @@ def can_share(factories: Factories) -> bool:
     env = factories[-1]()
     try:
         env.reset()
-        return _step_alone(env, _GLANCE_S)[1] and not _has_opengl()
+        return _step_alone(env)[1] and not _has_opengl()
     finally:
         env.close()
 
 
-def _step_alone(env: Env, seconds: float) -> tuple[float, bool]:
-    """Return seconds per step, of the fastest of some blocks of steps, and whether it waits."""
+def _step_alone(env: Env, seconds: float = 0.0) -> tuple[float, bool]:
+    """Return seconds per step, of the fastest of some blocks of steps, and whether it waits.
+
+    Args:
+        env: Reset.
+        seconds: For how long to step it at least, to tell its speed; to tell whether it waits takes
+            less.
+    """
     actions = [env.action_space.sample() for _ in range(64)]
     meter, fastest, steps, block = WaitMeter(), float("inf"), 0, 1
     begin = time.perf_counter()
     while (
         (steps < 3 and time.perf_counter() - begin < _SLOW_S)
         or time.perf_counter() - begin < seconds
-        or (meter.found_waiting and meter.is_measuring)
+        or (meter.is_measuring and (meter.found_waiting or time.perf_counter() - begin < _GLANCE_S))
     ):
         meter.begin()
         now = time.perf_counter()
@@ -362,10 +368,17 @@ def _read_queued_ns() -> dict[str, int]:
     On a machine that is busy with other programs envs spend most of their time there, those that
     compute, and those that wait each time that they have waited.
     """
-    found = {}
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread may end
-            found[path.parent.name] = int(path.read_bytes().split()[1])
+    found: dict[str, int] = {}
+    try:
+        threads = os.listdir("/proc/self/task")
+    except OSError:
+        return found
+    for thread in threads:
+        with (
+            contextlib.suppress(OSError, ValueError, IndexError),  # the thread may end
+            open(f"/proc/self/task/{thread}/schedstat", "rb") as file,
+        ):
+            found[thread] = int(file.read().split()[1])
     return found
 
 
