@@ -188,10 +188,10 @@ def envs_that_do_not_wait(monkeypatch):
     """
     from vecenv.workers import opening
 
-    def open_at_once(factories, options, *others):
-        return opening.open_pool(factories, options._replace(threads=1), *others)
+    def open_at_once(factories, options, started):
+        return opening.open_pool(factories, options._replace(threads=1), started)
 
-    monkeypatch.setattr(opening, "_open_during_trial", open_at_once)
+    monkeypatch.setattr(opening, "_open_by_trial", open_at_once)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ import multiprocess
 import numpy as np
 import pytest
 from choices import fast_are
-from workers.faulty_envs import FINE, faulty, wait_until_gone
+from workers.faulty_envs import FINE, FaultyEnv, faulty, wait_until_gone
 from workers.started_envs import (
     HangingOnce,
     LockingEnv,
@@ -37,7 +37,7 @@ from workers.started_envs import (
 )
 
 from vecenv import AsyncVectorEnv
-from vecenv.workers import pool, server, starting
+from vecenv.workers import opening, pool, server, starting
 from vecenv.workers.probe import ProbeError, ProbeTimeout, run_apart
 from vecenv.workers.starting import choose_method, why_not_fork
 
@@ -392,8 +392,6 @@ def test_what_a_probe_has_started_ends_with_it(method, tmp_path):
 
 
 def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeypatch):
-    from vecenv.workers import opening
-
     monkeypatch.undo()  # it is tried out
     monkeypatch.setattr(opening, "_PROBE_S", 0.3)
     with caplog.at_level(logging.WARNING, "vecenv"):
@@ -418,6 +416,73 @@ def test_an_env_that_is_tried_out_is_gone_when_workers_make_theirs(tmp_path, mon
     makers = [[int(pid) for pid in path.read_text().split()] for path in paths]
     assert makers[:3] == [[workers[0]], [workers[0]], [workers[1]]]
     assert len(makers[3]) == 2 and makers[3][1] == workers[1] and makers[3][0] not in workers
+
+
+@pytest.mark.parametrize(
+    ("has_queues", "num_cores", "has_room", "expected"),
+    [
+        (True, 2, True, ["start", "gains"]),
+        (True, 1, True, ["gains", "start"]),
+        (False, 2, True, ["gains", "start"]),
+        (True, 2, False, ["start", "gains", "start"]),
+    ],
+)
+def test_workers_start_beside_the_trial_where_that_changes_nothing(
+    monkeypatch, has_queues, num_cores, has_room, expected
+):
+    monkeypatch.undo()  # an env is tried out
+    calls, room = [], [] if has_room else [OSError(errno.EAGAIN, "no room")]
+    start, gains = pool.WorkerPool.start_all, opening._Trial.gains
+
+    def start_all(*args):
+        calls.append("start")
+        if room:
+            raise room.pop()
+        start(*args)
+
+    monkeypatch.setattr(pool.WorkerPool, "start_all", start_all)
+    monkeypatch.setattr(opening._Trial, "gains", lambda *of: calls.append("gains") or gains(*of))
+    monkeypatch.setattr(opening, "usable_cores", lambda: num_cores)
+    monkeypatch.setattr(opening, "tells_queues", lambda: has_queues)
+    envs = AsyncVectorEnv([FaultyEnv] * 4, num_workers=2, context="fork")
+    envs.reset()
+    envs.close()
+    assert calls == expected
+
+
+@pytest.mark.linux
+def test_workers_do_not_have_the_pipe_of_the_trial(monkeypatch):
+    sockets = []
+    for undo in (False, True):
+        if undo:
+            monkeypatch.undo()  # an env is tried out
+        envs = AsyncVectorEnv([Spy] * 4, num_workers=2, context="fork")
+        sockets.append(envs.call("num_sockets")[0])
+        envs.close()
+    assert sockets[0] == sockets[1]
+
+
+def test_each_try_to_open_a_pool_chooses_how_to_start_workers(monkeypatch):
+    """Envs that the caller makes may start threads, after which nothing is to be forked."""
+    chosen, made = [], []
+    start = pool.WorkerPool.start_all
+    monkeypatch.setattr(
+        pool.WorkerPool,
+        "start_all",
+        lambda self, method: chosen.append(method) or start(self, method),
+    )
+    reasons = iter([None, None, "this process has 2 threads", "this process has 2 threads"])
+    monkeypatch.setattr(starting, "why_not_fork", lambda: next(reasons))
+
+    def make():
+        made.append(0)
+        if len(made) > 1:
+            raise RuntimeError("one for a process")
+        return FaultyEnv()
+
+    envs = AsyncVectorEnv([make] * 4, num_workers=2)
+    envs.close()
+    assert [method.name for method in chosen] == ["fork", "fork", "forkserver"]
 
 
 # -- scripts --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import StartedPools, WorkerPool
-from vecenv.workers.probe import MOST_THREADS, Apart, ProbeTimeout, can_share
+from vecenv.workers.probe import MOST_THREADS, Apart, ProbeTimeout, can_share, tells_queues
 from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
 from vecenv.workers.starting import StartMethod, prepare_start
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
@@ -176,18 +177,17 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
     """
-    method = prepare_start(options.context)
     try:
         if options.threads:
-            return open_pool(factories, options, method, started)
-        return _open_during_trial(factories, options, method, started)
+            return open_pool(factories, options, started)
+        return _open_by_trial(factories, options, started)
     except EnvCreationError as error:
         failed = error
     env_id: int = vars(failed).get("env_index", 0)
     has_own = options.bounds[0] > 0
     singly = list(range(int(has_own), len(factories) + 1))
     if env_id in (0, *options.bounds) or not _can_be_made_alone(
-        factories[env_id], options, method, started
+        factories[env_id], options, started
     ):
         raise failed
     if len(singly) - 1 > options.most_workers:
@@ -197,8 +197,7 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
         )
         raise failed
     try:
-        singly_held = options._replace(bounds=singly, threads=1)
-        opened = open_pool(factories, singly_held, method, started)
+        opened = open_pool(factories, options._replace(bounds=singly, threads=1), started)
     except Exception:  # the first error is the one to report
         raise failed from failed.__cause__
     _logger.warning(
@@ -210,12 +209,11 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
 
 
 def _can_be_made_alone(
-    factory: Callable[[], Env], options: PoolOptions, method: StartMethod, started: StartedPools
+    factory: Callable[[], Env], options: PoolOptions, started: StartedPools
 ) -> bool:
     """Whether an env can be made in a process that has no other."""
     try:
-        options = options._replace(bounds=[0, 1], threads=1)
-        opened = open_pool([factory], options, method, started)
+        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1), started)
     except Exception:  # the error that led here says what is wrong
         return False
     deadline = Deadline(_CLOSE_S)
@@ -226,90 +224,118 @@ def _can_be_made_alone(
     return True
 
 
-class _EnvsWait(Exception):
-    """Envs gain by threads, which the workers that were started have not."""
+class _Trial:
+    """Finding out whether envs gain by threads, in a process of its own.
+
+    An env that is made for it shows that, and is gone when there is a verdict: later is too late,
+    as envs can't change their thread. A context, at whose end the trial is over.
+
+    Args:
+        factories: One per env; the last one's is tried out.
+        method: How workers are started.
+        context: The start method that was asked for.
+    """
+
+    def __init__(self, factories: Factories, method: StartMethod, context: str | None) -> None:
+        self._apart = Apart(can_share, factories[-1:], is_worker=True)
+        # The server's children are as clean as spawned ones, and sooner there.
+        self._method = StartMethod("forkserver", None) if context == "spawn" else method
+        self._gains: bool | None = None
+
+    def __enter__(self) -> _Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._apart.end()
+
+    def start(self) -> None:
+        """Start the process; that it can't be makes a verdict, too."""
+        try:
+            self._apart.start(self._method)
+        except Exception as error:  # starting the workers will say so, if it lasts
+            self._give_up(error)
+
+    def gains(self) -> bool:
+        """Wait for the verdict: whether envs gain by threads."""
+        if self._gains is None:
+            try:
+                self._gains = self._apart.result(_PROBE_S)
+                self._apart.end()
+            except Exception as error:  # if it is the envs' fault, making them will say so
+                self._give_up(error)
+        return bool(self._gains)
+
+    def _give_up(self, error: Exception) -> None:
+        self._apart.end()
+        self._gains = False
+        _logger.log(
+            logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
+            "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
+            "failed with %s: %s); threads_per_worker=n steps n at a time",
+            type(error).__name__,
+            error,
+        )
 
 
-def _open_during_trial(
-    factories: Factories, options: PoolOptions, method: StartMethod, started: StartedPools
-) -> Opened:
+def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
     """Open a pool with a thread per env if these gain by it, else with one thread per worker.
 
-    An env that is made for it shows which, and is gone when workers make theirs: later is too late,
-    as envs can't change their thread. Workers for envs that compute are started meanwhile; where
-    the env waits, they are ended, and others take their place.
+    Few workers are started while an env is tried out, for envs that compute, and make theirs when
+    it is gone; others take their place if it waits. Many would take each other's cores, and so
+    would any where the time that an env waits for a core would count as its own.
     """
     largest = max(last - first for first, last in itertools.pairwise(options.bounds))
     most = min(largest, options.most_threads, MOST_THREADS)
-    if most < 2:
-        return open_pool(factories, options._replace(threads=1), method, started)
     alone = options._replace(threads=1)
-    trial = Apart(can_share, factories[-1:], is_worker=True)
-
-    def await_trial() -> None:
-        try:
-            gains = trial.result(_PROBE_S)
-            trial.leave()
-        except Exception as error:  # if it is the envs' fault, making them will say so
-            gains = False
-            _say_unknown(error)
-        finally:
-            trial.end()
-        if gains:
-            raise _EnvsWait
-
-    before_making = await_trial
-    try:
-        try:
-            # The server's children are as clean as spawned ones, and sooner there.
-            trial.start(StartMethod("forkserver", None) if options.context == "spawn" else method)
-        except Exception as error:  # and so will starting workers
-            before_making = _make_at_once
-            _say_unknown(error)
-        return open_pool(factories, alone, method, started, before_making)
-    except _EnvsWait:
-        pass
-    finally:
-        trial.end()
-    return open_pool(factories, options._replace(threads=most), method, started)
+    if most < 2:
+        return open_pool(factories, alone, started)
+    method = prepare_start(options.context)
+    with _Trial(factories, method, options.context) as trial:
+        trial.start()
+        if len(options.bounds) - 1 <= usable_cores() and tells_queues():
+            with contextlib.suppress(OSError):  # there may be no room for workers and the trial
+                opened = _open_unless(trial.gains, factories, alone, method, started)
+                if opened is not None:
+                    return opened
+        threads = most if trial.gains() else 1
+    return open_pool(factories, options._replace(threads=threads), started)
 
 
-def _make_at_once() -> None:
-    """Wait for nothing before envs are made."""
-
-
-def _say_unknown(error: Exception) -> None:
-    """Log that envs are taken for ones that compute, as trying one out has failed."""
-    _logger.log(
-        logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
-        "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
-        "failed with %s: %s); threads_per_worker=n steps n at a time",
-        type(error).__name__,
-        error,
-    )
-
-
-def open_pool(
-    factories: Factories,
-    options: PoolOptions,
-    method: StartMethod,
-    started: StartedPools,
-    before_making: Callable[[], None] = _make_at_once,
-) -> Opened:
+def open_pool(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
     """Start the workers, make all envs, and lay out the shared memory; see `open_workers`.
 
     Args:
         factories: One per env.
         options: How the pool is to be; it says how many threads.
-        method: How the workers are started.
         started: As of `open_workers`.
-        before_making: Called when they have been started, and have made no env; what it raises
-            ends them.
 
     Raises:
         EnvCreationError: A factory raised, or a worker ended while its envs were made.
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
+    """
+    method = prepare_start(options.context)
+    opened = _open_unless(lambda: False, factories, options, method, started)
+    assert opened is not None
+    return opened
+
+
+def _open_unless(
+    is_wrong: Callable[[], bool],
+    factories: Factories,
+    options: PoolOptions,
+    method: StartMethod,
+    started: StartedPools,
+) -> Opened | None:
+    """Open a pool as `open_pool` does.
+
+    Args:
+        is_wrong: Called when workers have been started and have made no env: whether it is not the
+            pool that is wanted. Then it is ended, and None returned.
+        factories: One per env.
+        options: As of `open_pool`.
+        method: How workers are started.
+        started: As of `open_workers`.
     """
     num_envs = len(factories)
     layout = ControlLayout.of(options.bounds, options.threads, ring_size(num_envs))
@@ -329,18 +355,24 @@ def open_pool(
     )
     started.append(pool)
     own_envs: list[Env] = []
-    try:
-        pool.start_all(method)
-        before_making()
-        pool.let_make()
-        reports = _make_all(pool, factories, own_envs)
-        return _lay_out(pool, link, arena, reports, own_envs, options)
-    except BaseException as error:
-        pool.dismiss(Deadline(_CLOSE_S if isinstance(error, Exception) else 0))
+
+    def give_up(seconds: float) -> None:
+        pool.dismiss(Deadline(seconds))
         close_envs(own_envs, run_here)
         arena.close()
         started.remove(pool)
+
+    try:
+        pool.start_all(method)
+        if not is_wrong():
+            pool.let_make()
+            reports = _make_all(pool, factories, own_envs)
+            return _lay_out(pool, link, arena, reports, own_envs, options)
+    except BaseException as error:
+        give_up(_CLOSE_S if isinstance(error, Exception) else 0)
         raise
+    give_up(0)
+    return None
 
 
 def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:

@@ -51,7 +51,8 @@ class WorkerPool:
     Attributes:
         bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1.
         processes: One per worker.
-        start_s: Seconds from the start of each worker until its envs were made.
+        start_s: Seconds from the start of each worker until its envs were made, without the time
+            until it was let.
         factories: One per env.
         restarts: int64 (num_envs,), how often each env was replaced; None if faults are raised.
     """
@@ -102,10 +103,13 @@ class WorkerPool:
         """Start all worker processes, which make their envs when they are let."""
         for worker in range(len(self.processes)):
             self._start(worker, method, None)
+        self._held_since = time.monotonic()
 
     def let_make(self) -> None:
         """Let all workers make their envs."""
+        held_s = time.monotonic() - self._held_since
         for worker in range(len(self.processes)):
+            self.start_s[worker] -= held_s
             self.send(worker, MAY_MAKE)
 
     def restart(self, worker: int, lost_because: str) -> None:

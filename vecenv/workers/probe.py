@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.faults import describe_exit
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps, loads
+from vecenv.workers.process import Process, tell_after_fork
 
 if TYPE_CHECKING:
     from vecenv.workers.child import ChildSetup
@@ -33,6 +35,7 @@ __all__ = [
     "can_share",
     "probe_env",
     "run_apart",
+    "tells_queues",
 ]
 
 MOST_THREADS = 256  # of a worker whose envs wait
@@ -108,21 +111,16 @@ def run_apart(
     """
     from vecenv.workers.starting import choose_method
 
-    apart = Apart(function, factories, *args)
-    try:
+    with Apart(function, factories, *args) as apart:
         apart.start(choose_method(method))
-        result = apart.result(timeout)
-        apart.leave()
-    finally:
-        apart.end()
-    return result
+        return apart.result(timeout)
 
 
 class Apart:
-    """A call in a process of its own, while this one goes on.
+    """A call in a process of its own, while this one goes on; a context, at whose end it is over.
 
-    The process leads a group of processes, which are all killed by `end`: whatever envs have
-    started ends with them. Who makes one calls `end` in any case, before `start` has returned, too.
+    The process leads a group of processes, which are all killed then: whatever envs have started
+    ends with them.
 
     Args:
         function, factories, *args: As of `run_apart`.
@@ -138,8 +136,26 @@ class Apart:
     ) -> None:
         self._function, self._factories, self._args = function, factories, args
         self._is_worker = is_worker
-        self._process: Any = None
+        self._process: Process | None = None
         self._pipe: Any = None
+        tell_after_fork(self)
+
+    def __enter__(self) -> Apart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End it if Ctrl-C came before `end` could."""
+        if not is_finalizing():
+            self.end()
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Let go of the process in a fork, and close its copy of the pipe."""
+        self._process = None
+        if self._pipe is not None:
+            self._pipe.close()
 
     def start(self, method: StartMethod) -> None:
         """Start the process."""
@@ -153,37 +169,34 @@ class Apart:
             self._process.start()
 
     def result(self, timeout: float) -> Any:
-        """Wait for the result and return it; `timeout` and errors as of `run_apart`."""
+        """Wait for the result, and a moment for the end of the process; errors as of `run_apart`.
+
+        Args:
+            timeout: As of `run_apart`.
+        """
+        assert self._process is not None
         _receive(self._pipe, self._process, Deadline(_START_S), "begun")
         what = f"ended after {timeout:g} s"
         kind, value = _receive(self._pipe, self._process, Deadline(timeout), what)
         if kind == "failed":
             raise ProbeError(value)
-        return loads(value)
-
-    def leave(self) -> None:
-        """Let the process, which has answered, end by itself, if that takes only a moment."""
         self._process.join(_END_S)
-
-    def kill(self) -> None:
-        """Kill the process and all that it has started, without waiting for its end."""
-        if self._process is None:
-            return
-        if self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # which Windows has not
-        self._process.kill()  # it may have no group of its own yet
+        return loads(value)
 
     def end(self) -> None:
         """Kill the process and all that it has started; nothing happens the second time."""
         with interrupts_later():
+            process = self._process
+            if process is not None:
+                if process.pid is not None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+                        os.killpg(process.pid, signal.SIGKILL)  # which Windows has not
+                process.kill()  # it may have no group of its own yet
+                process.join(5)
+                process.close()  # unless it can't be ended, in a system call for example
+                self._process = None
             if self._pipe is not None:
                 self._pipe.close()
-            if self._process is not None:
-                self.kill()
-                self._process.join(5)
-                self._process.close()  # unless it can't be ended, in a system call for example
-                self._process = None
 
 
 def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
@@ -209,7 +222,8 @@ def _be_apart(task: _Task) -> None:
     if task.is_worker:
         limit_threads()
     warnings.simplefilter("ignore")  # what is made later for good repeats them
-    task.pipe.send("begun")
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is ended already
+        task.pipe.send("begun")
     try:
         result = "result", dumps(task.function(task.setup.load(), *task.args))
     except (Exception, KeyboardInterrupt) as error:  # an env's, which the vector env tells better
@@ -380,6 +394,11 @@ def _read_queued_ns() -> dict[str, int]:
         ):
             found[thread] = int(file.read().split()[1])
     return found
+
+
+def tells_queues() -> bool:
+    """Whether the system tells how long threads have been in the queue for a core."""
+    return bool(_read_queued_ns())
 
 
 def _voluntary_switches() -> int:
