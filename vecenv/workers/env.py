@@ -125,7 +125,7 @@ class AsyncVectorEnv(GymVecEnv):
         self.closed = True  # until there is something to close
         _import_all()
         from vecenv.workers.opening import PoolOptions, open_workers
-        from vecenv.workers.pool import StartedPools
+        from vecenv.workers.pool import StartedProcesses
 
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
@@ -149,7 +149,7 @@ class AsyncVectorEnv(GymVecEnv):
             autoreset_mode=self.autoreset_mode,
             owner=type(self).__name__,
         )
-        self._started = StartedPools()
+        self._started = StartedProcesses()
         try:
             opened = open_workers(env_fns, options, self._started)
             self._exchange = opened.exchange

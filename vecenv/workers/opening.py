@@ -34,7 +34,7 @@ from vecenv.workers.info_columns import ColumnReader
 from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
-from vecenv.workers.pool import StartedPools, WorkerPool
+from vecenv.workers.pool import StartedProcesses, WorkerPool
 from vecenv.workers.probe import MOST_THREADS, Apart, ProbeTimeout, can_share, tells_queues
 from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
 from vecenv.workers.starting import StartMethod, prepare_start
@@ -161,7 +161,7 @@ def worker_shares(
     return max(1, min(num_workers, most)), most_threads
 
 
-def open_workers(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
+def open_workers(factories: Factories, options: PoolOptions, started: StartedProcesses) -> Opened:
     """Open a pool; if no process can hold two of the envs, one with a worker for each.
 
     That is so if an env can't be made where another was, and can where there is none.
@@ -169,8 +169,8 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
     Args:
         factories: One per env.
         options: How the pool is to be.
-        started: Takes every pool before it has a process, for who has to end them if Ctrl-C comes;
-            what has been ended here is taken out again.
+        started: Takes everything that is to have processes before it has one, for who has to end
+            them if Ctrl-C comes; what has been ended here is taken out again.
 
     Raises:
         EnvCreationError: A factory raised, or a worker ended while its envs were made.
@@ -209,7 +209,7 @@ def open_workers(factories: Factories, options: PoolOptions, started: StartedPoo
 
 
 def _can_be_made_alone(
-    factory: Callable[[], Env], options: PoolOptions, started: StartedPools
+    factory: Callable[[], Env], options: PoolOptions, started: StartedProcesses
 ) -> bool:
     """Whether an env can be made in a process that has no other."""
     try:
@@ -234,10 +234,19 @@ class _Trial:
         factories: One per env; the last one's is tried out.
         method: How workers are started.
         context: The start method that was asked for.
+        started: As of `open_workers`.
     """
 
-    def __init__(self, factories: Factories, method: StartMethod, context: str | None) -> None:
+    def __init__(
+        self,
+        factories: Factories,
+        method: StartMethod,
+        context: str | None,
+        started: StartedProcesses,
+    ) -> None:
         self._apart = Apart(can_share, factories[-1:], is_worker=True)
+        started.append(self._apart)
+        self._started = started
         # The server's children are as clean as spawned ones, and sooner there.
         self._method = StartMethod("forkserver", None) if context == "spawn" else method
         self._gains: bool | None = None
@@ -246,7 +255,8 @@ class _Trial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._apart.end()
+        self._apart.kill()
+        self._started.remove(self._apart)
 
     def start(self) -> None:
         """Start the process; that it can't be makes a verdict, too."""
@@ -260,13 +270,13 @@ class _Trial:
         if self._gains is None:
             try:
                 self._gains = self._apart.result(_PROBE_S)
-                self._apart.end()
+                self._apart.kill()
             except Exception as error:  # if it is the envs' fault, making them will say so
                 self._give_up(error)
         return bool(self._gains)
 
     def _give_up(self, error: Exception) -> None:
-        self._apart.end()
+        self._apart.kill()
         self._gains = False
         _logger.log(
             logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
@@ -277,7 +287,7 @@ class _Trial:
         )
 
 
-def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
+def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedProcesses) -> Opened:
     """Open a pool with a thread per env if these gain by it, else with one thread per worker.
 
     Few workers are started while an env is tried out, for envs that compute, and make theirs when
@@ -290,7 +300,7 @@ def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedP
     if most < 2:
         return open_pool(factories, alone, started)
     method = prepare_start(options.context)
-    with _Trial(factories, method, options.context) as trial:
+    with _Trial(factories, method, options.context, started) as trial:
         trial.start()
         if len(options.bounds) - 1 <= usable_cores() and tells_queues():
             with contextlib.suppress(OSError):  # there may be no room for workers and the trial
@@ -301,7 +311,7 @@ def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedP
     return open_pool(factories, options._replace(threads=threads), started)
 
 
-def open_pool(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
+def open_pool(factories: Factories, options: PoolOptions, started: StartedProcesses) -> Opened:
     """Start the workers, make all envs, and lay out the shared memory; see `open_workers`.
 
     Args:
@@ -325,7 +335,7 @@ def _open_unless(
     factories: Factories,
     options: PoolOptions,
     method: StartMethod,
-    started: StartedPools,
+    started: StartedProcesses,
 ) -> Opened | None:
     """Open a pool as `open_pool` does.
 

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_for_any
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Env
@@ -30,7 +30,7 @@ from vecenv.workers.process import tell_after_fork
 from vecenv.workers.starting import StartMethod, choose_method, make_start
 from vecenv.workers.worker import WorkerSetup, run_worker
 
-__all__ = ["StartedPools", "WorkerPool"]
+__all__ = ["StartedProcesses", "WorkerPool"]
 
 _logger = logging.getLogger("vecenv")
 
@@ -325,8 +325,18 @@ class WorkerPool:
             alive = [process for process in alive if process.is_alive()]
 
 
-class StartedPools(list[WorkerPool]):
-    """Pools of one vector env, ended at the latest when nobody has this list any more.
+class _HasProcesses(Protocol):
+    @property
+    def has_ended(self) -> bool:
+        """Whether this process has nothing to kill."""
+        ...
+
+    def kill(self) -> None:
+        """Kill all processes."""
+
+
+class StartedProcesses(list[_HasProcesses]):
+    """What one vector env has started, ended at the latest when nobody has this list any more.
 
     What a vector env is made of refers to itself in circles. If Ctrl-C comes between the start of
     the workers and the moment in which somebody has the vector env, nothing else would end them
@@ -335,11 +345,11 @@ class StartedPools(list[WorkerPool]):
     """
 
     def end(self) -> None:
-        """Kill the workers that have not ended."""
+        """Kill what has not ended."""
         with interrupts_later():
-            for pool in self:
-                if pool.is_owner and not pool.has_ended:
-                    pool.kill()
+            for one in self:
+                if not one.has_ended:
+                    one.kill()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the pools; at the interpreter's end, when names here are gone, others do that."""

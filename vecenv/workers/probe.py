@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -144,12 +143,12 @@ class Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.kill()
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End it if Ctrl-C came before `end` could."""
-        if not is_finalizing():
-            self.end()
+    @property
+    def has_ended(self) -> bool:
+        """Whether this process has no process to end."""
+        return self._process is None
 
     def leave_to_parent(self, parent_pid: int) -> None:
         """Let go of the process in a fork, and close its copy of the pipe."""
@@ -183,7 +182,7 @@ class Apart:
         self._process.join(_END_S)
         return loads(value)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process and all that it has started; nothing happens the second time."""
         with interrupts_later():
             process = self._process
