@@ -462,6 +462,7 @@ def test_workers_do_not_have_the_pipe_of_the_trial(monkeypatch):
     assert sockets[0] == sockets[1]
 
 
+@pytest.mark.linux  # elsewhere nothing is forked unless that is asked for
 def test_each_try_to_open_a_pool_chooses_how_to_start_workers(monkeypatch):
     """Envs that the caller makes may start threads, after which nothing is to be forked."""
     chosen, made = [], []
