@@ -232,23 +232,13 @@ class _Trial:
 
     Args:
         factories: One per env; the last one's is tried out.
-        method: How workers are started.
-        context: The start method that was asked for.
         started: As of `open_workers`.
     """
 
-    def __init__(
-        self,
-        factories: Factories,
-        method: StartMethod,
-        context: str | None,
-        started: StartedProcesses,
-    ) -> None:
+    def __init__(self, factories: Factories, started: StartedProcesses) -> None:
         self._apart = Apart(can_share, factories[-1:], is_worker=True)
         started.append(self._apart)
         self._started = started
-        # The server's children are as clean as spawned ones, and sooner there.
-        self._method = StartMethod("forkserver", None) if context == "spawn" else method
         self._gains: bool | None = None
 
     def __enter__(self) -> _Trial:
@@ -258,10 +248,10 @@ class _Trial:
         self._apart.kill()
         self._started.remove(self._apart)
 
-    def start(self) -> None:
+    def start(self, method: StartMethod) -> None:
         """Start the process; that it can't be makes a verdict, too."""
         try:
-            self._apart.start(self._method)
+            self._apart.start(method)
         except Exception as error:  # starting the workers will say so, if it lasts
             self._give_up(error)
 
@@ -300,8 +290,10 @@ def _open_by_trial(factories: Factories, options: PoolOptions, started: StartedP
     if most < 2:
         return open_pool(factories, alone, started)
     method = prepare_start(options.context)
-    with _Trial(factories, method, options.context, started) as trial:
-        trial.start()
+    with _Trial(factories, started) as trial:
+        # The server's children are as clean as spawned ones, and sooner there.
+        is_spawn = options.context == "spawn"
+        trial.start(StartMethod("forkserver", None) if is_spawn else method)
         if len(options.bounds) - 1 <= usable_cores() and tells_queues():
             with contextlib.suppress(OSError):  # there may be no room for workers and the trial
                 opened = _open_unless(trial.gains, factories, alone, method, started)
