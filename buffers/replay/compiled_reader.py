@@ -32,6 +32,7 @@ from buffers.core.kernels import (
     copy_item_at,
     items_at,
     prefetch,
+    prefetch_soon,
     random_word,
 )
 from buffers.core.rows import RowLayout
@@ -504,8 +505,8 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
 def ask_for(table, start, stop):
     """Prefetch the lines of bytes start .. stop - 1."""
     for offset in range(start, stop, 64):
-        prefetch(table, offset)
-    prefetch(table, stop - 1)
+        prefetch_soon(table, offset)
+    prefetch_soon(table, stop - 1)
 
 
 @njit(nogil=True, cache=True)

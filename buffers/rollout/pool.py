@@ -164,9 +164,9 @@ class BatchPool:
         if not self._columns:
             return []
         pages = self._free_pages() if self._is_host else None
-        if pages is not None and len(rows) * self.row_bytes <= _SMALL_BYTES:
+        if pages is not None and rows.numel() * self.row_bytes <= _SMALL_BYTES:
             gather_items(rows.numpy(), pages.plan)
-            return pages.cut(len(rows))
+            return pages.cut(rows.numel())
         places = [rows] * len(self._columns)
         if self._sharing[-1] != 1:
             shared = rows // self._sharing[-1]
