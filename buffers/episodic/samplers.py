@@ -586,6 +586,7 @@ def draw_pairs(
     offsets, chosen = out[end : end + batch_size], out[end + batch_size :]
     key, counter = generator[0], generator[1]
     capacity, num_rows = starts.shape[0], rows.shape[0]
+    to, source = address_of(out), address_of(rows)
     for b in range(chosen.shape[0]):
         first, count = counters[FIRST_START], counters[NUM_STARTS]
         if by_episode:
@@ -603,7 +604,7 @@ def draw_pairs(
         row, uniform = chosen[b], unit_float(random_word(key, counter))
         counter = np.add(counter, _ONE)
         offset = _offset_below(uniform, rows[row, 0] & _LOW, log_discount)
-        copy_bytes(out, b * row_bytes, rows, row * row_bytes, row_bytes)
+        copy_item_at(to + b * row_bytes, source + row * row_bytes, row_bytes)
         row += offset
         row = row - num_rows if row >= num_rows else row
         chosen[b] = row
@@ -613,7 +614,7 @@ def draw_pairs(
     begin *= 8
     for b in range(chosen.shape[0]):
         start = chosen[b] * row_bytes + 8 * first_word
-        copy_bytes(out, begin + b * obs_bytes, rows, start, obs_bytes)
+        copy_item_at(to + begin + b * obs_bytes, source + start, obs_bytes)
     generator[1] = counter
 
 
