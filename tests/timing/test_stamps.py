@@ -62,6 +62,19 @@ def test_steps_are_counted_wherever_a_new_owner_takes_over():
     assert len(stamps.read().env_ids) == 100
 
 
+def test_steps_are_counted_where_rings_begin_anew_beside_others():
+    stamps = small_stamps(3, 16)
+    envs = stamped([Env(), Env(), Env()], stamps)
+    done = np.zeros(3, np.int64)
+    for index in [2, 1, 0] * 17 + [0] * 3 + [1] * 20 + [2] * 40 + [0, 1] * 16:
+        if done[index] % 16 == 15:  # of a reset the count is written, here the ring's last
+            envs[index].reset()
+        else:
+            envs[index].step(0)
+        done[index] += 1
+        assert (stamps.counted() == done).all(), (index, done)
+
+
 def test_a_step_that_raises_stays_open_and_is_told_first():
     envs = [Env(), Env(fails_at=2)]
     stamps = small_stamps(2, 4)

@@ -55,8 +55,8 @@ class ActorStamps:
         """Return the stamps since the last call."""
         if self._stamps is None:
             return None
-        env_ids, records, self._taken = self._stamps.records_since(self._taken)
-        return NewStamps(env_ids, records, now_ns)
+        env_ids, words, self._taken = self._stamps.words_since(self._taken)
+        return NewStamps(env_ids, words.T, now_ns)
 
     def end(self) -> None:
         """Stop stamping."""

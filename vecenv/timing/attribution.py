@@ -165,42 +165,41 @@ class Work:
         is_running = stamps.end_ns == 0
         if is_running.any():
             stamps = stamps._replace(end_ns=np.where(is_running, now_ns, stamps.end_ns))
-        lanes = crew.lanes[stamps.env_ids]
-        order = _in_turn(stamps, lanes)
-        if order is None:
-            # Sorting is fast for data that is sorted in parts, and for small integers.
-            order = np.argsort(stamps.begin_ns, kind="stable")
-            small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
-            order = order[np.argsort(lanes[order].astype(small), kind="stable")]
         self.crew = crew
-        self.stamps = stamps = stamps.where(order)
-        self.lanes = lanes[order]
-        self.until_ns = self._until(stamps)
-        self.units: list[Unit] = []
+        self.stamps = stamps = _in_turn(stamps, crew.lanes) or _by_lane(stamps, crew.lanes)
+        self.lanes = crew.lanes[stamps.env_ids]
         # Threads of a worker have consecutive numbers, so its steps are in one place.
-        begins = np.append(np.flatnonzero(np.diff(self.lanes, prepend=-1)), len(self.lanes))
+        begins = np.append(_firsts(self.lanes), len(self.lanes))
+        self.until_ns = self._until(stamps, begins[1:] - 1)
+        self.units: list[Unit] = []
         lanes_of: dict[int, list[tuple[int, slice]]] = {}
         for begin, end in pairwise(begins.tolist()):
             worker = int(crew.workers(stamps.env_ids[begin : begin + 1])[0])
             lane = int(self.lanes[begin])
             lanes_of.setdefault(worker, []).append((lane, slice(begin, end)))
         self._parts: dict[int, slice] = {}  # of each worker
+        self._num_lanes = {worker: len(found) for worker, found in lanes_of.items()}
         for worker, lanes_found in lanes_of.items():
             self._parts[worker] = slice(lanes_found[0][1].start, lanes_found[-1][1].stop)
             self._add(worker, lanes_found, float(cpu_shares[worker]))
 
     def by_worker(self) -> Iterator[tuple[int, Coverage]]:
-        """Return the workers that were at work, and when any of their envs was."""
+        """Yield the workers that were at work, and when any of their envs was."""
+        found = {unit.worker: unit for unit in self.units}
         for worker, part in self._parts.items():
-            yield worker, Coverage(self.stamps.begin_ns[part], self.stamps.end_ns[part])
+            unit = found[worker]  # one of the worker's
+            is_all = len(unit.lanes) == self._num_lanes[worker] and unit.resets is None
+            begins, ends = self.stamps.begin_ns[part], self.stamps.end_ns[part]
+            yield worker, unit.steps if is_all else Coverage(begins, ends)
 
-    def _until(self, stamps: Stamps) -> np.ndarray:
-        """Return when the results of each step had been written."""
+    def _until(self, stamps: Stamps, lasts: np.ndarray) -> np.ndarray:
+        """Return when the results of each step had been written; `lasts` are those of a thread."""
         if self.crew.is_local:
             return stamps.end_ns
         # Without its own mark, a step's results were written before the thread's next step.
-        until_ns = np.zeros_like(stamps.begin_ns)
-        np.multiply(stamps.begin_ns[1:], self.lanes[1:] == self.lanes[:-1], out=until_ns[:-1])
+        until_ns = np.empty_like(stamps.begin_ns)
+        until_ns[:-1] = stamps.begin_ns[1:]
+        until_ns[lasts] = 0
         np.copyto(until_ns, stamps.done_ns, where=stamps.done_ns > 0)
         return np.maximum(until_ns, stamps.end_ns, out=until_ns)
 
@@ -228,28 +227,47 @@ class Work:
         return Unit(first_env, worker, lanes, covered, resets, Coverage(stamps.begin_ns, untils))
 
 
-def _in_turn(stamps: Stamps, lanes: np.ndarray) -> np.ndarray | None:
-    """Return the order of stamps by thread and start if each thread stepped its envs in turn.
+def _firsts(values: np.ndarray) -> np.ndarray:
+    """Return where a value differs from the one before it, the first included; int64."""
+    places = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.concatenate([np.zeros(min(len(values), 1), np.int64), places])
+
+
+def _by_lane(stamps: Stamps, lanes: np.ndarray) -> Stamps:
+    """Sort stamps by thread, then by start; `lanes` says which thread steps an env."""
+    # Sorting is fast for data that is sorted in parts, and for small integers.
+    order = np.argsort(stamps.begin_ns, kind="stable")
+    small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
+    its_lanes = lanes[stamps.env_ids[order]].astype(small)
+    return stamps.where(order[np.argsort(its_lanes, kind="stable")])
+
+
+def _in_turn(stamps: Stamps, lanes: np.ndarray) -> Stamps | None:
+    """The same if each thread stepped its envs in turn, else None.
 
     Stamps come env by env. Where every env was stepped equally often, and the threads' envs are
     not mixed, the order is known; to test it takes a tenth of the time of sorting.
     """
-    starts = np.flatnonzero(np.diff(stamps.env_ids, prepend=-1))
-    if len(starts) == 0 or len(lanes) % len(starts):
+    starts = _firsts(stamps.env_ids)
+    if len(starts) == 0 or len(stamps.env_ids) % len(starts):
         return None
-    count = len(lanes) // len(starts)
-    if (starts != np.arange(0, len(lanes), count)).any():
+    count = len(stamps.env_ids) // len(starts)
+    its_lanes = lanes[stamps.env_ids[starts]]
+    if (starts != np.arange(len(starts)) * count).any() or (np.diff(its_lanes) < 0).any():
         return None
-    firsts = np.flatnonzero(np.diff(lanes[starts], prepend=-1))  # each thread's first env
-    order = np.concatenate(
-        [
-            np.arange(begin * count, end * count).reshape(end - begin, count).T.reshape(-1)
-            for begin, end in pairwise([*firsts.tolist(), len(starts)])
-        ]
-    )
-    begins_ns, lanes = stamps.begin_ns[order], lanes[order]
-    is_right = (begins_ns[1:] >= begins_ns[:-1]) & (lanes[1:] == lanes[:-1])
-    return order if (is_right | (lanes[1:] > lanes[:-1])).all() else None
+    spans = list(pairwise([*_firsts(its_lanes).tolist(), len(starts)]))  # of each thread's envs
+
+    def step_by_step(column: np.ndarray) -> np.ndarray:
+        by_env, found = column.reshape(-1, count), np.empty_like(column)
+        for begin, end in spans:
+            turned = found[begin * count : end * count].reshape(count, end - begin)
+            turned[:] = by_env[begin:end].T
+        return found
+
+    begins_ns = step_by_step(stamps.begin_ns)
+    is_right = begins_ns[1:] >= begins_ns[:-1]
+    is_right[[begin * count - 1 for begin, _ in spans[1:]]] = True  # another thread's first
+    return Stamps(*map(step_by_step, stamps)) if is_right.all() else None
 
 
 class CallTotals:
@@ -326,7 +344,7 @@ class CallTotals:
                 ready_ns[~is_collect],
                 sent_ns[~is_collect],
             )
-        is_round = np.isin(calls.kinds, (STEP, STEP_WAIT, RESET))
+        is_round = (calls.kinds == STEP) | (calls.kinds == STEP_WAIT) | (calls.kinds == RESET)
         is_recv = calls.kinds == RECV
         found = np.zeros(5, np.int64)  # as ENV_SHARES
         found += self._rounds(calls.where(is_round), sent_ns[is_round], ready_ns[is_round], work)
@@ -489,9 +507,9 @@ class CallTotals:
             work: Work of the threads in that time.
             scale: Number of rounds that each of them represents.
         """
-        is_latest = work.stamps.begin_ns >= sent_ns.min()
-        stamps = work.stamps.where(is_latest)
-        untils = np.sort(work.until_ns[is_latest])
+        chosen = np.flatnonzero(work.stamps.begin_ns >= sent_ns.min())
+        stamps = work.stamps.where(chosen)
+        untils = np.sort(work.until_ns[chosen])
         latest = np.searchsorted(untils, ready_ns, side="right") - 1
         ends_ns = np.where(latest >= 0, untils[np.maximum(latest, 0)], 0) if len(untils) else 0
         late_ns = np.where(ends_ns > calls.begin_ns, ready_ns - ends_ns, 0)
@@ -551,7 +569,7 @@ class EnvTotals:
         if len(env_ids) == 0:
             return 0, 0
         lengths_ns = stamps.end_ns - stamps.begin_ns
-        starts = np.flatnonzero(np.diff(env_ids, prepend=-1))
+        starts = _firsts(env_ids)
         found = env_ids[starts]
         taken = np.flatnonzero(stamps.cpu_ns >= 0)  # of few if steps are short
         kinds = stamps.is_reset[taken].astype(np.int64)

@@ -71,18 +71,22 @@ class Stamps(NamedTuple):
         return Stamps(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
     @staticmethod
-    def of(env_ids: np.ndarray, records: np.ndarray) -> Stamps:
-        """Unpack records int64 (R, RECORD_WORDS), as in a ring, of these envs, int64 (R,).
+    def of(env_ids: np.ndarray, words: np.ndarray) -> Stamps:
+        """Unpack records of these envs, int64 (R,).
 
         What earlier records have left in them is dropped.
+
+        Args:
+            env_ids: See above.
+            words: int64 (RECORD_WORDS, R), of records as in a ring; changed, and kept in part.
         """
-        begin_ns, end_ns, done_ns, notes = records.T.copy()
-        notes *= begin_ns < 0
-        np.abs(begin_ns, out=begin_ns)
+        begin_ns, end_ns, done_ns, notes = words
+        noted = np.flatnonzero(begin_ns < 0)  # few if steps are short
+        cpu_ns, is_reset = np.full(len(env_ids), -1), np.zeros(len(env_ids), np.bool_)
+        cpu_ns[noted], is_reset[noted] = (notes[noted] >> 1) - 1, notes[noted] & 1
+        begin_ns[noted] *= -1
         done_ns *= (end_ns > 0) & (done_ns >= end_ns)
-        return Stamps(
-            env_ids, begin_ns, end_ns, done_ns, (notes >> 1) - 1, (notes & 1).astype(np.bool_)
-        )
+        return Stamps(env_ids, begin_ns, end_ns, done_ns, cpu_ns, is_reset)
 
 
 class EnvStamps:
@@ -117,9 +121,12 @@ class EnvStamps:
         counts = self.counts.copy()
         # To write less at a step, its count is not. The records since are those in ascending order.
         size = self.rings.shape[1]
-        places = (counts[:, None] + np.arange(-1, _most_uncounted(size))) % size
-        begins = self.rings[np.arange(len(counts))[:, None], places, BEGIN_NS]
-        ends = self.rings[np.arange(len(counts))[:, None], places, END_NS]
+        places = (counts % size)[:, None] + np.arange(-1, _most_uncounted(size))
+        places[places >= size] -= size  # which takes a fifth of the time of a remainder of each
+        places[places < 0] += size
+        places += (size * np.arange(len(counts)))[:, None]
+        records = self.rings.reshape(-1, RECORD_WORDS)
+        begins, ends = records[places, BEGIN_NS], records[places, END_NS]
         np.abs(begins, out=begins)
         begins[counts == 0, 0] = 0  # there is none before the first
         is_next = (begins[:, 1:] > begins[:, :-1]) & (ends[:, 1:] >= begins[:, 1:])
@@ -134,7 +141,8 @@ class EnvStamps:
         # While this copies, steps may begin where old ones ended.
         begins_ns = np.abs(records[:, BEGIN_NS])
         ended = (begins_ns > 0) & (records[:, END_NS] >= begins_ns)
-        found = Stamps.of(env_ids[ended], records[ended]).joined(self._running(rings, counts))
+        ended_steps = Stamps.of(env_ids[ended], records[ended].T.copy())
+        found = ended_steps.joined(self._running(rings, counts))
         return found.where(np.argsort(found.begin_ns, kind="stable"))
 
     @staticmethod
@@ -144,7 +152,7 @@ class EnvStamps:
         records = rings[every, counts % size]
         is_running = np.abs(records[:, BEGIN_NS]) > records[:, END_NS]
         records[:, END_NS:] = 0
-        return Stamps.of(every[is_running], records[is_running])
+        return Stamps.of(every[is_running], records[is_running].T.copy())
 
     def since(self, taken: np.ndarray) -> tuple[Stamps, np.ndarray]:
         """Copy out the steps that have ended since an earlier call, then the running ones.
@@ -156,14 +164,14 @@ class EnvStamps:
             The records, env by env, in order for each env; and for the next call the number of
             records of each env taken so far, int64 (N,).
         """
-        env_ids, records, counts = self.records_since(taken)
-        ended = Stamps.of(env_ids, records)
+        env_ids, words, counts = self.words_since(taken)
+        ended = Stamps.of(env_ids, words)
         return ended.joined(self._running(self.rings, counts)), counts
 
-    def records_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts.
+    def words_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return env ids int64 (R,) of ended steps as `since` does, their records, and its counts.
 
-        The records are as in a ring: see `Stamps.of`.
+        The records are those of the rings, word by word, int64 (RECORD_WORDS, R): see `Stamps.of`.
         """
         size = self.rings.shape[1]
         counts = self.counted()
@@ -172,13 +180,15 @@ class EnvStamps:
         for ring, end, length in zip(self.rings, (counts % size).tolist(), lengths, strict=True):
             begin = end - int(length)
             if begin < 0:
-                parts.append(ring[begin:])
-            parts.append(ring[max(begin, 0) : end])
-        env_ids, records = np.repeat(np.arange(len(counts)), lengths), np.concatenate(parts)
-        ended = records[:, END_NS] >= np.abs(records[:, BEGIN_NS])
+                parts.append(ring[begin:].T)
+            parts.append(ring[max(begin, 0) : end].T)
+        env_ids = np.repeat(np.arange(len(counts)), lengths)
+        words = np.empty((RECORD_WORDS, len(env_ids)), np.int64)
+        np.concatenate(parts, axis=1, out=words)  # which left to itself would keep their order
+        ended = words[END_NS] >= np.abs(words[BEGIN_NS])
         if not ended.all():  # a step has begun where the oldest one was
-            env_ids, records = env_ids[ended], records[ended]
-        return env_ids, records, counts
+            env_ids, words = env_ids[ended], words[:, ended]
+        return env_ids, words, counts
 
     def complete_since(self) -> int:
         """Return the time since which no record has been overwritten; 0 if none has been."""
