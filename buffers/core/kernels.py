@@ -23,7 +23,6 @@ from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.np.arrayobj import populate_array
 
 from buffers.core.compiling import njit
 
@@ -231,6 +230,9 @@ def _prefetch_to_write(context, builder, signature, args):
 
 def _make_array(context, builder, kind, address, shape):
     """An array over the memory at an address, in C's order."""
+    # Not above: it imports what Numba itself does at its first compilation only.
+    from numba.np.arrayobj import populate_array
+
     array = context.make_array(kind)(context, builder)
     data = builder.inttoptr(address, array.data.type)
     itemsize = address.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
