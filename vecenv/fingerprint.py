@@ -587,11 +587,11 @@ def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types
     ]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     parts = code.co_code, code.co_names, code.co_varnames, literals, arguments
-    return hashlib.sha256(repr(parts).encode()).digest(), tuple(globals_read(code)), inner
+    return hashlib.sha256(repr(parts).encode()).digest(), globals_read(code), inner
 
 
-def globals_read(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of the globals that code reads, each once.
+def globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of the globals that code reads, each once.
 
     As `dis` tells them, which takes 30 times as long.
     """
@@ -605,7 +605,7 @@ def globals_read(code: types.CodeType) -> Iterator[str]:
                 number |= words[2 * before + 1] << 8 * (at - before)
                 before -= 1
             found[code.co_names[number >> num_bits]] = None
-    return iter(found)
+    return tuple(found)
 
 
 def _registered(function: types.FunctionType) -> list[Any]:

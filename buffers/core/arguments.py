@@ -115,7 +115,9 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         if not given.is_cpu:
             check_place(name, given, device)
             given = given.cpu()
-        tensor = given.detach() if given.requires_grad else given  # which takes as long as the rest
+        # Most need no detached one, which takes as long as the rest.
+        is_plain = type(given) is torch.Tensor and not given.requires_grad
+        tensor = given if is_plain else given.detach()
         array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
     except BufferMisuseError:
         raise
@@ -145,7 +147,7 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         BufferMisuseError: It is none and no array that can be made one.
     """
     if isinstance(given, torch.Tensor):
-        tensor = given.detach() if given.requires_grad else given  # which takes as long as the rest
+        tensor = given.detach()
         return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.

@@ -504,6 +504,11 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
 @njit(nogil=True, cache=True, inline="always")  # see `storage.write_packed`
 def ask_for(table, start, stop):
     """Prefetch the lines of bytes start .. stop - 1."""
+    if stop - start > _LINES_AHEAD:
+        for offset in range(start, stop, 64):
+            prefetch(table, offset)
+        prefetch(table, stop - 1)
+        return
     for offset in range(start, stop, 64):
         prefetch_soon(table, offset)
     prefetch_soon(table, stop - 1)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -107,6 +109,40 @@ def test_steps_are_taken_once_each_and_running_ones_are_shown():
     for _ in range(30):
         first.step(0)
     assert (stamps.since(taken)[0].env_ids == 0).sum() == 7  # what the ring holds
+
+
+LAPS = """
+import sys
+import numpy as np
+words = np.memmap(sys.argv[1], np.int64, "r+")
+print("ready", flush=True)
+ring, count = memoryview(words)[1:], 0
+while True:
+    at = 4 * count % len(ring)
+    ring[at] = 10 * count + 1
+    ring[at + 1] = 10 * count + 2
+    count += 1
+    words[0] = count
+"""
+
+
+def test_records_that_are_overwritten_meanwhile_are_whole_or_left_out(tmp_path):
+    path = tmp_path / "rings"
+    words = np.memmap(path, np.int64, "w+", shape=1 + 256 * module.RECORD_WORDS)
+    stamps = EnvStamps(words[1:].reshape(1, 256, module.RECORD_WORDS), words[:1])
+    writer = subprocess.Popen([sys.executable, "-c", LAPS, path], stdout=subprocess.PIPE)
+    with writer:
+        try:
+            assert writer.stdout.readline().split() == [b"ready"]
+            taken, num_records, num_laps = np.zeros(1, np.int64), 0, 0
+            while num_records < 20_000 or num_laps < 20:
+                found, counts = stamps.since(np.zeros(1, np.int64))
+                num_laps += counts[0] > taken[0] + 256
+                taken, ended = counts, found.where(found.end_ns > 0)
+                assert (ended.end_ns == ended.begin_ns + 1).all()
+                num_records += len(ended.end_ns)
+        finally:
+            writer.kill()
 
 
 def test_the_first_mark_after_a_step_counts():

@@ -118,6 +118,8 @@ class SlotCheck:
         obs, rewards, terminations, truncations = outputs
         if (  # quicker than the calls below
             _are_plain(rewards, terminations, truncations, self._shape)
+            # With one owner they may overlap, which is for the calls below to say.
+            and (terminations.base is None or terminations.base is not truncations.base)
             and terminations is not truncations
             and type(obs) is np.ndarray
             and obs.shape == self._obs_shape

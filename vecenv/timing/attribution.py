@@ -243,7 +243,7 @@ def _by_lane(stamps: Stamps, lanes: np.ndarray) -> Stamps:
 
 
 def _in_turn(stamps: Stamps, lanes: np.ndarray) -> Stamps | None:
-    """The same if each thread stepped its envs in turn, else None.
+    """Do what `_by_lane` does if each thread stepped its envs in turn; else return None.
 
     Stamps come env by env. Where every env was stepped equally often, and the threads' envs are
     not mixed, the order is known; to test it takes a tenth of the time of sorting.

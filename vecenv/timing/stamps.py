@@ -180,13 +180,16 @@ class EnvStamps:
         for ring, end, length in zip(self.rings, (counts % size).tolist(), lengths, strict=True):
             begin = end - int(length)
             if begin < 0:
-                parts.append(ring[begin:].T)
-            parts.append(ring[max(begin, 0) : end].T)
+                parts.append(ring[begin:])
+            parts.append(ring[max(begin, 0) : end])
         env_ids = np.repeat(np.arange(len(counts)), lengths)
-        words = np.empty((RECORD_WORDS, len(env_ids)), np.int64)
-        np.concatenate(parts, axis=1, out=words)  # which left to itself would keep their order
-        ended = words[END_NS] >= np.abs(words[BEGIN_NS])
-        if not ended.all():  # a step has begun where the oldest one was
+        begins_ns = np.concatenate([part[:, BEGIN_NS] for part in parts])
+        words = np.empty((RECORD_WORDS, len(begins_ns)), np.int64)
+        for number in reversed(range(RECORD_WORDS)):  # the begin again, and last
+            np.concatenate([part[:, number] for part in parts], out=words[number])
+        # Where a begin is another one now, a step has begun where the oldest one was.
+        ended = (words[END_NS] >= np.abs(begins_ns)) & (words[BEGIN_NS] == begins_ns)
+        if not ended.all():
             env_ids, words = env_ids[ended], words[:, ended]
         return env_ids, words, counts
 
