@@ -187,7 +187,8 @@ def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
         pytest.skip("no thread has got the ident of the first")
     recording = envs.timing.recording()
     envs.close()
-    assert found[0].other_threads < 0.2  # 0.2 s of them were counted within some milliseconds
+    # Not 0.2 s of them within 0.1 s; libraries may have threads that spin for a while.
+    assert found[0].other_threads < 1
     assert [other.name for other in recording.others] == ["old"]
     assert recording.others[0].names[-1] == "first"
     assert recording.names[-1] == "second"
