@@ -495,14 +495,17 @@ def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
 def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
     envs = SyncVectorEnv([lambda: KnownEnv((0.005,))] * 2)
     envs.reset(seed=1)
-    envs.timing.enable()
+    is_on = threading.Event()
 
     def learn():
+        is_on.wait()
         with envs.timing.phase("learner"):
             time.sleep(0.06)
 
     thread = threading.Thread(target=learn, name="learner-thread")
-    thread.start()
+    thread.start()  # before, as on busy cores it takes 10 ms
+    envs.timing.enable()
+    is_on.set()
     for _ in range(10):
         with envs.timing.phase("policy"):
             time.sleep(0.002)
