@@ -27,6 +27,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from buffers.core.compiling import njit
 
 __all__ = [
+    "SOON_BYTES",
     "address_of",
     "array_at",
     "bounded",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
+SOON_BYTES = 512  # of a row, up to which `prefetch_soon` is quicker than `prefetch`
 _ROWS_AHEAD = 16  # which are asked for before they are copied, where an item is a line or more
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
@@ -353,7 +355,7 @@ def gather_items(rows, columns):
             if size >= 64 and i + _ROWS_AHEAD < rows.shape[0]:
                 coming = rows[i + _ROWS_AHEAD] // sharing * size
                 for line in range(0, min(size, _MAX_INLINE), 64):
-                    if size <= _MAX_INLINE:
+                    if size <= SOON_BYTES:
                         prefetch_soon(memory, coming + line)
                     else:
                         prefetch(memory, coming + line)

@@ -26,6 +26,7 @@ from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.compiling import njit
 from buffers.core.generator import HostGenerator
 from buffers.core.kernels import (
+    SOON_BYTES,
     address_of,
     bounded,
     bytes_at,
@@ -504,7 +505,7 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
 @njit(nogil=True, cache=True, inline="always")  # see `storage.write_packed`
 def ask_for(table, start, stop):
     """Prefetch the lines of bytes start .. stop - 1."""
-    if stop - start > _LINES_AHEAD:
+    if stop - start > SOON_BYTES:
         for offset in range(start, stop, 64):
             prefetch(table, offset)
         prefetch(table, stop - 1)
