@@ -690,3 +690,18 @@ def test_a_package_that_registers_its_ids_in_workers_again_is_no_warning(tmp_pat
         envs.close()
     finally:
         del gym.registry["Shelved-v0"], sys.modules["shelf"]
+
+
+def test_a_server_ends_without_a_word_where_warnings_are_errors():
+    code = """
+import gymnasium as gym
+from vecenv import AsyncVectorEnv
+make = lambda: gym.make("CartPole-v1")
+envs = AsyncVectorEnv([make] * 2, num_workers=2, threads_per_worker=1, context="forkserver")
+envs.reset()
+envs.close()
+"""
+    # Until the server has ended, too: it has the pipes.
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

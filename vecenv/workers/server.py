@@ -369,9 +369,8 @@ def serve(file: int, caller_pid: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     own = [file, wake_up, signalled, *caller]
-    requests = socket.socket(fileno=file)
     statuses: dict[int, int] = {}  # by pid: where to write the exit code
-    with selectors.DefaultSelector() as selector:
+    with socket.socket(fileno=file) as requests, selectors.DefaultSelector() as selector:
         for source in (requests, wake_up, *caller):
             selector.register(source, selectors.EVENT_READ)
         is_asked = True
