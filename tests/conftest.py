@@ -96,6 +96,24 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return group_of(nodeid)
 
+        def _reschedule(self, node):
+            """Hand on until a process has more than the test that it keeps back for its end.
+
+            xdist 3.8 hands on one group, and waits forever where that is of a single test.
+            """
+            if node not in self.registered_collections:  # a process that is yet to collect
+                return
+            left = None
+            while left != len(self.workqueue) and self._pending_of(self.assigned_work[node]) <= 2:
+                left = len(self.workqueue)
+                super()._reschedule(node)
+
+        def _assign_work_unit(self, node):
+            try:
+                super()._assign_work_unit(node)
+            except OSError:  # it has just ended: what it was to do is handed on by `remove_node`
+                pass
+
         def remove_node(self, node):
             """Hand on what a process that has ended leaves, but the test that ended it.
 

@@ -553,12 +553,14 @@ def test_envs_that_compute_are_told_to_use_the_processors_there_are():
             fns, num_workers=1, threads_per_worker=4
         ),
     }
+    num_rounds, work_s = 30, len(fns) * 0.003
     for words, envs in slow.items():
-        report, measured = advised(envs, workers(num_workers=cores), 30)
+        report, measured = advised(envs, workers(num_workers=cores), num_rounds)
         # Others may have the processors: that is why a range is told.
         assert 0.7 * report.advice[0].low < measured < 1.3 * report.advice[0].high
         assert words in report.verdict
-        assert report.cpu_share > 0.9
+        # All of their time but where others have the processors, which counts for threads only.
+        assert 1 >= report.cpu_share > 0.9 * num_rounds * work_s / report.wall_s
 
 
 @pytest.mark.slow
