@@ -1,5 +1,6 @@
 """Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -109,10 +110,9 @@ def pytest_xdist_make_scheduler(config, log):
                 super()._reschedule(node)
 
         def _assign_work_unit(self, node):
-            try:
+            # An error says that it has just ended: `remove_node` will hand on what it was to do.
+            with contextlib.suppress(OSError):
                 super()._assign_work_unit(node)
-            except OSError:  # it has just ended: what it was to do is handed on by `remove_node`
-                pass
 
         def remove_node(self, node):
             """Hand on what a process that has ended leaves, but the test that ended it.
