@@ -35,6 +35,7 @@ _CHEAP_S, _CHEAP_AND_FEW_S, _COSTLY_S, _WORTHWHILE_S = 10e-6, 100e-6, 10e-3, 200
 _FEW = 4
 # How much faster than stepping here it must be: one process is less at the mercy of others.
 _CLEARLY = 1.1
+_HOPELESS = 2.0  # how much slower than the best with workers one is that is tried no further
 _HERE = "one process"
 
 Factories = Sequence[Callable[[], Env]]
@@ -160,12 +161,7 @@ def _judge(
     if not others:
         return Choice("sync", {}, reason)
     winner = min(others, key=best.__getitem__)
-    # Other candidates may win single rounds: the question is whether workers pay.
-    verdicts = {
-        min(times[name][number] for name in others if number < len(times[name])) * _CLEARLY < here
-        for number, here in enumerate(times[_HERE])
-        if any(number < len(times[name]) for name in others)
-    }
+    verdicts = {_do_workers_pay(times, number) for number in range(len(times[_HERE]))}
     if len(verdicts) > 1:
         return Choice("sync", {}, f"too noisy to tell, as rounds disagree; {reason}")
     if verdicts == {True}:
@@ -173,8 +169,20 @@ def _judge(
     return Choice("sync", {}, reason)
 
 
+def _do_workers_pay(times: Times, number: int) -> bool:
+    """Whether one of those with workers was clearly faster in a round."""
+    others = [
+        rounds[number] for name, rounds in times.items() if name != _HERE and number < len(rounds)
+    ]
+    return bool(others) and min(others) * _CLEARLY < times[_HERE][number]
+
+
 def _measure(env_fns: Factories, cores: int, observation_mode: Any) -> dict[str, list[float]]:
-    """Let the candidates step in turn; return seconds per step, by candidate and round."""
+    """Let the candidates step in turn; return seconds per step, by candidate and round.
+
+    What can change the choice no more ends: all after a round in which workers do not pay, and who
+    was hopeless in the first.
+    """
     options: dict[str, Any] = {
         "copy": False,
         "observation_mode": observation_mode,
@@ -191,10 +199,20 @@ def _measure(env_fns: Factories, cores: int, observation_mode: Any) -> dict[str,
         times: dict[str, list[float]] = {name: [] for name in pools}
         for pool in pools.values():
             pool.reset()
+        running = dict(pools)
         for number in range(_ROUNDS):
-            if number == 0 or time.perf_counter() - begin < _BUDGET_S:
-                for name, pool in pools.items():
-                    times[name].append(_time_steps(pool))
+            if number > 0 and time.perf_counter() - begin > _BUDGET_S:
+                break
+            for name, pool in running.items():
+                times[name].append(_time_steps(pool))
+            if not _do_workers_pay(times, number):
+                break
+            least = min(times[name][-1] for name in running if name != _HERE)
+            running = {
+                name: pool
+                for name, pool in running.items()
+                if name == _HERE or times[name][-1] < _HOPELESS * least
+            }
     finally:
         for pool in pools.values():
             pool.close()

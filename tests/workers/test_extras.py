@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import time
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -322,6 +323,30 @@ def test_single_rounds_may_go_to_one_or_the_other_of_those_with_workers(monkeypa
     choice = trial(Probe(1e-4, 4e-5, False), times)
     assert (choice.backend, choice.options) == ("async", {"threads_per_worker": 1})
     assert choice.reason.startswith("2 workers; microseconds per step of all 8 envs: 2 workers 100")
+
+
+@pytest.mark.parametrize(
+    ("times", "rounds"),
+    [
+        ({"2 workers": 1.9, "this process and 1 workers": 1, "one process": 3}, (3, 3, 3)),
+        ({"2 workers": 4, "this process and 1 workers": 1, "one process": 3}, (1, 3, 3)),
+        ({"2 workers": 2, "this process and 1 workers": 5, "one process": 3}, (3, 1, 3)),
+        ({"2 workers": 1.9, "this process and 1 workers": 5, "one process": 2}, (1, 1, 1)),
+        ({"2 workers": 9, "this process and 1 workers": 5, "one process": 2}, (1, 1, 1)),
+    ],
+)
+def test_a_trial_goes_on_for_what_can_still_change_the_choice(times, rounds, monkeypatch):
+    def pool(name):
+        return types.SimpleNamespace(name=name, reset=lambda: None, close=lambda: None)
+
+    def workers(env_fns, *, caller_steps=False, **options):
+        return pool("this process and 1 workers" if caller_steps else "2 workers")
+
+    monkeypatch.setattr(choose, "AsyncVectorEnv", workers)
+    monkeypatch.setattr(choose, "SyncVectorEnv", lambda *_, **__: pool("one process"))
+    monkeypatch.setattr(choose, "_time_steps", lambda envs: times[envs.name])
+    found = choose._measure(counters([9] * 8), 2, "same")
+    assert found == {name: [times[name]] * k for name, k in zip(times, rounds, strict=True)}
 
 
 def test_a_trial_that_comes_to_no_result(caplog):
