@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 if "PYTEST_XDIST_WORKER" in os.environ:  # others use the cores, too
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a script runs in the background ignores Ctrl-C, and so would the programs that tests stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTED = time.monotonic()
 gc.disable()  # until all is collected: imports make objects that stay
