@@ -336,25 +336,26 @@ def _check_out(out: Any, inputs: GaeInputs) -> None:
     rewards = inputs.rewards
     for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
         _check_array(name, array, rewards, _numpy_dtype(rewards), tuple(rewards.shape))
-        is_tensor = isinstance(array, torch.Tensor)
-        fits = array.is_contiguous() if is_tensor else array.flags.carray
-        if not fits:
+        is_numpy = isinstance(array, np.ndarray)
+        if not (array.flags.carray if is_numpy else array.is_contiguous()):
             raise BufferMisuseError(
                 f"{name} must be C-contiguous, aligned and writeable; pass a new array"
             )
-    named = [(name, array) for name, array in inputs._asdict().items() if array is not None]
-    pairs = [(result, name, array) for result in out for name, array in named]
-    for result, name, array in [*pairs, (out[0], "itself", out[1])]:
-        if _overlap(result, array):
-            raise BufferMisuseError(
-                f"out shares memory with {name}; the inputs are read while out is written, "
-                "so pass separate arrays"
-            )
+    others = [*zip(GaeInputs._fields, inputs, strict=True), ("itself", out[1])]
+    for number, result in enumerate(out):
+        for name, array in others[: len(others) - number]:
+            if array is not None and _overlap(result, array):
+                raise BufferMisuseError(
+                    f"out shares memory with {name}; the inputs are read while out is written, "
+                    "so pass separate arrays"
+                )
 
 
 def _overlap(left: Any, right: Any) -> bool:
     """Whether the address ranges of two arrays meet."""
     if isinstance(left, np.ndarray):
+        if left.flags.owndata and right.flags.owndata:  # memory of their own; asked for speed
+            return left is right
         return np.may_share_memory(left, right)
     (left_low, left_high), (right_low, right_high) = _address_range(left), _address_range(right)
     return left_low < right_high and right_low < left_high
