@@ -149,7 +149,8 @@ def _judge(
     """Pick what was fastest in all rounds, and one process if none was.
 
     Args:
-        times: Seconds per step, of each round that a candidate took part in, by its name.
+        times: Seconds per step, of each round that a candidate took part in, by its name. Who took
+            no part in the last was hopeless.
         candidates: Options of those that have workers.
         num_envs: How many envs are asked for.
         scale: Those envs by those of the trial.
@@ -157,11 +158,12 @@ def _judge(
     best = {name: min(rounds) for name, rounds in times.items()}
     report = ", ".join(f"{name} {least * scale * 1e6:.0f}" for name, least in best.items())
     reason = f"microseconds per step of all {num_envs} envs: {report}"
-    others = [name for name in times if name != _HERE]
+    num_rounds = len(times[_HERE])
+    others = [name for name in times if name != _HERE and len(times[name]) == num_rounds]
     if not others:
         return Choice("sync", {}, reason)
     winner = min(others, key=best.__getitem__)
-    verdicts = {_do_workers_pay(times, number) for number in range(len(times[_HERE]))}
+    verdicts = {_do_workers_pay(times, number) for number in range(num_rounds)}
     if len(verdicts) > 1:
         return Choice("sync", {}, f"too noisy to tell, as rounds disagree; {reason}")
     if verdicts == {True}:
@@ -181,7 +183,7 @@ def _measure(env_fns: Factories, cores: int, observation_mode: Any) -> dict[str,
     """Let the candidates step in turn; return seconds per step, by candidate and round.
 
     What can change the choice no more ends: all after a round in which workers do not pay, and who
-    was hopeless in the first.
+    was hopeless in a round.
     """
     options: dict[str, Any] = {
         "copy": False,

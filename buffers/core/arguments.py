@@ -108,11 +108,6 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
-    if type(given) is torch.Tensor:  # most are plain ones, for which asking would take as long
-        try:
-            return given.numpy()
-        except (TypeError, RuntimeError):
-            pass
     try:
         if not isinstance(given, torch.Tensor):
             _check_depth(name, given)
@@ -120,7 +115,9 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         if not given.is_cpu:
             check_place(name, given, device)
             given = given.cpu()
-        tensor = given.detach()
+        # Most need no detached one, which takes as long as the rest.
+        is_plain = type(given) is torch.Tensor and not given.requires_grad
+        tensor = given if is_plain else given.detach()
         array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
     except BufferMisuseError:
         raise

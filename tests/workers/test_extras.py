@@ -325,6 +325,19 @@ def test_single_rounds_may_go_to_one_or_the_other_of_those_with_workers(monkeypa
     assert choice.reason.startswith("2 workers; microseconds per step of all 8 envs: 2 workers 100")
 
 
+@pytest.mark.linux
+def test_who_was_hopeless_in_a_round_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(choose, "usable_cores", lambda: 2)
+    times = {
+        "2 workers": [5e-5, 3e-4],
+        "this process and 1 workers": [6e-5] * 3,
+        "one process": [2e-4] * 3,
+    }
+    choice = trial(Probe(1e-4, 4e-5, False), times)
+    assert choice.options == {"threads_per_worker": 1, "caller_steps": True}
+    assert choice.reason.startswith("this process and 1 workers; ")
+
+
 @pytest.mark.parametrize(
     ("times", "rounds"),
     [
