@@ -91,7 +91,7 @@ def measure_sample(batch_size: int, on_huge_pages: bool) -> float:
         def zeroed_bytes(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.uint8)
 
-        setattr(storage, "zeroed_bytes", zeroed_bytes)  # noqa: B010
+        setattr(storage, "zeroed_bytes", zeroed_bytes)  # noqa: B010  # type checkers refuse to assign it
     block, capacity = 10_000, 1_000_000
     buffer = SharedReplayBuffer(capacity, Box(-1, 1, (17,)), Box(-1, 1, (6,)), seed=0)
     obs, flags = np.zeros((block, 17), np.float32), np.zeros(block, bool)
@@ -114,7 +114,7 @@ def measure_infos(in_columns: bool) -> float:
     from vecenv.workers import info_columns
 
     if not in_columns:
-        setattr(info_columns, "_MOST_FORMS", 0)  # noqa: B010
+        setattr(info_columns, "_MOST_FORMS", 0)  # noqa: B010  # type checkers refuse to assign it
     envs = AsyncVectorEnv([Told] * 64, num_workers=2)
     envs.reset(seed=0)
     actions = np.zeros(64, int)

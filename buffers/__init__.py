@@ -6,7 +6,7 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch  # noqa: F401  # to say what to install
 except ModuleNotFoundError as _error:
     if _error.name != "torch":  # torch is there, and lacks something
         raise

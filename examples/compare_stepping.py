@@ -64,7 +64,7 @@ class SlowCage(gym.Wrapper):
     @property
     def true_state(self) -> np.ndarray:
         """The true state, a record of 192 bytes."""
-        return np.frombuffer(self.unwrapped.true_state.tobytes(), np.uint8)  # type: ignore[attr-defined]
+        return np.frombuffer(self.unwrapped.true_state.tobytes(), np.uint8)  # type: ignore[attr-defined]  # CAGE 2's own
 
     def step(self, action: Any) -> Any:
         begin = time.thread_time_ns()

@@ -27,7 +27,7 @@ class ForkedProcess:
                 os.setsid()
                 for number in (1, 2):
                     os.dup2(stdout.fileno(), number)
-                sys.stdout = sys.stderr = open(1, "w", buffering=1)  # noqa: SIM115
+                sys.stdout = sys.stderr = open(1, "w", buffering=1)  # noqa: SIM115  # for as long as the process
                 serve(file, caller, True)
             os._exit(0)
 

@@ -101,7 +101,7 @@ def _workers(reason: str, **options: Any) -> Choice:
 def _is_daemon() -> bool:
     import multiprocess
 
-    return multiprocess.current_process().daemon  # type: ignore[attr-defined]
+    return multiprocess.current_process().daemon  # type: ignore[attr-defined]  # multiprocess has no types
 
 
 def _by_trial(env_fns: Factories, observation_mode: Any, run: Callable[..., Any]) -> Choice:
@@ -159,14 +159,12 @@ def _judge(
     report = ", ".join(f"{name} {least * scale * 1e6:.0f}" for name, least in best.items())
     reason = f"microseconds per step of all {num_envs} envs: {report}"
     num_rounds = len(times[_HERE])
-    others = [name for name in times if name != _HERE and len(times[name]) == num_rounds]
-    if not others:
-        return Choice("sync", {}, reason)
-    winner = min(others, key=best.__getitem__)
     verdicts = {_do_workers_pay(times, number) for number in range(num_rounds)}
     if len(verdicts) > 1:
         return Choice("sync", {}, f"too noisy to tell, as rounds disagree; {reason}")
     if verdicts == {True}:
+        others = [name for name in times if name != _HERE and len(times[name]) == num_rounds]
+        winner = min(others, key=best.__getitem__)
         return _workers(f"{winner}; {reason}", **candidates[winner])
     return Choice("sync", {}, reason)
 

@@ -45,7 +45,7 @@ try:
     from vecenv.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
 except ImportError:  # a Numba in which what these are made of has moved
     CAN_LINK = False
-    LinkedCompiler = OutermostCompiler = Compiler  # type: ignore[assignment, misc]
+    LinkedCompiler = OutermostCompiler = Compiler  # type: ignore[assignment, misc]  # stands in for both
 
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off", "is_lasting"]
 

@@ -120,7 +120,7 @@ class SyncVectorEnv(GymVecEnv):
         def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
             if not row_of:  # only now, as most steps have no infos
                 row_of.update(zip(indices, range(count), strict=True))
-            enter(infos, info, row_of[index], count, index)  # type: ignore[call-arg]
+            enter(infos, info, row_of[index], count, index)  # type: ignore[call-arg]  # `enter` is typed as of four arguments
 
         try:
             infos = self._group.step(

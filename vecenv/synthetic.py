@@ -74,7 +74,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
         self._draw_wait = _waiting(_checked_ms("wait_ms", wait_ms), wait_distribution, wait_p99_ms)
         self._length = _checked_count("episode_length", episode_length, 1)
-        self.action_space = Discrete(_checked_count("num_actions", num_actions, 2))  # type: ignore[assignment]
+        self.action_space = Discrete(_checked_count("num_actions", num_actions, 2))  # type: ignore[assignment]  # narrower than Env's
         shape, dtype = _checked_shape(obs_shape), _checked_dtype(obs_dtype)
         low, high, self._middle, self._scale = _range(dtype)
         self.observation_space = Box(low, high, shape, dtype)
@@ -114,7 +114,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         """
         begin_ns = time.thread_time_ns()
         if not self.action_space.contains(action):
-            expected = f"expected an integer from 0 to {self.action_space.n - 1}"  # type: ignore[attr-defined]
+            expected = f"expected an integer from 0 to {self.action_space.n - 1}"  # type: ignore[attr-defined]  # a Discrete, see above
             raise ValueError(f"action is {action!r}, {expected}")
         if self._left == 0:
             raise ResetNeeded("no episode is under way; call reset() before the next step")

@@ -164,4 +164,4 @@ def main(args):  # noqa: PLR0915 - as such scripts are
 
 
 if __name__ == "__main__":
-    print(main(Args())[1][-10:])  # noqa: T201
+    print(main(Args())[1][-10:])  # noqa: T201  # a program

@@ -1280,7 +1280,7 @@ def run_ray_absent(case):
     for _ in range(_CALLS // 6):
         name = str(case.rng.choice([*good, "env_fns"]))
         given = {**good, name: values.integer(good.get(name))}
-        sys.modules["ray"] = None if case.chance(0.5) else fake_ray()  # type: ignore[assignment]
+        sys.modules["ray"] = None if case.chance(0.5) else fake_ray()  # type: ignore[assignment]  # None: not to be imported
         made = given.pop("env_fns", fns)
         count += 1
         try:

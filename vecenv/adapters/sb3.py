@@ -223,7 +223,7 @@ class SB3VecEnv(_Base):
         """Return a frame of each env, uint8 (height, width, 3); None without "rgb_array"."""
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
-        return list(self.envs.render())  # type: ignore[arg-type]
+        return list(self.envs.render())  # type: ignore[arg-type]  # one frame per env
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return an attribute of each env.
@@ -262,7 +262,7 @@ class SB3VecEnv(_Base):
         """
         is_masks = method_name == _MASKS and isinstance(self.envs.unwrapped, VecEnv)
         if not is_masks and hasattr(self.envs.unwrapped, "call"):
-            called = self.envs.unwrapped.call  # type: ignore[attr-defined]
+            called = self.envs.unwrapped.call  # type: ignore[attr-defined]  # asked for above
             values = called(method_name, *method_args, **method_kwargs)
         else:
             method = getattr(self.envs.unwrapped, method_name)

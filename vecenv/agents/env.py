@@ -480,7 +480,7 @@ class AgentsVecEnv:
             raise IndexError(f"game is {game}, expected 0 to {self.num_games - 1}")
         if not hasattr(self.games, "call"):  # compiled games, which are drawn from arrays
             return self.render()[game]
-        return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]
+        return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]  # all but compiled ones have it
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""

@@ -461,7 +461,7 @@ _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 def _fit_with_indicator(members: Members, observed: Any, k: int) -> Callable[[Any], Any]:
     """Return a function that pads an observation and appends who observes it."""
-    size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]
+    size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]  # a padded Box (N,)
     (length,) = observed.shape
     indicator = np.zeros(len(members.agents), dtype)
     indicator[k] = 1

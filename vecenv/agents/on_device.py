@@ -276,7 +276,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         device: The `torch.device`.
     """
 
-    groups: dict[str, CudaAgentGroup]  # type: ignore[assignment]
+    groups: dict[str, CudaAgentGroup]  # type: ignore[assignment]  # a kind of AgentGroup; nobody assigns others
 
     @torch.inference_mode(mode=False)  # what is made in it can't be changed outside
     def __init__(

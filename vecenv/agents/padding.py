@@ -42,7 +42,7 @@ def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
     if isinstance(first, Box):
         return _padded_box(all_spaces)
     if isinstance(first, Discrete):
-        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]
+        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]  # all are Discrete
     if isinstance(first, Dict):
         return Dict({k: pad_observation_space(_part(spaces, k)) for k in first.spaces})
     if isinstance(first, Tuple):
@@ -72,9 +72,9 @@ def pad_action_space(spaces: Mapping[Any, Space]) -> Space:
     if isinstance(first, Box):
         return max(all_spaces, key=lambda space: space.shape or ())
     if isinstance(first, Discrete):
-        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]
+        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]  # all are Discrete
     if isinstance(first, MultiDiscrete):
-        counts = np.max([space.nvec for space in all_spaces], axis=0)  # type: ignore[attr-defined]
+        counts = np.max([space.nvec for space in all_spaces], axis=0)  # type: ignore[attr-defined]  # all are MultiDiscrete
         return MultiDiscrete(counts, dtype=first.dtype.type, start=first.start)
     raise _unlike("acts in", agents[0], first, agents[-1], all_spaces[-1])
 

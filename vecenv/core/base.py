@@ -563,7 +563,7 @@ class GymVecEnv(VecEnv):
             masks.is_used = True
             masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
         if self._observes_masks:
-            part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]
+            part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]  # a Dict's rows
             found = masks.checked(part[rows], rows)
         elif masks.values is not None:
             found = masks.read(rows)
@@ -652,12 +652,12 @@ class GymVecEnv(VecEnv):
         raise NotImplementedError
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # a tuple, of all envs
         """Seeds of the envs' generators."""
         return self.get_attr("np_random_seed")
 
     @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # a tuple, of all envs
         """The envs' generators; copies of them if they are in other processes."""
         return self.get_attr("np_random")
 

@@ -64,7 +64,7 @@ def _dumps(base: Any, saved: SavedEnv) -> bytes:
                 # That would make a new env of the arguments of the old one. What is in it, instead:
                 # of engines that can't be pickled this raises, rather than to forget their state.
                 state = dict(vars(obj))
-                return copyreg.__newobj__, (kind,), state, None, None, _set_attributes  # type: ignore[attr-defined]
+                return copyreg.__newobj__, (kind,), state, None, None, _set_attributes  # type: ignore[attr-defined]  # typeshed leaves it out
             inherited = getattr(super(), "reducer_override", None)
             return NotImplemented if inherited is None else inherited(obj)
 

@@ -133,7 +133,7 @@ def dump_factories(factories: list[Callable[[], Any]]) -> bytes:
     by_value = _ByValue()
 
     class Pickler(cloudpickle.Pickler):
-        dispatch_table: Any = ChainMap(theirs, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
+        dispatch_table: Any = ChainMap(theirs, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]  # a ChainMap itself
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type | types.FunctionType):

@@ -196,7 +196,7 @@ class JitVectorEnv(VecEnv):
         return new_outputs(num_rows, self._obs_shape[1:], self._obs_dtype)
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # a tuple, of all envs
         """Seeds of the envs' random streams."""
         if not self._is_seeded:
             self._set_streams(*read_seeds(None, None, self.num_envs, is_first=True))

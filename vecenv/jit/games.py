@@ -236,10 +236,9 @@ def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
     """Return a state record with the fields of `COLUMNS`; unchanged if it has them already."""
     columns = {name: np.dtype((base, (num_agents,))) for name, base in COLUMNS.items()}
     taken = [name for name in COLUMNS if name in (dtype.names or ())]
+    fields: Any = dtype.fields  # None without names, which are looked at first
     if taken:
-        if all(dtype.fields[name][0] == columns[name] for name in taken) and len(taken) == len(  # type: ignore[index]
-            columns
-        ):
+        if len(taken) == len(columns) and all(fields[k][0] == columns[k] for k in taken):
             return dtype
         raise ValueError(
             f"state_dtype has fields {taken}, which a game with groups has already: one entry per "
@@ -247,7 +246,7 @@ def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
         )
     names, formats, offsets = [], [], []
     for name in dtype.names or ():
-        field = dtype.fields[name]  # type: ignore[index]
+        field = fields[name]
         names.append(name)
         formats.append(field[0])
         offsets.append(field[1])

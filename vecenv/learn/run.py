@@ -39,7 +39,7 @@ from vecenv.learn.progress import StepsBar
 try:
     import fcntl
 except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 __all__ = ["Run"]
 

@@ -268,7 +268,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server  # type: ignore[assignment]
+    server: _Server  # type: ignore[assignment]  # the only one that has this handler
     timeout = _REQUEST_S
     server_version = "vecenv"
     sys_version = ""

@@ -29,7 +29,7 @@ def place_rows(
         env_ids: The envs of the observations; a range is written as one block.
     """
     if isinstance(rows, TreeRows):
-        parts = single_space.spaces  # type: ignore[attr-defined]
+        parts = single_space.spaces  # type: ignore[attr-defined]  # a Dict or Tuple
         for name, child in rows.children.items():
             place_rows(child, parts[name], batch[name], env_ids)
     elif rows.array is not None:

@@ -130,7 +130,7 @@ class CallLog:
         self.names: list[str] = list(ENV_CALLS)
         self.total_ns: dict[str, int] = {}
         self._rows = np.zeros((CAPACITY, _WORDS), np.int64)
-        self._bytes = memoryview(self._rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        self._bytes = memoryview(self._rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # typeshed before 3.12
         self._kinds: dict[str, int] = {}  # of phases, which may have the names of calls
         self._sent, self._received = _Passes(), _Passes()
         # Of every open interval; they stay open when the log is cleared.

@@ -16,7 +16,7 @@ import numpy as np
 try:
     import resource
 except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # Windows has none
 
 __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
@@ -262,7 +262,7 @@ class StampedEnv:
         # arrays instead of memoryviews.
         flat = stamps.rings[index].reshape(-1)
         ring: Any = memoryview(flat)  # type: ignore[arg-type]  # typeshed before 3.12
-        its_count: Any = memoryview(stamps.counts[index : index + 1])  # type: ignore[arg-type]
+        its_count: Any = memoryview(stamps.counts[index : index + 1])  # type: ignore[arg-type]  # typeshed before 3.12
         size = len(ring)
         count = int(stamps.part(index, index + 1).counted()[0])
         its_count[0] = count

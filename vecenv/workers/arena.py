@@ -20,7 +20,7 @@ from vecenv.workers.layout import Leaf
 try:
     import resource
 except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # Windows has none
 
 __all__ = ["Arena"]
 

@@ -82,8 +82,8 @@ def set_up_child(setup: ChildSetup, name: str) -> Family:
     process = multiprocessing.current_process()
     process.name = name
     process.authkey = setup.authkey
-    multiprocessing.process._children = set()  # type: ignore[attr-defined]
-    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
+    multiprocessing.process._children = set()  # type: ignore[attr-defined]  # private to the library
+    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]  # private to the library
     return family
 
 
@@ -134,7 +134,7 @@ def limit_threads() -> None:
         _limit_openblas()
     torch = sys.modules.get("torch")
     if "MKL_NUM_THREADS" not in given and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(1)  # type: ignore[union-attr]
+        torch.set_num_threads(1)  # type: ignore[union-attr]  # a module, as it has that
 
 
 def loaded_libraries() -> dict[str, str]:

@@ -158,7 +158,7 @@ class ColumnWriter:
     ) -> None:
         self._view = view
         self._rows = slice(first, last)
-        self._row_forms: Any = memoryview(view(row_forms)[self._rows])  # type: ignore[arg-type]
+        self._row_forms: Any = memoryview(view(row_forms)[self._rows])  # type: ignore[arg-type]  # typeshed before 3.12
         self._columns: dict[tuple[Path, str, Any], list[np.ndarray]] = {}
         self._num_forms = 0
         self._plans: dict[tuple[Any, ...], list[_Plan]] = {}  # by the keys of the info
@@ -534,7 +534,7 @@ class ColumnReader:
             if len(messages[row]) == 1:
                 self._learn(messages[row][0])
         if self.keeps_apart:
-            return rows.apart()  # type: ignore[return-value]
+            return rows.apart()  # type: ignore[return-value]  # where kept apart, it is what callers take
         if not unknown:
             infos: dict[str, Any] = {}
             try:

@@ -27,7 +27,7 @@ from vecenv.workers.layout import LINE, ControlLayout
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 __all__ = [
     "CALLER_SLICE_S",

@@ -387,7 +387,7 @@ def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:
 
     # Its semaphores need names, which reach workers however these are started.
     method = "fork" if options.context == "fork" else "spawn"
-    return PortableLink(layout, multiprocess.get_context(method))  # type: ignore[attr-defined]
+    return PortableLink(layout, multiprocess.get_context(method))  # type: ignore[attr-defined]  # multiprocess has no types
 
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:

@@ -53,7 +53,7 @@ def _leave_to_parent() -> None:
     parent_pid, _pid = _pid, os.getpid()
     table = sys.modules.get("multiprocess.process")
     if table is not None:
-        table._children.difference_update(list(_ours))  # type: ignore[attr-defined]
+        table._children.difference_update(list(_ours))  # type: ignore[attr-defined]  # private to the library
     for thing in list(_copied):
         thing.leave_to_parent(parent_pid)
     _ours.clear()

@@ -216,7 +216,7 @@ class ReadyRing:
         self._rows = rows
         self._ids = np.empty(size, np.int64)
         # Reading one word takes half the time of the array's.
-        self._count: Any = memoryview(link.words[ROWS * LINE + COUNT :])  # type: ignore[arg-type]
+        self._count: Any = memoryview(link.words[ROWS * LINE + COUNT :])  # type: ignore[arg-type]  # typeshed before 3.12
         self.head = 0
         self.has_status = self.has_forms = False
 

@@ -67,7 +67,7 @@ class _ServedProcess(multiprocess.process.BaseProcess):
     _start_method = None  # children keep what the caller has set
 
     @staticmethod
-    def _Popen(process: Any) -> Any:  # type: ignore[override]
+    def _Popen(process: Any) -> Any:  # type: ignore[override]  # of a class without types
         return _ServedPopen(process)
 
 
@@ -534,4 +534,4 @@ def _take_over(setting: _Setting) -> None:
         # Those of a module that has not been imported can't be given, but importing it may hurt.
         category = getattr(sys.modules.get(home), name, None)
         if category is not None:
-            warnings.filters.append((action, message, category, module, line))  # type: ignore[attr-defined]
+            warnings.filters.append((action, message, category, module, line))  # type: ignore[attr-defined]  # typeshed says Sequence

@@ -143,11 +143,11 @@ def starts_quickly() -> bool:
 def _context(method: str) -> Any:
     import multiprocess
 
-    if method == "forkserver" and "forkserver" in multiprocess.get_all_start_methods():  # type: ignore[attr-defined]
+    if method == "forkserver" and "forkserver" in multiprocess.get_all_start_methods():  # type: ignore[attr-defined]  # multiprocess has no types
         from vecenv.workers.server import ServedContext
 
         return ServedContext()
-    return multiprocess.get_context(method)  # type: ignore[attr-defined]
+    return multiprocess.get_context(method)  # type: ignore[attr-defined]  # multiprocess has no types
 
 
 def _set_by_user() -> str | None:
@@ -158,8 +158,8 @@ def _set_by_user() -> str | None:
     import multiprocess
 
     for library in (multiprocess, multiprocessing):
-        method = library.get_start_method(allow_none=True)  # type: ignore[attr-defined]
-        if method is not None and method != library.get_all_start_methods()[0]:  # type: ignore[attr-defined]
+        method = library.get_start_method(allow_none=True)  # type: ignore[attr-defined]  # multiprocess has no types
+        if method is not None and method != library.get_all_start_methods()[0]:  # type: ignore[attr-defined]  # multiprocess has no types
             return method
     return None
 

@@ -60,7 +60,7 @@ def make_atari_vec(
             opencv-python-headless`.
     """
     try:
-        import ale_py  # type: ignore[import-not-found]
+        import ale_py  # type: ignore[import-not-found]  # an extra
         import gymnasium
 
         gymnasium.register_envs(ale_py)

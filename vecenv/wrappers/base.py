@@ -335,7 +335,7 @@ class VecWrapper(VecEnv):
             return actions
         ids = None if env_ids is None else np.asarray(env_ids)
         if ids is not None and self._has_agents:  # ids of games
-            ids = self.env.group.rows(ids)  # type: ignore[attr-defined]
+            ids = self.env.group.rows(ids)  # type: ignore[attr-defined]  # games have a group
         return self.actions(self._actions.check(actions, ids), env_ids)
 
     def _call_env(self, method: Callable[..., Any], actions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -515,7 +515,7 @@ class VecWrapper(VecEnv):
         return self.changes_obs or getattr(self.env, "copy", True)
 
     @property
-    def closed(self) -> bool:  # type: ignore[override]
+    def closed(self) -> bool:  # type: ignore[override]  # Gymnasium has a plain attribute
         """Whether the env has been closed."""
         return self.env.closed
 
@@ -525,12 +525,12 @@ class VecWrapper(VecEnv):
         return self.env.unwrapped
 
     @property
-    def np_random(self) -> Any:  # type: ignore[override]
+    def np_random(self) -> Any:  # type: ignore[override]  # a tuple, of all envs
         """The envs' generators."""
         return self.env.np_random
 
     @property
-    def np_random_seed(self) -> Any:  # type: ignore[override]
+    def np_random_seed(self) -> Any:  # type: ignore[override]  # a tuple, of all envs
         """Seeds of the envs' generators."""
         return self.env.np_random_seed
 

@@ -204,7 +204,7 @@ class ClipAction(TransformAction):
 
     def __init__(self, env: VecEnv) -> None:
         space = _action_box(env, type(self).__name__)
-        wide = Box(-np.inf, np.inf, space.shape, space.dtype)  # type: ignore[arg-type]
+        wide = Box(-np.inf, np.inf, space.shape, space.dtype)  # type: ignore[arg-type]  # Space allows no dtype, a Box has one
         super().__init__(env, lambda actions: np.clip(actions, space.low, space.high), wide)
 
 

@@ -202,7 +202,7 @@ def _require_writer(suffix: str) -> None:
 
 def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
     if path.suffix == ".mp4":
-        from moviepy.video.io.ImageSequenceClip import (  # type: ignore[import-not-found]
+        from moviepy.video.io.ImageSequenceClip import (  # type: ignore[import-not-found]  # an extra
             ImageSequenceClip,
         )
 

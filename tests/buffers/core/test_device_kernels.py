@@ -17,7 +17,7 @@ cuda = None  # which DeviceKernel puts there
 
 
 def scale_thread(numbers, size, factor):
-    i = cuda.grid(1)  # type: ignore[union-attr]
+    i = cuda.grid(1)  # type: ignore[union-attr]  # None without numba-cuda
     if i < size:
         numbers[i] = numbers[i] * factor
 

@@ -120,7 +120,7 @@ class Streams:
 
 
 class FakeStream:
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as classes that can't be hashed have it
 
     def __init__(self, name, streams):
         self.name, self.streams = name, streams

@@ -76,7 +76,7 @@ def is_whole(batch, is_summed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_that_add_and_draw_see_whole_transitions_and_lose_none(kind):  # noqa: C901
+def test_threads_that_add_and_draw_see_whole_transitions_and_lose_none(kind):  # noqa: C901  # its functions'
     buffer = KINDS[kind]()
     is_summed = buffer.n_step > 1 if kind != "episodic" else False
     errors, torn, calls = [], [], 60

@@ -144,12 +144,12 @@ def test_memory_of_a_batch_is_not_used_again_while_anything_refers_to_it():
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_global_generators_are_left_alone_and_a_seed_decides(kind, staged):
     torch.manual_seed(0)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  # the global one
     drawn = [filled(kind, seed=5, staged=staged).sample(50).indices for _ in range(2)]
     assert drawn[0].equal(drawn[1])
     assert not drawn[0].equal(filled(kind, seed=6, staged=staged).sample(50).indices)
     assert torch.get_rng_state().equal(before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
 
 
 @STAGED

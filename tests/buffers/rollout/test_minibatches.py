@@ -314,10 +314,10 @@ def test_no_seed_gives_another_order_each_time():
 
 def test_other_random_generators_are_not_touched():
     torch.manual_seed(0)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  # the global one
     drawn(filled(), 2)
     assert torch.get_rng_state().equal(before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
 
 
 LARGE = Box(-1, 1, (16384,))  # of which no two batches are gathered together

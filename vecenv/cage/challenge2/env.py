@@ -347,7 +347,7 @@ class Cage2Env(Env[np.ndarray, Any]):
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
         self.render_mode = render_mode
-        self._num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
+        self._num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]  # a Discrete
         self._actions = np.zeros(1, np.int64)
         self._is_over = False
 

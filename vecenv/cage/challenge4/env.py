@@ -191,7 +191,7 @@ class Cage4VectorEnv(_Games):
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return what each action of each agent is called; messages are "00000000" and so on."""
         found = {f"blue {agent}": _short_labels(agent) for agent in range(NUM_BLUE)}
-        if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]
+        if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
             messages = [f"{bits:0{MESSAGE_BITS}b}" for bits in range(1 << MESSAGE_BITS)]
             found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
         return found

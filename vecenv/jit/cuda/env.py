@@ -245,7 +245,7 @@ class CudaVectorEnv(VecEnv):
         return self._calls.num_in_flight
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # a tuple, of all envs
         """Seeds of the envs' random streams."""
         if not self._is_seeded:
             self._set_streams(*read_seeds(None, None, self.num_envs, is_first=True))

@@ -164,7 +164,7 @@ class TableVectorEnv(JitVectorEnv):
         raise NotImplementedError
 
     def _check_states(self, states: np.ndarray) -> None:
-        num_states = self.single_observation_space.n  # type: ignore[attr-defined]
+        num_states = self.single_observation_space.n  # type: ignore[attr-defined]  # a Discrete
         if states["cell"].min() < 0 or states["cell"].max() >= num_states:
             raise ValueError(f"state['states'] has cells outside of 0 to {num_states - 1}")
 
