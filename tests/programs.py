@@ -48,7 +48,7 @@ class Program:
     def __init__(self, code, *args, kind="compiled", cwd=ROOT):
         self.returncode = None
         # Files, not pipes: what the program leaves behind may hold them open.
-        self._outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115
+        self._outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115  # for as long as the process
         self._num_read = 0
         with tempfile.TemporaryFile("w+") as request:
             json.dump([code, [str(arg) for arg in args], str(cwd)], request)

@@ -343,13 +343,13 @@ def test_the_trial_leaves_the_global_generators_alone():
     class Careless(CounterEnv):
         def __init__(self):
             super().__init__(3)
-            self.height = random.random() + np.random.random()  # noqa: NPY002
+            self.height = random.random() + np.random.random()  # noqa: NPY002  # the global one
 
     random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002  # the global one
     expected = [Careless().height for _ in range(2)]
     random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002  # the global one
     assert vecenv.make_vec(Careless, 2).get_attr("height") == tuple(expected)
 
 

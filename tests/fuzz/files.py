@@ -384,7 +384,7 @@ def buffer_kinds(folder):
     }
     kinds = []
     for name, (cls, options) in made.items():
-        make = lambda cls=cls, options=options: cls(  # noqa: E731
+        make = lambda cls=cls, options=options: cls(  # noqa: E731  # for these lines only
             20, stacks if "frame_stack" in options else obs, actions, num_envs=2, seed=1, **options
         )
         files, states = [], []
@@ -646,7 +646,7 @@ def checkpoint_kind(folder, marker):
         module(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         envs.step([0, 0])
-        np.random.rand(), random.random(), parts["noise"].random(999)  # noqa: NPY002
+        np.random.rand(), random.random(), parts["noise"].random(999)  # noqa: NPY002  # the global one
         torch.rand(9), torch.rand(9, generator=parts["draws"])
 
     use()

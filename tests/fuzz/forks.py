@@ -58,7 +58,7 @@ def warm_up():
     """Import and load what takes long."""
     import torch
 
-    import buffers  # noqa: F401
+    import buffers  # noqa: F401  # to have it
 
     torch.set_num_threads(1)  # a fork has none of the threads that it would wait for
     for kind in (CompiledCase, BufferCase):

@@ -555,7 +555,7 @@ class AsyncCase:
     def require_no_workers(self, what):
         """Workers are gone; what starts them may stay."""
         if self.options["context"] == "fork":
-            gone = lambda: not set(children()) - self.own  # noqa: E731
+            gone = lambda: not set(children()) - self.own  # noqa: E731  # for these lines only
             wait_for(gone, lambda: f"workers outlive {what}: {set(children()) - self.own}")
 
     def round(self):

@@ -187,17 +187,17 @@ def test_narrow_local_integers_and_constants_are_widened_as_in_compiled_code():
 
 
 def drawing_step(state, action, rng):
-    state.cell = np.random.randint(0, SIZE)  # noqa: NPY002
+    state.cell = np.random.randint(0, SIZE)  # noqa: NPY002  # the global one
     return 0.0, False, False
 
 
 @needs_jit
 def test_the_trial_leaves_the_callers_random_numbers_alone():
     kernels = dataclasses.replace(WALK, name="drawing", step=drawing_step)
-    before = np.random.get_state()[1:3]  # noqa: NPY002
+    before = np.random.get_state()[1:3]  # noqa: NPY002  # the global one
     with binding.uncompiled():  # which is not what this is about
         JitVectorEnv(kernels)
-    after = np.random.get_state()[1:3]  # noqa: NPY002
+    after = np.random.get_state()[1:3]  # noqa: NPY002  # the global one
     assert before[1] == after[1]
     np.testing.assert_array_equal(before[0], after[0])
 

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
-from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401
+from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401  # a fixture
 from programs import printed
 
 from vecenv.core.errors import ActionError

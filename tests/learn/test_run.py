@@ -317,7 +317,7 @@ def use(parts):
     parts["optimizer"].zero_grad()
     parts["module"](x).square().mean().backward()
     parts["optimizer"].step()
-    drawn = parts["noise"].random(), np.random.rand()  # noqa: NPY002
+    drawn = parts["noise"].random(), np.random.rand()  # noqa: NPY002  # the global one
     weights = [tensor.clone() for tensor in parts["module"].state_dict().values()]
     return [tensor.numpy() for tensor in weights], drawn, parts["envs"].step([0, 0])[0]
 

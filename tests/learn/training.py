@@ -51,7 +51,7 @@ def collect(envs, agent, rollout):
 def loss_of(agent, batch, rng):
     """Policy and value loss, with noise of two more random streams."""
     policy, values = agent(batch.obs)
-    noise = rng.normal(size=len(values)).astype(np.float32) * np.random.rand()  # noqa: NPY002
+    noise = rng.normal(size=len(values)).astype(np.float32) * np.random.rand()  # noqa: NPY002  # the global one
     loss = -(policy.log_prob(batch.actions) * batch.advantages).mean()
     return loss + (values - batch.returns - torch.from_numpy(noise)).square().mean()
 

@@ -313,7 +313,7 @@ def test_timeouts_that_are_none_are_refused(timeout):
 
 def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
     def draws():
-        np.random.seed(3)  # noqa: NPY002
+        np.random.seed(3)  # noqa: NPY002  # the global one
         pool = AsyncVectorEnv([_GlobalEnv] * 2, num_workers=2)
         obs, _ = pool.reset()
         pool.close()
@@ -326,7 +326,7 @@ def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
 
 class _GlobalEnv(type(faulty(1)[0]())):
     def reset(self, *, seed=None, options=None):
-        return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002
+        return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002  # the global one
 
 
 @pytest.mark.slow

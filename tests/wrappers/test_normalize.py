@@ -101,7 +101,7 @@ def sources_and_modes():
 
 
 @pytest.mark.parametrize(("source", "mode"), [*sources_and_modes()])
-def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915
+def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915  # its functions'
     bare, inner = SOURCES[source](mode), SOURCES[source](mode)
     envs = wrappers.NormalizeReward(wrappers.NormalizeObservation(inner, clip=2.0), 0.9, clip=2.0)
     slow = Slow(bare, 0.9, 2.0)

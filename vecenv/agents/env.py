@@ -807,7 +807,7 @@ def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
     return slot.obs, slot.rewards, slot.terminations, slot.truncations
 
 
-def _end_games(  # noqa: PLR0917
+def _end_games(  # noqa: PLR0917  # all from one caller, in this order
     columns: dict[str, Any],
     ended: np.ndarray,
     lost: np.ndarray,

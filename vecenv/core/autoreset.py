@@ -214,7 +214,7 @@ class EnvGroup:
         try:
             # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
             numbers = indices or self._indices
-            for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905
+            for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905  # see above
                 if resets_next and index in ended:
                     info = self._begin_episode(index, rows)
                 else:

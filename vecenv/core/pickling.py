@@ -30,7 +30,7 @@ _pickling = threading.RLock()  # as modules are registered with cloudpickle mean
 
 def _stop_pickling() -> None:
     """Let a forked child pickle, if another thread was pickling just then."""
-    global _pickling  # noqa: PLW0603
+    global _pickling  # noqa: PLW0603  # one for the process
     _pickling = threading.RLock()
 
 

@@ -329,7 +329,7 @@ def _failure(
 ) -> BaseException | None:
     """Run an env in a thread that can be stopped; return what it raised."""
     failures: list[BaseException] = []
-    streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+    streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # the global one
 
     def run() -> None:
         _here.wraps = wraps
@@ -349,7 +349,7 @@ def _failure(
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
                 )
                 thread.join(seconds)
-        np.random.set_state(streams[0])  # noqa: NPY002
+        np.random.set_state(streams[0])  # noqa: NPY002  # the global one
         random.setstate(streams[1])
     return failures[0] if failures else None
 

@@ -4,7 +4,7 @@
 """
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch  # noqa: F401  # to say what to install
 except ModuleNotFoundError as _error:
     if _error.name != "torch":  # torch is there, and lacks something
         raise

@@ -121,7 +121,7 @@ def restore_random_streams(streams: Mapping[str, Any]) -> None:
     if (reason := why_not_numpy_state(streams["numpy"])) is not None:
         raise ValueError(reason)
     torch.set_rng_state(streams["torch"])
-    np.random.set_state(streams["numpy"])  # noqa: NPY002
+    np.random.set_state(streams["numpy"])  # noqa: NPY002  # the global one
     random.setstate(streams["python"])
     if "cuda" in streams and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])

@@ -128,7 +128,7 @@ def ring_bell(words, command):
 
 
 @njit
-def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
+def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917  # a kernel's
     """Give the workers first, ..., last - 1 one command each, and count them."""
     words[POSTED_LINE * LINE + wait_line] += last - first
     for worker in range(first, last):
@@ -198,7 +198,7 @@ def wait_done(words, scratch, line, first, last):
 
 
 @njit
-def post_and_wait(words, scratch, last, slot, flags, step, opcode):  # noqa: PLR0917
+def post_and_wait(words, scratch, last, slot, flags, step, opcode):  # noqa: PLR0917  # a kernel's
     """Do what `post` and `wait_done` on line 0 do, for workers 0, ..., last - 1."""
     post(words, 0, last, opcode, slot, flags, step, 0)
     return wait_done(words, scratch, 0, 0, last)
@@ -336,7 +336,7 @@ def take(words, scratch, queue_rows, lane, jobs):
 
 
 @njit
-def publish(words, ring, ring_rows, command, leaves, env_id, status, form):  # noqa: PLR0917
+def publish(words, ring, ring_rows, command, leaves, env_id, status, form):  # noqa: PLR0917  # a kernel's
     """Copy an env's results into the next row of the ring and count it.
 
     Args:
@@ -370,7 +370,7 @@ def publish(words, ring, ring_rows, command, leaves, env_id, status, form):  # n
 
 
 @njit
-def publish_and_take(  # noqa: PLR0917
+def publish_and_take(  # noqa: PLR0917  # a kernel's
     words, scratch, queue_rows, ring, ring_rows, command, lane, jobs, leaves, env_id, status, form
 ):
     """Do what `publish` and `take` do, for a thread that goes from env to env."""

@@ -218,7 +218,7 @@ class PortableLink(Link):
         if self._lock.may_be_held:
             self._lock.release()
 
-    def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
+    def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917  # all from one caller, in this order
         self._unlock()
         for worker in range(first, last):
             command = self._commands[worker]
@@ -338,7 +338,7 @@ class PortableLink(Link):
         self.words[lane + at.LANE_CURRENT] = env_id + 1
         return env_id
 
-    def _publish_and_take(self, command, lane, jobs, leaves, env_id, status, form):  # noqa: PLR0917
+    def _publish_and_take(self, command, lane, jobs, leaves, env_id, status, form):  # noqa: PLR0917  # all from one caller, in this order
         self._publish(command, leaves, env_id, status, form)
         return self._take(lane, jobs)
 

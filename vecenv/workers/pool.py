@@ -539,5 +539,5 @@ def _let_go(processes: list[Any], pipes: list[Any]) -> None:
 
 def _global_entropy() -> int:
     """Return a number that depends on NumPy's global generator without advancing it."""
-    state: Any = np.random.get_state()  # noqa: NPY002
+    state: Any = np.random.get_state()  # noqa: NPY002  # the global one
     return int(np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])]).generate_state(1)[0])

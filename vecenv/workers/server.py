@@ -276,7 +276,7 @@ _retired: list[int] = []  # processes that end as soon as their children have
 
 def _forget() -> None:
     """Leave the server to the parent, in a forked child: it will have one of its own."""
-    global _lock, _server  # noqa: PLW0603
+    global _lock, _server  # noqa: PLW0603  # one for the process
     _lock = threading.Lock()
     _retired.clear()
     if _server is not None:
@@ -295,7 +295,7 @@ def ensure_running() -> None:
 
 
 def _retire() -> None:
-    global _server  # noqa: PLW0603
+    global _server  # noqa: PLW0603  # one for the process
     if _server is not None:
         os.close(_server.file)
         _retired.append(_server.pid)
@@ -304,7 +304,7 @@ def _retire() -> None:
 
 def _running() -> _Server:
     """Return the server, a new one if the old one is gone or was started in other surroundings."""
-    global _server  # noqa: PLW0603
+    global _server  # noqa: PLW0603  # one for the process
     environ = {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT)}
     _retired[:] = [pid for pid in _retired if not _has_ended(pid)]
     if _server is not None and (_server.environ != environ or _has_ended(_server.pid)):
@@ -440,9 +440,9 @@ def _try_to_fork() -> int:
 
 def _import_all() -> None:
     """Import what workers need, once for all of them, and have their kernels compiled."""
-    import cloudpickle  # noqa: F401
+    import cloudpickle  # noqa: F401  # to have it
 
-    import vecenv.workers.worker  # noqa: F401
+    import vecenv.workers.worker  # noqa: F401  # to have it
     from vecenv.workers.layout import LINE, ControlLayout
     from vecenv.workers.links import has_futex
 

@@ -188,7 +188,7 @@ def _hidden_main() -> Iterator[None]:
 
 def _show_main() -> None:
     """Give a forked child its main script, if another thread was spawning a process just then."""
-    global _hiding  # noqa: PLW0603
+    global _hiding  # noqa: PLW0603  # one for the process
     _hiding = threading.Lock()
     if _hidden:
         sys.modules["__main__"] = _hidden[0]

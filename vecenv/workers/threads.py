@@ -182,7 +182,7 @@ class _Lane(threading.Thread):
             traceback.print_exc()
             os._exit(_EXIT_CODE)
 
-    def begin(  # noqa: PLR0917
+    def begin(  # noqa: PLR0917  # all from one caller, in this order
         self,
         chunk: Chunk,
         worker: int,

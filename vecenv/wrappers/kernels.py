@@ -155,7 +155,7 @@ _add = njit(_add_rows)
 _write = njit(_normalize_rows)
 
 
-def _take_and_normalize(  # noqa: PLR0917
+def _take_and_normalize(  # noqa: PLR0917  # a kernel's
     x, counts, is_counted, count, mean, variance, sums, epsilon, own_mean, own_factor, clip, out
 ):
     """Take rows into account, if `is_counted`, then write them normalised; see the functions above.
@@ -176,7 +176,7 @@ def _take_and_normalize(  # noqa: PLR0917
     return True
 
 
-def _scale_rewards(  # noqa: PLR0917
+def _scale_rewards(  # noqa: PLR0917  # a kernel's
     rewards, acted, is_counted, gamma, returns, count, mean, variance, sums, epsilon, clip, out
 ):
     """Add rewards to discounted returns, take these into account, write rewards in their units.

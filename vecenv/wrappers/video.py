@@ -185,7 +185,7 @@ def _require_writer(suffix: str) -> None:
     """Import what writes such files, or say what is missing."""
     if suffix == "mp4":
         try:
-            import moviepy  # type: ignore[import-not-found]  # noqa: F401
+            import moviepy  # type: ignore[import-not-found]  # noqa: F401  # to say what is missing
         except ImportError as error:
             raise ImportError(
                 "mp4 files are written by moviepy, which is not installed: pip install moviepy, or "
@@ -193,7 +193,7 @@ def _require_writer(suffix: str) -> None:
             ) from error
         return
     try:
-        import PIL  # noqa: F401
+        import PIL  # noqa: F401  # to say what is missing
     except ImportError as error:
         raise ImportError(
             "pictures are written by Pillow, which is not installed: pip install 'vecenv[plots]'"
