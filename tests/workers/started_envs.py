@@ -14,7 +14,13 @@ from gymnasium.spaces import Box, Discrete
 from workers.faulty_envs import FaultyEnv, NapEnv
 
 
-class Spy(FaultyEnv):
+class SoundEnv(FaultyEnv):
+    """Does nothing wrong where actions are sampled, as in a trial."""
+
+    action_space = Discrete(1)
+
+
+class Spy(SoundEnv):
     """Tells of its process."""
 
     def num_threads(self):

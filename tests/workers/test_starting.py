@@ -29,6 +29,7 @@ from workers.started_envs import (
     HangingOnce,
     LockingEnv,
     Printing,
+    SoundEnv,
     Spy,
     Threads,
     first_of,
@@ -444,7 +445,7 @@ def test_workers_start_beside_the_trial_where_that_changes_nothing(
     monkeypatch.setattr(opening._Trial, "gains", lambda *of: calls.append("gains") or gains(*of))
     monkeypatch.setattr(opening, "usable_cores", lambda: num_cores)
     monkeypatch.setattr(opening, "tells_queues", lambda: has_queues)
-    envs = AsyncVectorEnv([FaultyEnv] * 4, num_workers=2, context="fork")
+    envs = AsyncVectorEnv([SoundEnv] * 4, num_workers=2, context="fork")
     envs.reset()
     envs.close()
     assert calls == expected
