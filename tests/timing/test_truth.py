@@ -50,7 +50,7 @@ def measured_anew(test):
 
     @functools.wraps(test)
     def run(*args, **kwargs):
-        for pause_s in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0):
+        for pause_s in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0):
             try:
                 return test(*args, **kwargs)
             except AssertionError:
@@ -218,15 +218,15 @@ def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     turn()
     envs.timing.enable()
     learner.spent, begin = 0.0, time.monotonic()
-    for _ in range(12):
+    for _ in range(30):
         turn()
     wall = time.monotonic() - begin
     report = envs.timing.report()
     check_shares(report, {"learner": learner.spent / wall})
     envs.timing.disable()
-    before = rate(envs, 12, turn)
+    before = rate(envs, 30, turn)
     is_learning[0] = False
-    measured = rate(envs, 12, turn) / before
+    measured = rate(envs, 30, turn) / before
     envs.close()
     assert not report.first_ready
     assert near(report.gains["learner"] / report.steps_per_second, measured)
@@ -447,12 +447,14 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
     envs.timing.enable()
     actions = np.zeros(2, int)
     with envs.timing.phase("learner"):
+        begin = time.monotonic()
         time.sleep(0.2)
+        slept_s = time.monotonic() - begin
     for _ in range(300):
         envs.step(actions)
     report = envs.timing.report()
     assert report.num_steps == 600
-    assert report.shares["learner"] * report.wall_s == pytest.approx(0.2, rel=0.1)
+    assert report.shares["learner"] * report.wall_s == pytest.approx(slept_s, rel=0.1)
     assert report.latest_s < 0.5 * report.wall_s
     assert f"latest {report.latest_s:.3g} s of {report.wall_s:.3g} s" in " ".join(
         str(report).split()
