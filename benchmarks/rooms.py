@@ -3,9 +3,10 @@
     python benchmarks/rooms.py                       # this tree
     python benchmarks/rooms.py --repo ../before      # another one: public names only are used
     python benchmarks/rooms.py --calls step --walk   # each file with its first function, in order
+    python benchmarks/rooms.py --markdown            # the walks of CONTRIBUTING.md
 
 A profiler (`sys.setprofile`) notes the files of `vecenv` and `buffers` in which a Python function
-runs, in the order of their first event. Kernels run as Python too (NUMBA_DISABLE_JIT=1), so their
+runs, in the order in which they are entered. Kernels run as Python too (NUMBA_DISABLE_JIT=1), so their
 files count; async workers and their caller then wait for each other without compiled code, which
 takes other files (--jit counts with the compiler on, and sees no kernels). Each call has been made
 once before, so that what only the first one does is left out.
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,29 +32,41 @@ import numpy as np
 NUM_ENVS = 2
 ROOT = Path(__file__).resolve().parents[1]
 Walk = dict[str, str]  # path of a file: the first function of it that ran
+Events = list[tuple[int, str, str]]  # time in ns, path of a file, its function
 
 
 @contextmanager
 def walked(repo: str) -> Iterator[Walk]:
-    """Profile this thread; the walk is filled in as code runs."""
+    """Profile this thread; the walk is filled in at the end."""
     walk: Walk = {}
-    sys.setprofile(noting(walk, repo))
+    events: Events = []
+    sys.setprofile(noting(events, repo))
     try:
         yield walk
     finally:
         sys.setprofile(None)
+        walk |= files(events)
 
 
-def noting(walk: Walk, repo: str) -> Callable[..., None]:
-    """Return a profiler that adds files of the packages below `repo` to a walk."""
+def noting(events: Events, repo: str) -> Callable[..., None]:
+    """Return a profiler that adds what happens in the packages below `repo`."""
     folders = tuple(os.path.join(repo, package) + os.sep for package in ("vecenv", "buffers"))
 
     def note(frame, event, arg) -> None:  # every event: loops that began before have no `call`
         path = frame.f_code.co_filename
         if path.startswith(folders):
-            walk.setdefault(os.path.relpath(path, repo), frame.f_code.co_name)
+            name = frame.f_code.co_qualname.replace(".<locals>", "")
+            events.append((time.monotonic_ns(), os.path.relpath(path, repo), name))
 
     return note
+
+
+def files(events: Events) -> Walk:
+    """Return each file with its first function."""
+    walk: Walk = {}
+    for _, path, name in events:
+        walk.setdefault(path, name)
+    return walk
 
 
 class ProfiledEnv(gym.Env):
@@ -63,18 +77,18 @@ class ProfiledEnv(gym.Env):
 
     def __init__(self, repo: str, report: str) -> None:
         self._repo, self._report = repo, report
-        self._walk: Walk | None = None
+        self._events: Events | None = None
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(3, np.float32), {}
 
     def step(self, action):
-        if self._walk is not None:
+        if self._events is not None:
             sys.setprofile(None)
-            Path(self._report).write_text(json.dumps(self._walk), encoding="utf-8")
-        self._walk = {}
-        sys.setprofile(noting(self._walk, self._repo))
+            Path(self._report).write_text(json.dumps(self._events), encoding="utf-8")
+        self._events = []
+        sys.setprofile(noting(self._events, self._repo))
         return np.zeros(3, np.float32), 1.0, False, False, {}
 
 
@@ -95,10 +109,13 @@ def walk_async(repo: str) -> Walk:
             actions = np.zeros(NUM_ENVS, np.int64)
             envs.step(actions)
             for _ in range(30):
+                begin = time.monotonic_ns()
                 with walked(repo) as walk:
                     envs.step(actions)
                 callers.append(walk)
-                workers.append(json.loads(Path(reports[0]).read_text(encoding="utf-8")))
+                # From within the last step to within this one: the end of the last belongs behind.
+                events = json.loads(Path(reports[0]).read_text(encoding="utf-8"))
+                workers.append(files(sorted(events, key=lambda event: event[0] < begin)))
         finally:
             envs.close()
     caller, worker = min(callers, key=len), min(workers, key=len)
@@ -218,16 +235,33 @@ def count(repo: Path, calls: list[str], has_jit: bool = False) -> dict[str, Walk
     return json.loads(done.stdout)
 
 
+def markdown(repo: Path) -> str:
+    """Return the walks as CONTRIBUTING.md has them, those with the compiler on last."""
+    walks = {CALLS[call][0]: walk for call, walk in count(repo, list(CALLS)).items()}
+    compiled = count(repo, ["step", "add"], has_jit=True)
+    walks |= {f"{CALLS[call][0]}, compiler on": walk for call, walk in compiled.items()}
+    blocks = []
+    for title, walk in walks.items():
+        width = max(map(len, walk))
+        lines = "\n".join(f"{path:{width}}  {function}" for path, function in walk.items())
+        blocks.append(f"`{title}`\n\n```\n{lines}\n```\n")
+    return "\n".join(blocks)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repo", type=Path, default=ROOT, help="a checkout of any revision")
     parser.add_argument("--calls", nargs="+", choices=list(CALLS), default=list(CALLS))
     parser.add_argument("--walk", action="store_true", help="print the files, not only how many")
+    parser.add_argument("--markdown", action="store_true", help="print the walks of all calls")
     parser.add_argument("--jit", action="store_true", help="count with the compiler on")
     parser.add_argument("--here", help=argparse.SUPPRESS)  # count in this process, print JSON
     options = parser.parse_args()
     if options.here:
         print(json.dumps({call: CALLS[call][1](options.here) for call in options.calls}))
+        return
+    if options.markdown:
+        print(markdown(options.repo.resolve()), end="")
         return
     for call, walk in count(options.repo.resolve(), options.calls, options.jit).items():
         print(f"{CALLS[call][0]:36} {len(walk):3} files")

@@ -1,21 +1,37 @@
 """benchmarks/rooms.py: it counts the files of the caller and of the worker."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rooms.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "rooms.py"
+
+
+def printed(*args):
+    command = [sys.executable, SCRIPT, *args]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 @pytest.mark.slow
 def test_a_step_of_an_async_env_goes_through_files_of_the_caller_and_of_the_worker():
-    command = [sys.executable, SCRIPT, "--calls", "step", "--walk"]
-    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    title, *files = printed.splitlines()
+    title, *files = printed("--calls", "step", "--walk").splitlines()
     assert title.startswith("AsyncVectorEnv.step")
     assert int(title.split()[-2]) == len(files)
-    walk = dict(line.split() for line in files)
-    assert walk["vecenv/core/base.py"] == "step"  # the caller's, and in the worker:
-    assert "vecenv/core/autoreset.py" in walk
+    walk = [line.split()[0] for line in files]
+    assert walk[:2] == ["vecenv/workers/env.py", "vecenv/core/base.py"]  # the caller's, then:
+    workers = ["vecenv/workers/worker.py", "vecenv/workers/chunk.py", "vecenv/core/autoreset.py"]
+    assert walk[-3:] == workers
+
+
+@pytest.mark.slow
+@pytest.mark.linux  # elsewhere workers and callers wait otherwise
+def test_the_walks_of_the_guide_are_those_of_the_code():
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walks = printed("--markdown")
+    assert guide.endswith(walks)
+    for title, files in re.findall(r"`([^`\n]+)`\n\n```\n(.*?)\n```", walks, re.DOTALL):
+        assert f"| {title} | {len(files.splitlines())} |" in guide
