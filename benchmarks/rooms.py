@@ -6,10 +6,10 @@
     python benchmarks/rooms.py --markdown            # the walks of CONTRIBUTING.md
 
 A profiler (`sys.setprofile`) notes the files of `vecenv` and `buffers` in which a Python function
-runs, in the order in which they are entered. Kernels run as Python too (NUMBA_DISABLE_JIT=1), so their
-files count; async workers and their caller then wait for each other without compiled code, which
-takes other files (--jit counts with the compiler on, and sees no kernels). Each call has been made
-once before, so that what only the first one does is left out.
+runs, in the order in which they are entered. Kernels run as Python too (NUMBA_DISABLE_JIT=1), so
+that their files count; async workers and their caller then wait for each other without compiled
+code, which takes other files (--jit counts with the compiler on, and sees no kernels). Each call
+has been made once before, so that what only the first one does is left out.
 """
 
 from __future__ import annotations

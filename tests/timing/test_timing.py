@@ -67,6 +67,7 @@ def run(envs, num_steps):
 
 
 @pytest.mark.parametrize("backend", fast_are(["sync", "async"], BACKENDS))
+@measured_anew
 def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
     fns = [lambda k=k: CountingEnv(step_s=0.001 * (k + 1)) for k in range(4)]
     envs = BACKENDS[backend](fns)
@@ -97,6 +98,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
 
 
 @pytest.mark.slow
+@measured_anew
 def test_threads_that_wait_side_by_side_show_the_slowest_env():
     fns = [lambda k=k: CountingEnv(step_s=0.02 if k == 5 else 0.002) for k in range(6)]
     envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=3)
@@ -311,7 +313,7 @@ def test_an_exception_ends_with_the_latest_steps(backend):
 @pytest.mark.slow
 def test_a_hang_is_reported_with_the_latest_steps():
     fns = [lambda k=k: CountingEnv(hangs_at=3 if k == 1 else None) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2, timeout=1.0)
+    envs = AsyncVectorEnv(fns, num_workers=2, timeout=5.0)
     envs.timing.enable()
     with pytest.raises(TimeoutError) as error:
         run(envs, 6)

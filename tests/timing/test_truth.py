@@ -364,6 +364,7 @@ def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
         assert report.cpu_share < 0.3
 
 
+@measured_anew
 def test_envs_that_wait_side_by_side_already_are_told_so():
     verdict = reported(AsyncVectorEnv(EQUAL, num_workers=1, threads_per_worker=4), 8).verdict
     assert "side by side already" in verdict and "processors" not in verdict
@@ -440,6 +441,7 @@ def test_equal_envs_are_not_called_slow():
     assert "(slow)" not in str(report) and len(report.slowest) == 4
 
 
+@measured_anew
 def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypatch):
     monkeypatch.setattr("vecenv.timing.stamps._MOST", 64)
     envs = SyncVectorEnv([KnownEnv] * 2)

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 FINE, RAISE, DIE, HANG, WRONG_SHAPE, EXIT, WRONG_REWARD = range(7)
+HANG_S = 0.8  # how long such an env hangs: waits of half of it pass, with time to spare
 
 
 class FaultyEnv(gym.Env):
@@ -42,7 +43,7 @@ class FaultyEnv(gym.Env):
         if action == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == HANG:
-            time.sleep(0.4)
+            time.sleep(HANG_S)
         if action == EXIT:
             os._exit(3)
         if action == WRONG_SHAPE:

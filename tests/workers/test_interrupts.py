@@ -168,7 +168,7 @@ def strike_every_line(env, options, name, stride):
         assert sorted(envs.recv().env_ids) == [0, 2]
     pids = [process.pid for process in envs._exchange.pool.processes]
     envs.close()
-    assert wait_until_gone(pids, 2) == []
+    assert wait_until_gone(pids, 5) == []
     assert line > 10 * stride
 
 
@@ -229,7 +229,7 @@ def strike_closing(stride, options):
             envs.close(**options)
         envs.close()
         assert envs.closed
-        assert wait_until_gone(pids, 1) == []
+        assert wait_until_gone(pids, 5) == []
         if not interrupt.has_struck:
             assert line > 5 * stride
             return
@@ -275,7 +275,7 @@ def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
     pool.stop, pool.kill = kept
     assert envs.closed
     envs.close(terminate=True)
-    assert wait_until_gone(pids, 1) == []
+    assert wait_until_gone(pids, 5) == []
 
 
 def test_signals_wait_while_something_must_be_whole():
@@ -403,7 +403,7 @@ def test_workers_end_when_nobody_has_their_vector_env():
         envs.send(np.full(2, FINE))
         envs.recv()
         del envs
-        assert wait_until_gone(pids, 1) == []
+        assert wait_until_gone(pids, 5) == []
 
 
 @pytest.mark.parametrize("place", ["open_workers", "_bind", "__init__"])
@@ -434,7 +434,7 @@ def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
         assert set(pids) - before
-        assert wait_until_gone(set(pids) - before, 1) == []
+        assert wait_until_gone(set(pids) - before, 5) == []
 
 
 def test_ctrl_c_during_a_fork_is_not_swallowed_by_what_libraries_do_after_forks(monkeypatch):
@@ -457,6 +457,6 @@ def test_ctrl_c_during_a_fork_is_not_swallowed_by_what_libraries_do_after_forks(
         with no_garbage_collection():
             with pytest.raises(KeyboardInterrupt):
                 AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1, context="fork")
-            assert wait_until_gone(set(children()) - before, 1) == []
+            assert wait_until_gone(set(children()) - before, 5) == []
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -18,6 +18,7 @@ from programs import Program, prepare, printed
 from workers.faulty_envs import (
     FINE,
     HANG,
+    HANG_S,
     FaultyEnv,
     children,
     faulty,
@@ -139,7 +140,7 @@ def test_start_methods(context):
     rollout = pool.allocate((4, 3))
     rollout[:] = 7
     pool.close()
-    assert wait_until_gone(set(pids), 2) == []
+    assert wait_until_gone(set(pids), 5) == []
 
 
 class SlowToClose(FaultyEnv):
@@ -151,12 +152,12 @@ def test_ctrl_c_in_close_kills_the_workers():
     pool = AsyncVectorEnv([SlowToClose] * 2, num_workers=2, threads_per_worker=1)
     pids = pool.call("pid")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
     with pytest.raises(KeyboardInterrupt):
         pool.close(timeout=50)
     signal.signal(signal.SIGALRM, before)
     assert pool.closed
-    assert wait_until_gone(set(pids), 2) == []
+    assert wait_until_gone(set(pids), 5) == []
 
 
 def cycle(count):
@@ -186,7 +187,9 @@ from vecenv.workers.env import AsyncVectorEnv
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's job began
-    envs = AsyncVectorEnv([lambda: FaultyEnv()] * 4, num_workers=2, context={context!r})
+    envs = AsyncVectorEnv(
+        [lambda: FaultyEnv()] * 4, num_workers=2, threads_per_worker=1, context={context!r}
+    )
     envs.reset()
     print(*set(envs.call("pid")), flush=True)
     {then}
@@ -219,19 +222,19 @@ def start_caller(then, context="fork"):
         pytest.param("stepping", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_workers_are_gone_within_a_second_of_their_caller(then, context):
+def test_workers_are_gone_soon_after_their_caller(then, context):
     process, workers = start_caller(THEN[then], context)
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert wait_until_gone(workers, 1) == []
+    assert wait_until_gone(workers, 5) == []
 
 
 def test_any_signal_to_the_caller_ends_the_workers():
     process, workers = start_caller("time.sleep(60)")
     process.send_signal(signal.SIGSEGV)
     process.communicate()
-    assert wait_until_gone(workers, 1) == []
+    assert wait_until_gone(workers, 5) == []
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=20)
-    assert wait_until_gone(workers, 1) == []
+    assert wait_until_gone(workers, 5) == []
     assert errors.count("Traceback") == 1, errors
     assert errors.strip().endswith("KeyboardInterrupt")
 
@@ -253,7 +256,7 @@ def test_an_interrupted_step_can_be_waited_for():
     pool = AsyncVectorEnv(faulty(2), num_workers=2)
     pool.reset()
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError("alarm")))
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S / 2)
     with pytest.raises(InterruptedError):
         pool.step([HANG, FINE])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
