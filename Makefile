@@ -154,8 +154,10 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	build/lowest/venv/bin/python -m pytest -n $(JOBS) $(ONCE) -W ignore::DeprecationWarning \
 		$(PYTEST_ARGS) -m "$(FAST)"
 
-bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v -e against -e zoo -e /peers.py); do \
+# Not: what needs a revision, hours, or packages and environments of other libraries (see each script).
+bench: $(VENV)/.installed-test  ## run the benchmarks that need nothing else
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | \
+		grep -v -e /against -e /zoo -e peers -e sb3 -e ray_scaling -e textbook -e rooms); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
 
 against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)
@@ -170,7 +172,7 @@ constraints: $(VENV)/.python  ## take the newest versions of everything but torc
 	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(VENV)-adapters $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-real $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
 	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).

@@ -13,6 +13,7 @@ A unit is one env step, or one call of `sample`. "Without" switches a part off b
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -187,6 +188,11 @@ def run_case(name: str) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("case", nargs="?", choices=list(CASES), help="measure one, in this process")
+    if case := parser.parse_args().case:
+        print(CASES[case]())
+        return
     rows = []
     for title, (with_it, without) in ROWS.items():
         pairs = [(run_case(with_it), run_case(without)) for _ in range(REPETITIONS)]
@@ -196,11 +202,8 @@ def main() -> None:
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         rows.append([title, *shown, f"{statistics.median(ratios):.2f}", spread])
     table = markdown_table(["per second", "with", "without", "ratio", "spread"], rows)
-    sys.stdout.write(f"{machine('numpy', 'numba', 'torch')}\n\n{table}\n")
+    print(f"{machine('numpy', 'numba', 'torch')}\n\n{table}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.stdout.write(f"{CASES[sys.argv[1]]()}\n")
-    else:
-        main()
+    main()

@@ -16,6 +16,7 @@ import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
 
+from vecenv.backends import TIMED
 from vecenv.command.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -186,7 +187,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["trace", "CartPole-v1", "--out", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (
             ["trace", "CartPole-v1", "--out", "trace.json", "--backend", "loop"],
-            "one of sync, async",
+            f"one of {', '.join(TIMED)}",
         ),
         (["trace", "CartPole-v1", "--out", "trace.json", "--steps", "0"], "steps is 0"),
     ],

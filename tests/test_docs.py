@@ -181,6 +181,18 @@ def test_files_named_in_contributing_exist():
     assert [path for path in found if not (ROOT / path).exists()] == []
 
 
+def test_the_map_in_contributing_has_every_file_and_folder_of_the_packages():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for package in ("vecenv", "buffers"):
+        rows = re.search(rf"^\| `{package}/` \| \|\n(?:\|.*\n)+", text, re.M)[0]
+        places = {
+            path.name + "/" * path.is_dir()
+            for path in (ROOT / package).iterdir()
+            if path.name not in ("__init__.py", "__pycache__", "py.typed")
+        }
+        assert {name for name in places if f"`{name}`" not in rows} == set()
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
     pages = sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[2:])

@@ -1,6 +1,6 @@
 """The registry of backends: the one list of all methods of stepping envs.
 
-`make_vec`, `vecenv compare` and `vecenv trace`, the advice of timing reports and the conformance
+`make_vec`, `vecenv compare`, `trace` and `bench`, the advice of timing reports and the conformance
 matrix of the tests (tests/test_backends.py) read it. A further backend is a row here, and a module
 or folder of its own. Classes are named by strings, as entry points are, and imported on first use.
 """
@@ -28,7 +28,8 @@ class Backend(NamedTuple):
         is_timed: Whether `envs.timing` splits up its time.
         imports: Modules that making its envs imports; loading them does not count as its start.
         colour: Colour in plots.
-        use: How advice tells a user to choose it.
+        use: How a user is told to choose it, by the advice of reports (vecenv/timing/advice.py) and
+            by `vecenv bench`; empty where neither advises it.
     """
 
     name: str
@@ -70,7 +71,7 @@ _ROWS = (
         makes="vecenv.jit.env:JitVectorEnv",
         imports=("vecenv.jit",),
         colour="#e76f51",
-        use="the JIT kit",
+        use="compiled kernels (backend='jit')",
     ),
     Backend(
         "cuda",
@@ -79,7 +80,6 @@ _ROWS = (
         stepping=None,
         is_timed=False,
         imports=("vecenv.jit", "torch"),
-        use="device='cuda'",
     ),
     Backend("ray", takes="either", makes="vecenv.ray.env:RayVectorEnv", stepping=None),
     Backend(

@@ -38,7 +38,7 @@ from numba.core.typing.templates import builtin_registry
 from numba.np.ufunc.dufunc import DUFunc
 from numba.np.ufunc.gufunc import GUFunc
 
-from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
+from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, python_function
 from vecenv.core.interrupts import held_in_forks, interrupts_later
 
 try:

@@ -41,7 +41,7 @@ from buffers.core.sequences import (
 from buffers.core.state import FieldWatcher, LoadedState, Placed, Shapes, Wanted
 from buffers.replay import layout as at
 from buffers.replay.adding import PackedAdder
-from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
+from buffers.replay.batches import BatchOptions, BatchSource, Draw, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.frames import FrameStack
@@ -526,7 +526,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         return self._read_batch(batch_size, out, columns)
 
     @exclusive
-    def _fill(self, batch: ReplayBatch, draw: str) -> None:
+    def _fill(self, batch: ReplayBatch, draw: Draw) -> None:
         """Draw rows and gather them, where the reader cannot do it at once."""
         if draw == "distinct":
             self._refresh_now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -12,8 +12,11 @@ from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
 
-__all__ = ["LATE", "BatchOptions", "BatchSource", "ReplayBatch", "column_names"]
+__all__ = ["LATE", "BatchOptions", "BatchSource", "Draw", "ReplayBatch", "column_names"]
 
+# Which transitions a reader draws: each equally likely, each ring and then one of its own, or all
+# different.
+Draw = Literal["rows", "rings", "distinct"]
 LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from buffers.core.kernels import (
 from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
-from buffers.replay.batches import LATE, BatchOptions, ReplayBatch
+from buffers.replay.batches import LATE, BatchOptions, Draw, ReplayBatch
 from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
 
@@ -104,7 +104,7 @@ class CompiledReader:
             folder.generator[:] = self.words
         self.generator.words = self.words = folder.generator
 
-    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+    def fill_at_once(self, batch: ReplayBatch, draw: Draw) -> bool:
         """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
 
         Returns:
@@ -122,8 +122,8 @@ class CompiledReader:
         memory = batch.memory
         return gather_at_once(self._where, memory.plan, memory.pages, self._gamma)
 
-    def fill(self, batch: ReplayBatch, draw: str) -> None:
-        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+    def fill(self, batch: ReplayBatch, draw: Draw) -> None:
+        """Draw rows and gather them."""
         folder, deadline = self._storage.folder, time.monotonic() + _READ_TIMEOUT
         self._draw(batch, draw)
         while folder is not None and folder.read_only:
@@ -145,14 +145,16 @@ class CompiledReader:
         draw_uniform(storage.state, self.words.copy(), rows)
         storage.folder.load_ahead(storage.state, rows, int(batch.memory.plan[NUM_STEPS]))
 
-    def _draw(self, batch: ReplayBatch, draw: str) -> None:
+    def _draw(self, batch: ReplayBatch, draw: Draw) -> None:
         storage, memory = self._storage, batch.memory
         if draw == "rows":
             draw_uniform(storage.state, self.words, memory.rows)
         elif draw == "rings":
             draw_by_ring(storage.state, self.words, memory.rows)
-        else:
+        elif draw == "distinct":
             draw_distinct(storage.state, self.words, memory.rows, self._table(batch.size))
+        else:
+            assert_never(draw)
         self.gather(batch)
 
     def _table(self, size: int) -> np.ndarray:

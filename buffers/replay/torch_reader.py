@@ -8,7 +8,7 @@ buffer's `generator` with the graph).
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import torch
 
@@ -17,7 +17,7 @@ from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
 from buffers.core.rows import Field, FrameLayout, RowLayout, as_words, plan_view, view_fields
 from buffers.replay import layout as at
-from buffers.replay.batches import BatchOptions, ReplayBatch
+from buffers.replay.batches import BatchOptions, Draw, ReplayBatch
 from buffers.replay.device_kernels import gather_kernel
 from buffers.replay.storage import ReplayStorage
 
@@ -114,7 +114,7 @@ class TorchReader:
         )
         return _shape_batch(memory, layout, size, chosen)
 
-    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+    def fill_at_once(self, batch: ReplayBatch, draw: Draw) -> bool:
         """False: on a device nothing takes one call only."""
         return False
 
@@ -122,15 +122,17 @@ class TorchReader:
         """False, as above."""
         return False
 
-    def fill(self, batch: ReplayBatch, draw: str) -> None:
-        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+    def fill(self, batch: ReplayBatch, draw: Draw) -> None:
+        """Draw rows and gather them."""
         indices = batch.memory.indices
-        if draw == "distinct":
-            self._draw_distinct(indices)
+        if draw == "rows":
+            self._draw_uniform(indices)
         elif draw == "rings":
             self._draw_by_ring(indices)
+        elif draw == "distinct":
+            self._draw_distinct(indices)
         else:
-            self._draw_uniform(indices)
+            assert_never(draw)
         self.gather(batch)
 
     def _words(self, target: torch.Tensor) -> torch.Tensor:

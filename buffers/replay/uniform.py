@@ -14,19 +14,19 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
-from buffers.replay.batches import ReplayBatch
+from buffers.replay.batches import Draw, ReplayBatch
 from buffers.replay.frames import FrameStack
 from buffers.replay.sequences import SequenceIndex
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
 
-_DRAWS = {"transitions": "rows", "envs": "rings"}
+_DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 
 
 class UniformReplayBuffer(ReplayBuffer):
     """Draws transitions with equal probability; see the classes below."""
 
-    _draws = "rows"  # as the reader calls it
+    _draws: Draw = "rows"
 
     def sample(
         self,
@@ -49,7 +49,7 @@ class UniformReplayBuffer(ReplayBuffer):
             BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
                 an argument does not fit.
         """
-        draw = self._draws
+        draw: Draw = self._draws
         if not replace:
             if draw != "rows":
                 raise BufferMisuseError("replace=False needs over='transitions'")

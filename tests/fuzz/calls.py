@@ -581,10 +581,12 @@ def try_constructor(case, cls, good, positional, path):
 
 def run_replay(case):
     """The three replay buffers."""
-    from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+    from replay_model import RINGS
+
+    from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer
 
     rng, values = case.rng, case.values
-    cls = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer][rng.integers(3)]
+    cls = RINGS[rng.integers(len(RINGS))]
     options: dict[str, Any] = {"num_envs": NUM_ENVS, "seed": 0}
     if case.chance(0.5):
         options |= {"n_step": int(rng.integers(1, 4)), "gamma": 0.9}

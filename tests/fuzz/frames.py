@@ -15,19 +15,17 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from replay_model import RINGS
 
 from buffers import (
     BufferMisuseError,
     FrameStack,
-    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
-    SharedReplayBuffer,
 )
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 300
 BY_KIND = Counter()  # operations tried so far by class
-CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
 # Shape of a frame, axis of the stack, and whether it is the frame's own axis, only longer.
 SHAPES = (
     ((3, 2), 0, False),
@@ -108,7 +106,7 @@ class Case:
 
     def __init__(self, seed):
         self.rng = rng = np.random.default_rng(seed)
-        self.kind = CLASSES[rng.integers(len(CLASSES))]
+        self.kind = RINGS[rng.integers(len(RINGS))]
         self.number = number = int(rng.integers(1, 6))
         self.frame, self.axis, self.is_merged = SHAPES[rng.integers(len(SHAPES))]
         self.dtype = np.dtype(DTYPES[rng.integers(len(DTYPES))])

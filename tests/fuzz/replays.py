@@ -19,7 +19,7 @@ import numpy as np
 import replay_model
 import torch
 from gymnasium.spaces import Box
-from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, ListModel
+from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, ListModel
 
 from buffers import (
     BufferMisuseError,
@@ -28,14 +28,12 @@ from buffers import (
     MultiprocessReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
-    SharedReplayBuffer,
     datasets,
 )
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 120
 BY_KIND = Counter()  # operations tried so far by class and place of rows
-CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
 FRAMES = Box(0, 255, (2, 4), np.uint8)  # two frames, each the bytes of a number
 TAGS = Box(-np.inf, np.inf, (2,), np.float64)
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "tags")
@@ -69,7 +67,7 @@ class Case:
         memory = Path("/dev/shm")  # files are synchronised, which takes long on a disk
         self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         self.where = str(rng.choice(["memory", "memory", "memory", "memmap", "writers"]))
-        self.cls = CLASSES[rng.integers(3)]
+        self.cls = RINGS[rng.integers(len(RINGS))]
         self.space = (OBS, NESTED, FRAMES)[rng.integers(3 if self.where == "memory" else 2)]
         self.kind = "writers" if self.where == "writers" else f"{self.cls.__name__}, {self.where}"
         self.num_envs, self.capacity = int(rng.integers(1, 4)), int(rng.integers(2, 24))
@@ -476,7 +474,7 @@ class Case:
         if not live or not knows or (self.num_steps > 1 and is_apart):
             return
         data = datasets.from_buffer(self.buffer)
-        kind = (*CLASSES, EpisodicReplayBuffer)[self.rng.integers(4)]
+        kind = (*RINGS, EpisodicReplayBuffer)[self.rng.integers(len(RINGS) + 1)]
         options = self.other_options(kind)
         self.told += f"; fill {kind.__name__}, {options}"
         if self.rng.random() < 0.5:

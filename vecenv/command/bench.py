@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from vecenv.backends import BACKENDS
+from vecenv.backends import BACKENDS, COMPARED, TIMED
 from vecenv.compare import Comparison, Options, run_comparison
 from vecenv.files import whole_file
 from vecenv.timing.report import new_figure
 
 __all__ = ["WORKLOADS", "Bench", "Workload", "run_bench"]
 
-_OURS = ("loop", "sync", "async", "async-first-ready", "jit")
-_SHOWN = (*_OURS, "gymnasium-sync", "gymnasium-async")
 _LEVEL = 1.1  # a backend that is faster by less is not worth a change
 
 
@@ -73,7 +71,7 @@ class Bench(NamedTuple):
         for workload in self.workloads:
             table.add_column(f"{workload.title}\n{workload.num_envs} envs", justify="right")
         best = [max(case.steps_per_second for case in c.measured) for c in self.comparisons]
-        for name in _SHOWN:
+        for name in COMPARED:
             cells = []
             for comparison, most in zip(self.comparisons, best, strict=True):
                 rates = [c.steps_per_second for c in comparison.measured if c.backend == name]
@@ -95,7 +93,7 @@ class Bench(NamedTuple):
             axes.remove()
         for axes, workload, found in zip(panels, self.workloads, self.comparisons, strict=False):
             rates = {case.backend: case.steps_per_second for case in found.measured}
-            shown = [name for name in _SHOWN if name in rates]
+            shown = [name for name in COMPARED if name in rates]
             for row, name in enumerate(shown):
                 axes.barh(row, rates[name], color=BACKENDS[name].colour)
                 axes.text(rates[name], row, f" {_short(rates[name])}", va="center", fontsize=9)
@@ -115,16 +113,13 @@ class Bench(NamedTuple):
         """What to use, and why: a sentence for each workload."""
         found = []
         for workload, comparison in zip(self.workloads, self.comparisons, strict=True):
-            rates = {
-                case.backend: case.steps_per_second
-                for case in comparison.measured
-                if case.backend in _OURS
-            }
-            usable = {name: rate for name, rate in rates.items() if name != "loop"}
-            best = max(usable, key=lambda name: usable[name])
-            if best != "sync" and usable[best] < _LEVEL * usable.get("sync", 0.0):
-                best = "sync"  # the simplest
-            found.append(f"{workload.title}: {_USES[best]}, {_gain(usable[best], rates)}.")
+            rates = {case.backend: case.steps_per_second for case in comparison.measured}
+            usable = {name: rates[name] for name in TIMED if name in rates}
+            most = max(usable.values())
+            best = next(name for name in usable if _LEVEL * usable[name] >= most)  # the simplest
+            found.append(
+                f"{workload.title}: {BACKENDS[best].use or best}, {_gain(usable[best], rates)}."
+            )
         return found
 
     def _warnings(self) -> list[str]:
@@ -137,14 +132,6 @@ class Bench(NamedTuple):
                 "repeat this on an idle machine."
             )
         return told
-
-
-_USES = {
-    "sync": 'backend="sync", this process',
-    "async": 'backend="async", worker processes',
-    "async-first-ready": 'backend="async" with send and recv, whoever is ready first',
-    "jit": 'backend="jit", compiled',
-}
 
 
 def _gain(rate: float, rates: dict[str, float]) -> str:
@@ -182,7 +169,7 @@ def run_bench(
             workload.env,
             env_kwargs=workload.env_kwargs,
             num_envs=[workload.num_envs],
-            backends=_SHOWN,
+            backends=COMPARED,
             rounds=3,
             round_s=0.1,
             warm_up_s=0.2,

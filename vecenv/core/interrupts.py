@@ -1,4 +1,8 @@
-"""Ctrl-C that waits until something is whole that must not be left half done."""
+"""Ctrl-C that waits until something is whole that must not be left half done.
+
+(The same as `buffers.core.interrupts`: the two packages know nothing of each other. A test keeps it
+so.)
+"""
 
 from __future__ import annotations
 

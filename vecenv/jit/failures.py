@@ -17,7 +17,7 @@ import numba
 from numba import from_dtype
 from numba import types as numba_types
 
-from vecenv.core.copies import Copies, python_function
+from vecenv.core.function_copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
 from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from vecenv.core.copies import FIXED_PACKAGES, Copies
+from vecenv.core.function_copies import FIXED_PACKAGES, Copies
 from vecenv.core.masks import mask_width, sample_actions
 from vecenv.core.rows import aligned_zeros
 from vecenv.jit.episodes import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch

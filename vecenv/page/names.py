@@ -11,10 +11,9 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 __all__ = ["ActionNames", "Part", "action_names"]
 
 _METHOD = "get_action_meanings"  # as Atari's envs have it
-# Of Gymnasium's envs, which have no names for them.
+# Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it).
 _KNOWN = {
     "CartPole": ("left", "right"),
-    "JitCartPole": ("left", "right"),
     "MountainCar": ("left", "none", "right"),
     "Acrobot": ("-1", "none", "+1"),
     "LunarLander": ("none", "left engine", "main engine", "right engine"),
@@ -85,7 +84,8 @@ def action_names(envs: Any, name: str) -> ActionNames:
     given = _meanings(envs)
     if isinstance(space, Discrete):
         count, start = int(space.n), int(space.start)
-        known = _KNOWN.get(name.rpartition(":")[2].rpartition("-v")[0], ())
+        kind = name.rpartition(":")[2].rpartition("-v")[0].removeprefix("Jit")
+        known = _KNOWN.get(kind, ())
         own = _texts(given, count) or _texts(known, count)
         own = own or tuple(str(start + k) for k in range(min(count, _MOST)))
         return ActionNames((Part("", own, start),))

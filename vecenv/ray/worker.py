@@ -18,9 +18,9 @@ from vecenv.core.base import GymVecEnv, VecEnv
 from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault
-from vecenv.core.guard import guard_envs
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
+from vecenv.core.restarts import guard_envs
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors

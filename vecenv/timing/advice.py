@@ -213,7 +213,7 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
     return _without(
         facts,
         ENV_COMPUTE,
-        f"the envs compute; make their step cheaper, or write it for {_COMPILED.use}",
+        f"the envs compute; make their step cheaper, or write it as {_COMPILED.use}",
     )
 
 
@@ -389,7 +389,7 @@ def _about_copying(facts: Facts) -> Advice:
             facts,
             COPYING,
             "the envs cost less than batching their results; write into your own memory with "
-            f"out=, or compile the env with {_COMPILED.use}",
+            f"out=, or write the env as {_COMPILED.use}",
         )
     rest_ns = max(spent_ns - calls.infos_ns - calls.workers_copying_ns, 0)
     most = max(calls.infos_ns, calls.workers_copying_ns, rest_ns)

@@ -14,7 +14,7 @@ from vecenv.core.batches import take_row
 from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
-from vecenv.core.guard import GuardedEnv, unguarded
+from vecenv.core.restarts import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena

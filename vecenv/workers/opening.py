@@ -20,9 +20,9 @@ from vecenv.core.batches import chunk_bounds
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, WorkerDiedError
-from vecenv.core.guard import guard_envs
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps
+from vecenv.core.restarts import guard_envs
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.machine import usable_cores

@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.core.faults import EnvFault, leave_if_copied, leave_when_copied
-from vecenv.core.guard import guard_envs
 from vecenv.core.orphans import Family
 from vecenv.core.pickling import dumps, loads
+from vecenv.core.restarts import guard_envs
 from vecenv.core.spaces import require_new_env
 from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child

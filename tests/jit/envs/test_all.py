@@ -1,6 +1,8 @@
 """Every bundled compiled env keeps the rules of vector envs, and draws itself."""
 
+import re
 import zlib
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -8,7 +10,11 @@ import pytest
 
 import vecenv
 from vecenv.check import check_vector_env
+from vecenv.jit.binding import uncompiled
+from vecenv.make import COMPILED_TWINS
+from vecenv.page.names import action_names
 
+TABLE = Path(__file__).parents[3] / "docs" / "compiled_envs.md"
 NAMES = sorted(
     name
     for name, spec in gym.registry.items()
@@ -39,6 +45,27 @@ def test_spaces_and_limits_are_gymnasiums(name):
     assert ours.single_observation_space == theirs.observation_space
     assert ours.single_action_space == theirs.action_space
     assert ours.max_episode_steps == theirs.spec.max_episode_steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_actions_have_names(name):
+    envs = vecenv.make_vec(name, 1, vector_kwargs={"debug": True})
+    for part in action_names(envs, name).parts:
+        assert len(set(part.names)) == envs.single_action_space.n
+        assert not any(text.isdigit() for text in part.names)
+
+
+def test_lists_that_are_kept_by_hand_have_every_env():
+    """The table of the docs, the twins that `make_vec` knows, and what is compiled for devices."""
+    from jit.on_device.bundled import MAKERS, ZOO
+
+    rows = re.findall(r"^\| (`Jit.*?) \|", TABLE.read_text(encoding="utf-8"), re.M)
+    assert set(re.findall("`(.+?)`", " ".join(rows))) >= set(NAMES)
+    twins = {name for name in NAMES if name.removeprefix("Jit") in gym.registry}
+    assert set(COMPILED_TWINS.values()) == twins
+    with uncompiled():
+        on_devices = {make(1).kernels.name for make in (*MAKERS.values(), *ZOO.values())}
+        assert {vecenv.make_vec(name, 1).kernels.name for name in NAMES} <= on_devices
 
 
 @pytest.mark.slow

@@ -153,3 +153,7 @@ class Game2048VectorEnv(JitVectorEnv):
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 10_000, **options: Any) -> None:
         super().__init__(GAME_2048, num_envs, max_episode_steps=max_episode_steps, **options)
+
+    def get_action_meanings(self) -> list[str]:
+        """Return what each action is called, as Atari's envs do."""
+        return ["up", "right", "down", "left"]

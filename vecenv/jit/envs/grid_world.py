@@ -273,6 +273,10 @@ class GridWorldVectorEnv(JitVectorEnv):
         if not is_inside.all() or cells.min() < EMPTY or cells.max() > LOCKED:
             raise ValueError("state['states'] has players outside of the walls, or unknown cells")
 
+    def get_action_meanings(self) -> list[str]:
+        """Return what each action is called, as Atari's envs do."""
+        return ["turn left", "turn right", "forward", "pick up", "drop", "toggle", "nothing"]
+
 
 def _rows_of(layout: str, size: int) -> list[str]:
     """Return the map from which a layout is made."""

@@ -135,3 +135,4 @@ class AsterixVectorEnv(MinAtarVectorEnv):
     """Many games of Asterix; actions: stay, left, up, right, down."""
 
     game = ASTERIX
+    actions = "stay", "left", "up", "right", "down"

@@ -85,6 +85,7 @@ class MinAtarVectorEnv(JitVectorEnv):
     """
 
     game: EnvKernels
+    actions: tuple[str, ...]
 
     def __init__(
         self,
@@ -103,3 +104,7 @@ class MinAtarVectorEnv(JitVectorEnv):
             difficulty_ramping=bool(difficulty_ramping),
         )
         super().__init__(self.game, num_envs, params=params, **options)
+
+    def get_action_meanings(self) -> list[str]:
+        """Return what each action is called, as Atari's envs do."""
+        return list(self.actions)

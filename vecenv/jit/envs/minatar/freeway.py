@@ -93,3 +93,4 @@ class FreewayVectorEnv(MinAtarVectorEnv):
     """Many games of Freeway; actions: stay, up, down."""
 
     game = FREEWAY
+    actions = "stay", "up", "down"

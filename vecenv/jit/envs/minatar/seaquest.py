@@ -298,3 +298,4 @@ class SeaquestVectorEnv(MinAtarVectorEnv):
     """Many games of Seaquest; actions: stay, left, up, right, down, fire."""
 
     game = SEAQUEST
+    actions = "stay", "left", "up", "right", "down", "fire"

@@ -178,3 +178,4 @@ class SpaceInvadersVectorEnv(MinAtarVectorEnv):
     """Many games of Space Invaders; actions: stay, left, right, fire."""
 
     game = SPACE_INVADERS
+    actions = "stay", "left", "right", "fire"
