@@ -491,6 +491,9 @@ class LateEnv(FaultyEnv):
         return super().step(action)
 
 
+LATE_S = 1.0  # longer than others may take on a busy machine
+
+
 def late(folder, call, number, num_envs=4, env_id=3):
     return [
         functools.partial(LateEnv, name, folder, call if name == env_id else "", number)
@@ -507,7 +510,7 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, thread
         num_workers=2,
         threads_per_worker=threads,
         on_error="restart",
-        timeout=0.5,
+        timeout=LATE_S,
         autoreset_mode=mode,
     )
     pool.reset(seed=1)
@@ -517,8 +520,9 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, thread
     assert not terminations.any()
     assert rewards.tolist() == [1, 1, 0, 0]
     told = infos["final_info"] if mode.value == "SameStep" else infos
-    assert "was killed after step 2 had taken more than 0.5 second(s)" in told["restart_reason"][3]
-    assert "at env 3, action 0" in told["restart_reason"][3]
+    reason = told["restart_reason"][3]
+    assert f"was killed after step 2 had taken more than {LATE_S:g} second(s)" in reason
+    assert "at env 3, action 0" in reason
     assert pool.restarts.tolist() == [0, 0, 1, 1]
     if mode.value == "Disabled":
         pool.reset(options={"reset_mask": truncations})
@@ -529,7 +533,7 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, thread
 
 @pytest.mark.slow
 def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
-    options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
+    options = {**ONE_THREAD, "on_error": "restart", "timeout": LATE_S}
     pool = AsyncVectorEnv(late(tmp_path, "reset", 1), **options)
     assert pool.reset(seed=1)[0].tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
     assert pool.restarts.tolist() == [0, 0, 1, 1]
@@ -542,7 +546,7 @@ def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
     fast_are([(True, [0, 0, 0, 1])], [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]),
 )
 def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
-    options = {"num_workers": 2, "on_error": "restart", "timeout": 0.5, "threads_per_worker": 2}
+    options = {"num_workers": 2, "on_error": "restart", "timeout": LATE_S, "threads_per_worker": 2}
     pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
     pool.reset(seed=1)
     pool.send([FINE] * 4)
@@ -611,7 +615,7 @@ def test_a_half_waits_no_longer_than_the_timeout_of_the_constructor(make):
 
 @pytest.mark.slow
 def test_half_of_a_pool_restarts_who_is_late(tmp_path):
-    options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
+    options = {**ONE_THREAD, "on_error": "restart", "timeout": LATE_S}
     pool = AsyncVectorEnv(late(tmp_path, "step", 1), **options)
     pool.reset(seed=1)
     halves = pool.halves()

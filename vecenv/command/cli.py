@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.metadata
+import inspect
 import io
 import itertools
 import os
@@ -158,7 +159,7 @@ def _options_of_training(
         tyro.cli,
         module.Options,
         prog=f"vecenv train {given.env}",
-        description=f"{chosen.algorithm}: {chosen.reason}. {Train.__doc__}",
+        description=f"{chosen.algorithm}: {chosen.reason}. {inspect.getdoc(Train)}",
         args=words,
     )
     fields = {field.name for field in dataclasses.fields(module.Options)}
