@@ -521,7 +521,7 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, thread
     assert rewards.tolist() == [1, 1, 0, 0]
     told = infos["final_info"] if mode.value == "SameStep" else infos
     reason = told["restart_reason"][3]
-    assert f"was killed after step 2 had taken more than {LATE_S:g} second(s)" in reason
+    assert f"was killed after step 2 had taken more than {LATE_S} second(s)" in reason
     assert "at env 3, action 0" in reason
     assert pool.restarts.tolist() == [0, 0, 1, 1]
     if mode.value == "Disabled":
