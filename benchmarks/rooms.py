@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--repo", type=Path, default=ROOT, help="a checkout of any revision")
     parser.add_argument("--calls", nargs="+", choices=list(CALLS), default=list(CALLS))
     parser.add_argument("--walk", action="store_true", help="print the files, not only how many")
-    parser.add_argument("--markdown", action="store_true", help="print the walks of all calls")
+    parser.add_argument("--markdown", action="store_true", help="print the walks of all, no more")
     parser.add_argument("--jit", action="store_true", help="count with the compiler on")
     parser.add_argument("--here", help=argparse.SUPPRESS)  # count in this process, print JSON
     options = parser.parse_args()

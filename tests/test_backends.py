@@ -6,6 +6,7 @@ registry is tested here without further ado; VARIANTS are options that must chan
 """
 
 import functools
+import importlib
 import re
 from fractions import Fraction
 from itertools import cycle
@@ -859,6 +860,9 @@ def test_every_backend_is_in_the_docs_and_the_command_names_those_with_timing():
     )
     named = [(name, BACKENDS[name].makes.rpartition(":")[2]) for name in MADE]
     assert [(name, path.rpartition(".")[2]) for name, path in made] == named
+    for name, path in made:  # as a user imports it
+        module, _, attribute = f"vecenv.{path}".rpartition(".")
+        assert getattr(importlib.import_module(module), attribute) is BACKENDS[name].load()
     compare = (DOCS / "compare.md").read_text()
     assert f"[--backends {','.join(COMPARED)}]" in compare
     from vecenv.command import cli

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -863,6 +864,24 @@ def test_sac_and_dqn_are_trained_and_played(algorithm, capsys, tmp_path):
     assert main(["train", env, "--algo", algorithm, *args]) == 0
     assert main(["play", env, "--policy", folder, "--episodes", "2"]) == 0
     assert f"{env}, {algorithm} of {folder}: return" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ({"loop": 100, "sync": 96, "async": 104}, "backend='sync', 0.96 times a loop"),
+        ({"loop": 100, "sync": 96, "async": 107}, "backend='async', 1.1 times"),
+        ({"loop": 9, "async": 95, "async-first-ready": 100}, "backend='async', 11 times"),
+        ({"loop": 9, "async": 90, "async-first-ready": 100}, "first-ready (send/recv), 11"),
+        ({"loop": 9, "sync": 9, "jit": 900, "gymnasium-sync": 2000}, "kernels (backend='jit'), 1e"),
+    ],
+)
+def test_bench_advises_the_simplest_of_those_that_are_about_as_fast(rates, expected):
+    from vecenv.command.bench import WORKLOADS, Bench
+
+    cases = [SimpleNamespace(backend=name, steps_per_second=rate) for name, rate in rates.items()]
+    found = Bench([SimpleNamespace(measured=cases)], list(WORKLOADS[:1]), 1.0, [])
+    assert expected in found.advice()[0]
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """The registry of backends: the one list of all methods of stepping envs.
 
 `make_vec`, `vecenv compare`, `trace` and `bench`, the advice of timing reports and the conformance
-matrix of the tests (tests/test_backends.py) read it. A further backend is a row here, and a module
-or folder of its own. Classes are named by strings, as entry points are, and imported on first use.
+matrix of the tests (tests/test_backends.py) read it. Rows stand in the order of tables, and those
+that ask less of a user before others, as `bench` advises the first that is about as fast as any. A
+further backend is a row here, and a module or folder of its own. Classes are named by strings, as
+entry points are, and imported on first use.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ _ROWS = (
         is_made=False,
         stepping="first-ready",
         colour="#1d3557",
-        use="first-ready (send/recv)",
+        use="backend='async' and first-ready (send/recv)",
     ),
     Backend(
         "jit",

@@ -15,7 +15,7 @@ from forked_runners import forked, forking  # noqa: F401 - a fixture
 from PIL import Image
 from rich.console import Console
 
-from vecenv.backends import COMPARED
+from vecenv.backends import COMPARED, TIMED
 from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
@@ -62,14 +62,13 @@ def test_every_backend_is_measured():
         assert all(one.steps > 0 < one.seconds for one in case.rounds)
         assert case.start_s > 0
         assert case.memory_bytes > 2**20
-        is_ours = case.backend in {"sync", "async", "async-first-ready", "jit"}
-        assert (case.report is not None) == is_ours
+        assert (case.report is not None) == (case.backend in TIMED)
     assert result.cases[0].speed_up == 1.0
     assert result.others_busy is None or result.others_busy >= 0
     assert [found.num_envs for found in result.diversity] == [1, 3]
     assert set(COMPARED) <= set(as_text(result).split())
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    for backend in ("sync", "async", "async-first-ready", "jit"):
+    for backend in TIMED:
         assert f"{backend}, 3: caller" in names
 
 

@@ -580,7 +580,7 @@ def try_constructor(case, cls, good, positional, path):
 
 
 def run_replay(case):
-    """The three replay buffers."""
+    """The replay buffers that are rings."""
     from replay_model import RINGS
 
     from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer

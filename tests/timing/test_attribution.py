@@ -206,7 +206,7 @@ def test_steps_that_have_not_ended_and_resets_are_no_steps():
     ("last_env", "advice"),
     [
         ((3, 1, 1000, 1000), "the envs wait"),
-        ((3, 990, 1000, 1000), "use first-ready (send/recv) with batches of 1"),
+        ((3, 990, 1000, 1000), "first-ready (send/recv) with batches of 1"),
         (
             None,
             "10 ns with the writing of its results, too little to hand to another process; use ",

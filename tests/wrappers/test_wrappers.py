@@ -488,8 +488,10 @@ class Naps(gym.Env):
 def impatient(envs):
     """Wait for less than half of a nap; resets and other steps may take as long as they like."""
     envs.unwrapped._timeout = 0.3
-    yield
-    envs.unwrapped._timeout = 30.0
+    try:
+        yield
+    finally:
+        envs.unwrapped._timeout = 30.0
 
 
 @pytest.mark.parametrize("with_out", fast_are([True], [False, True]))

@@ -97,8 +97,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     The same seeds give the same trajectories on every backend, whatever the split into sends.
 
     For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`,
-    `_send` and `_recv`, and for masks `_action_masks` and `has_action_masks`. When these run, their
-    arguments have been checked and the state of calls is right.
+    `_send` and `_recv`, for masks `_action_masks` and `has_action_masks`, and for timing
+    `_begin_stamps`, `_end_stamps` and, with workers, `_env_chunks` and `_worker_processes`. When
+    these run, their arguments have been checked and the state of calls is right.
     """
 
     autoreset_mode: AutoresetMode
@@ -447,12 +448,14 @@ class GymVecEnv(VecEnv):
     """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
 
     For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
+    Masks come along where `_reset` calls `_note_reset`, and `_step` and `_recv` return what
+    `_results` and `_batch_of` make.
 
     Attributes:
         copy: Whether observations returned are copies, the caller's to keep.
     """
 
-    copy: bool
+    copy: bool = True
 
     def _bind_rows(self, rows: StepRows, ended: EnvGroup | None = None) -> None:
         """Set the rows for results, (num_envs, ...) of the observation space.

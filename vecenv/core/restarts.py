@@ -12,10 +12,10 @@ from gymnasium import Env
 from vecenv.core.faults import leave_if_copied, shorten
 from vecenv.core.infos import copy_value
 
-__all__ = ["GuardedEnv", "guard_envs", "unguarded"]
+__all__ = ["RestartingEnv", "with_restarts", "without_restarts"]
 
 
-class GuardedEnv:
+class RestartingEnv:
     """Stands for an env in `EnvGroup`; when the env raises, makes a new one and reports truncation.
 
     The step that failed returns the last observation, reward 0, truncated, and the info fields
@@ -113,23 +113,23 @@ def _reason(error: BaseException, action: Any) -> str:
         return type(error).__name__
 
 
-def guard_envs(
+def with_restarts(
     envs: Sequence[Env],
     factories: Sequence[Callable[[], Env]],
     counts: np.ndarray,
     *,
     is_callers: bool = True,
 ) -> list[Any]:
-    """Put a guard around every env; counts int64 (num_envs,) is shared with the caller.
+    """Have every env restarted when it raises; counts int64 (num_envs,) is shared with the caller.
 
     With `is_callers`, Ctrl-C while an env is stepped is no fault of the env's.
     """
     return [
-        GuardedEnv(env, factory, counts[index : index + 1], is_callers)
+        RestartingEnv(env, factory, counts[index : index + 1], is_callers)
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))
     ]
 
 
-def unguarded(env: Any) -> Env:
+def without_restarts(env: Any) -> Env:
     """Return the env itself."""
-    return env.env if isinstance(env, GuardedEnv) else env
+    return env.env if isinstance(env, RestartingEnv) else env

@@ -20,7 +20,7 @@ from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
-from vecenv.core.restarts import guard_envs
+from vecenv.core.restarts import with_restarts
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
@@ -135,7 +135,7 @@ class EnvChunk(NamedTuple):
         envs = SyncVectorEnv(env_fns, **self.options)
         if self.restarts_envs:
             counts = np.zeros(envs.num_envs, np.int64)
-            envs.envs[:] = guard_envs(envs.envs, env_fns, counts)
+            envs.envs[:] = with_restarts(envs.envs, env_fns, counts)
             vars(envs)["restarts"] = counts
         return envs
 

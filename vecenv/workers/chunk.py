@@ -14,7 +14,7 @@ from vecenv.core.batches import take_row
 from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
-from vecenv.core.restarts import GuardedEnv, unguarded
+from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena
@@ -298,7 +298,7 @@ class Chunk:
             )
 
         def read(index: int) -> Any:
-            value = unguarded(self.group.envs[index]).get_wrapper_attr(name)
+            value = without_restarts(self.group.envs[index]).get_wrapper_attr(name)
             return value(*args, **kwargs) if callable(value) else value
 
         return self._each("call", read)
@@ -307,7 +307,7 @@ class Chunk:
         """Set an attribute of every env."""
 
         def write(index: int) -> None:
-            unguarded(self.group.envs[index]).set_wrapper_attr(name, values[index])
+            without_restarts(self.group.envs[index]).set_wrapper_attr(name, values[index])
 
         return self._each("set_attr", write)
 
@@ -315,7 +315,7 @@ class Chunk:
         """Pickle every env; the result is its state, or the text of what is in the way."""
 
         def save(index: int) -> bytes | str:
-            env = unguarded(self.group.envs[index])
+            env = without_restarts(self.group.envs[index])
             saved = SavedEnv(env, index in self.group.ended, self._own_row(index))
             try:
                 return dump_env(saved, self.first + index)
@@ -331,15 +331,15 @@ class Chunk:
         """
 
         def load(index: int) -> bool | str:
-            envs, env = self.group.envs, unguarded(self.group.envs[index])
+            envs, env = self.group.envs, without_restarts(self.group.envs[index])
             spaces = env.observation_space, env.action_space
             try:
                 saved = load_env(pickles[index], self.first + index, *spaces)
                 self._own.obs.write(index, saved.obs)
             except (EnvStateError, ObservationError) as error:
                 return str(error)
-            if isinstance(guard := envs[index], GuardedEnv):
-                guard.go_on_with(saved.env, saved.obs)
+            if isinstance(restarting := envs[index], RestartingEnv):
+                restarting.go_on_with(saved.env, saved.obs)
             else:
                 envs[index] = saved.env
             (self.group.ended.add if saved.is_over else self.group.ended.discard)(index)
@@ -373,12 +373,12 @@ class Chunk:
         """Take over from a worker that is gone: every episode of its envs is over."""
 
         def lose(index: int) -> None:
-            guard = self.group.envs[index]
-            assert isinstance(guard, GuardedEnv)
+            restarting = self.group.envs[index]
+            assert isinstance(restarting, RestartingEnv)
             obs = None
             with contextlib.suppress(BaseException):  # if it can't be reset, its next reset says so
-                obs, _ = guard.env.reset()
-            guard.lose(obs if self.has_objects else self._own_row(index), reason)
+                obs, _ = restarting.env.reset()
+            restarting.lose(obs if self.has_objects else self._own_row(index), reason)
 
         self.run_each(lose, range(len(self.group.envs)))
 
@@ -391,7 +391,7 @@ class Chunk:
 
         def close(index: int) -> None:
             with contextlib.suppress(BaseException):  # no caller is left to be told
-                unguarded(self.group.envs[index]).close()
+                without_restarts(self.group.envs[index]).close()
             if self.worker >= 0:
                 self.group.envs[index] = None  # type: ignore[call-overload] # ends in its thread
 

@@ -22,7 +22,7 @@ from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, WorkerDiedError
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps
-from vecenv.core.restarts import guard_envs
+from vecenv.core.restarts import with_restarts
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.machine import usable_cores
@@ -462,7 +462,7 @@ def _lay_out(
     for worker in range(len(pool.processes)):
         pool.send(worker, pickled)
     if own_envs and pool.restarts is not None:
-        own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
+        own_envs = with_restarts(own_envs, pool.factories[: len(own_envs)], pool.restarts)
     own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None
     slots = SlotTable(arena, single, rows, num_envs)
     columns = ColumnReader(arena, num_envs, link.layout.ring_rows, layout.row_forms)

@@ -17,7 +17,7 @@ from gymnasium import Env
 from vecenv.core.faults import EnvFault, leave_if_copied, leave_when_copied
 from vecenv.core.orphans import Family
 from vecenv.core.pickling import dumps, loads
-from vecenv.core.restarts import guard_envs
+from vecenv.core.restarts import with_restarts
 from vecenv.core.spaces import require_new_env
 from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
@@ -103,7 +103,7 @@ def run_worker(setup: WorkerSetup) -> None:
             return
         if setup.restarts is not None:
             counts = setup.arena.view(setup.restarts)[setup.first : setup.first + len(envs)]
-            envs = guard_envs(envs, factories, counts, is_callers=False)
+            envs = with_restarts(envs, factories, counts, is_callers=False)
         _Worker(setup, envs, lanes, words, layout, family).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone

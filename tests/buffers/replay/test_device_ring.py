@@ -12,6 +12,7 @@ import torch
 from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete
 from jit.on_device.host_device import refuse_host
+from replay_model import RINGS
 
 from buffers import (
     BufferMisuseError,
@@ -25,7 +26,6 @@ from buffers.replay.storage import ReplayStorage
 
 FLOATS = Box(-9, 9, (3,), np.float32)
 BOTH = Dict({"a": Box(-9, 9, (2,), np.float64), "b": Box(0, 255, (5,), np.uint8)})
-KINDS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 OPTIONS = {
     "plain": {},
     "three steps": {"n_step": 3, "gamma": 0.9},
@@ -118,7 +118,7 @@ def check_same(plain, direct):
             (PrioritizedReplayBuffer, "plain", "both"),
             (PrioritizedReplayBuffer, "both", "floats"),
         ],
-        product(KINDS, OPTIONS, ["floats", "both"]),
+        product(RINGS, OPTIONS, ["floats", "both"]),
     ),
 )
 def test_rows_are_those_of_the_cpu_and_nothing_waits(kind, option, space, monkeypatch):
@@ -281,7 +281,7 @@ def test_kernels_of_adds_spill_nothing(kernel):
             (PerEnvReplayBuffer, "plain"),
             (PrioritizedReplayBuffer, "stored once"),
         ],
-        product(KINDS, OPTIONS),
+        product(RINGS, OPTIONS),
     ),
 )
 def test_adds_of_both_sides_and_cuts_may_take_turns(kind, option):
@@ -317,7 +317,7 @@ def test_adds_of_both_sides_and_cuts_may_take_turns(kind, option):
             (PerEnvReplayBuffer, "three steps"),
             (PrioritizedReplayBuffer, "both"),
         ],
-        product(KINDS, ["plain", "three steps", "both"]),
+        product(RINGS, ["plain", "three steps", "both"]),
     ),
 )
 def test_a_captured_add_goes_on_where_the_device_is(kind, option, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from programs import printed
-from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
+from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, columns_of
 
 from buffers import (
     BufferMemoryError,
@@ -15,7 +15,6 @@ from buffers import (
     SharedReplayBuffer,
 )
 
-CLASSES = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 GOOD = columns_of(CountingEnvs(2).random_steps([0, 1, 0, 1]))
 WITH_NAN = np.array([0, 1, np.nan, 2], np.float32)
 
@@ -63,7 +62,7 @@ def test_columns_that_do_not_fit(changes, message):
 
 
 @pytest.mark.parametrize("store_next", [True, False])
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", RINGS)
 def test_nothing_is_changed_by_what_does_not_fit(cls, store_next):
     buffer = cls(3, OBS, ACTIONS, num_envs=2, seed=0, store_next=store_next)
     buffer.add(**GOOD)
@@ -126,7 +125,7 @@ def test_following_rows_needs_the_number_of_envs(options):
         SharedReplayBuffer(4, OBS, ACTIONS, **options)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", RINGS)
 def test_sampling_too_early_or_wrongly(cls):
     buffer = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     with pytest.raises(BufferMisuseError, match="the buffer is empty"):
@@ -149,7 +148,7 @@ def test_sampling_too_early_or_wrongly(cls):
             buffer.get(np.array(rows))
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", RINGS)
 @pytest.mark.parametrize("store_next", [True, False])
 def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, set_free_bytes):
     spaces, options = (OBS, ACTIONS), {"num_envs": 2, "store_next": store_next}

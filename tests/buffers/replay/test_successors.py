@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from replay_model import RINGS
 
 from buffers import (
     BufferMisuseError,
@@ -56,7 +57,7 @@ def fill(buffer, steps):
 
 @pytest.mark.usefixtures("_dirty_memory")
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("kind", RINGS)
 def test_windows_go_on_through_nested_observations_whose_bytes_are_padded(kind, staged, tmp_path):
     def make():
         return kind(
@@ -92,7 +93,7 @@ def addresses(buffer):
     return [tensor.data_ptr() for tensor in tensors]
 
 
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("kind", RINGS)
 def test_memory_that_a_captured_draw_reads_does_not_move(kind, monkeypatch, tmp_path):
     def make():
         capacity = 50 if kind is PerEnvReplayBuffer else 100

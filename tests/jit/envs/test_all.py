@@ -1,6 +1,7 @@
 """Every bundled compiled env keeps the rules of vector envs, and draws itself."""
 
 import re
+import sys
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import pytest
 import vecenv
 from vecenv.check import check_vector_env
 from vecenv.jit.binding import uncompiled
+from vecenv.jit.envs import game_2048, grid_world
+from vecenv.jit.envs.game_2048 import Game2048VectorEnv
+from vecenv.jit.envs.grid_world import GridWorldVectorEnv
+from vecenv.jit.envs.minatar.asterix import AsterixVectorEnv
+from vecenv.jit.envs.minatar.freeway import FreewayVectorEnv
+from vecenv.jit.envs.minatar.seaquest import SeaquestVectorEnv
+from vecenv.jit.envs.minatar.space_invaders import SpaceInvadersVectorEnv
 from vecenv.make import COMPILED_TWINS
 from vecenv.page.names import action_names
 
@@ -53,6 +61,20 @@ def test_its_actions_have_names(name):
     for part in action_names(envs, name).parts:
         assert len(set(part.names)) == envs.single_action_space.n
         assert not any(text.isdigit() for text in part.names)
+
+
+def test_names_of_actions_are_those_of_the_rules():
+    for kind in (AsterixVectorEnv, FreewayVectorEnv, SeaquestVectorEnv, SpaceInvadersVectorEnv):
+        rules = vars(sys.modules[kind.__module__])
+        for number, name in enumerate(kind.actions[1:], 1):
+            assert rules[name.upper()] == number
+    named = GridWorldVectorEnv(1, debug=True).get_action_meanings()
+    for number, name in enumerate(named[:-1]):
+        assert vars(grid_world)[name.upper().replace(" ", "_")] == number
+    # Where tiles of the second line or column are moved to.
+    corners = {"up": (0, 1), "right": (1, 3), "down": (3, 1), "left": (1, 0)}
+    for number, name in enumerate(Game2048VectorEnv(1, debug=True).get_action_meanings()):
+        assert divmod(game_2048.cell.py_func(number, 1, 0), game_2048.SIZE) == corners[name]
 
 
 def test_lists_that_are_kept_by_hand_have_every_env():
