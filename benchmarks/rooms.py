@@ -92,10 +92,18 @@ class ProfiledEnv(gym.Env):
         return np.zeros(3, np.float32), 1.0, False, False, {}
 
 
+def usual(walks: list[Walk]) -> Walk:
+    """Return the most frequent of the shortest walks."""
+    least = min(map(len, walks))
+    shortest = [tuple(walk.items()) for walk in walks if len(walk) == least]
+    return dict(max(shortest, key=shortest.count))
+
+
 def walk_async(repo: str) -> Walk:
     """`AsyncVectorEnv.step`: the caller, then a worker; each the shortest of some steps.
 
-    Steps differ by whether results are there before the caller begins to wait.
+    Steps differ by whether results are there before the caller begins to wait, and by whether it
+    begins the next one before the worker has returned from telling it.
     """
     from vecenv import AsyncVectorEnv
 
@@ -118,7 +126,7 @@ def walk_async(repo: str) -> Walk:
                 workers.append(files(sorted(events, key=lambda event: event[0] < begin)))
         finally:
             envs.close()
-    caller, worker = min(callers, key=len), min(workers, key=len)
+    caller, worker = usual(callers), usual(workers)
     return caller | {path: name for path, name in worker.items() if path not in caller}
 
 
