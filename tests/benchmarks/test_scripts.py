@@ -1,4 +1,4 @@
-"""The scripts that `make bench` runs: they need no arguments, and no library of others."""
+"""The scripts of `benchmarks/` but for against.py."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_what_make_bench_runs_can_be_run():
+def test_what_make_bench_runs_needs_no_arguments_and_no_other_library():
     recipe = re.search(r"^bench:.*\n(?:\t.*\n)+", (ROOT / "Makefile").read_text(), re.M)
     left_out = re.findall(r"-e (\S+?)[\s)]", recipe[0])
     scripts = [
@@ -30,3 +30,29 @@ def test_what_make_bench_runs_can_be_run():
         assert shown.returncode == 0, shown.stderr
         required = shown.stdout.partition("\n\n")[0].partition(script.name)[2]
         assert re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]", "", required).strip() == "", required
+
+
+def printed_by_rooms(*args):
+    command = [sys.executable, ROOT / "benchmarks" / "rooms.py", *args]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_step_of_an_async_env_goes_through_files_of_the_caller_and_of_the_worker():
+    title, *files = printed_by_rooms("--calls", "step", "--walk").splitlines()
+    assert title.startswith("AsyncVectorEnv.step")
+    assert int(title.split()[-2]) == len(files)
+    walk = [line.split()[0] for line in files]
+    assert walk[:2] == ["vecenv/workers/env.py", "vecenv/core/base.py"]  # the caller's, then:
+    workers = ["vecenv/workers/worker.py", "vecenv/workers/chunk.py", "vecenv/core/autoreset.py"]
+    assert walk[-3:] == workers
+
+
+@pytest.mark.slow
+@pytest.mark.linux  # elsewhere workers and callers wait otherwise
+def test_the_walks_of_the_guide_are_those_of_the_code():
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walks = printed_by_rooms("--markdown")
+    assert guide.endswith(walks)
+    for title, files in re.findall(r"`([^`\n]+)`\n\n```\n(.*?)\n```", walks, re.DOTALL):
+        assert f"| {title} | {len(files.splitlines())} |" in guide
