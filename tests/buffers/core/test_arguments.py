@@ -239,7 +239,7 @@ makers = {
           lambda n, cls=cls: cls.nbytes_for(n, space, actions, num_envs=2),
           lambda n, cls=cls: cls(4, space, actions, num_envs=2, n_step=n, gamma=0.9).n_step,
           lambda n, cls=cls: cls(4, space, actions, num_envs=2, gamma=n))
-    for cls in RINGS
+    for cls in (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
 }
 calls = [call for parts in makers.values() for call in parts]
 for b in held:
