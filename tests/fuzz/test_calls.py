@@ -49,7 +49,7 @@ def test_a_call_that_does_something_else_is_found(monkeypatch, tmp_path):
 )
 def test_a_case_that_ends_or_stops_its_process_is_named(does, told, monkeypatch):
     monkeypatch.setattr(calls, "_PATIENCE_S", 20 if "sleep" not in does else 1)
-    prelude = f"import os, time\ncalls.run_here = lambda *_: {does}"
+    prelude = f"import os, time\nfrom fuzz import calls\ncalls.run_here = lambda *_: {does}"
     child = calls.Child(prelude)
     with pytest.raises(AssertionError, match=told):
         child.run(5)
