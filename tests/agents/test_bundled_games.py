@@ -7,6 +7,7 @@ from agents.one_by_one import assert_same_games
 from agents.record_games import CASES, GOLDEN, SEED, choose
 
 from vecenv import make_vec_agents
+from vecenv.page.names import action_names
 
 IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
 # Steps and options of the live comparison; (agents, sizes) of the recorded cases come on top.
@@ -226,3 +227,29 @@ def test_options_of_games_in_python_are_refused():
             make_vec_agents("Spread-v0", 2, **options)
     with pytest.raises(ValueError, match="num_games is 0, expected an integer of at least 1"):
         make_vec_agents("Spread-v0", 0, backend="sync")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "colour"),
+    [
+        ("pursuit", {"n_pursuers": 1, "freeze_evaders": True}, (200, 40, 40)),
+        ("spread", {"N": 1}, (154, 154, 232)),
+    ],
+)
+def test_actions_move_agents_in_the_picture_as_they_are_called(name, options, colour):
+    envs = make(name, 1, {**options, "render_mode": "rgb_array"}, debug=True)
+
+    def place():
+        away = abs(np.asarray(envs.render_game(0), int) - colour).sum(2)
+        return np.argwhere(away < 9).mean(0).round()  # row and column
+
+    (part,) = action_names(envs.group, f"agents:{IDS[name]}").parts
+    moved = {}
+    for number, called in enumerate(part.names):
+        envs.reset(seed=1)  # where nothing is in the way
+        before = place()
+        for _ in range(3):
+            envs.step(np.array([number]))
+        moved[called] = tuple(np.sign(place() - before).tolist())
+    ways = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1), "none": (0, 0)}
+    assert moved == ways

@@ -11,7 +11,8 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 __all__ = ["ActionNames", "Part", "action_names"]
 
 _METHOD = "get_action_meanings"  # as Atari's envs have it
-# Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it).
+# Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it);
+# and of the bundled games of several agents.
 _KNOWN = {
     "CartPole": ("left", "right"),
     "MountainCar": ("left", "none", "right"),
@@ -23,6 +24,8 @@ _KNOWN = {
     "CliffWalkingSlippery": ("up", "right", "down", "left"),
     "Taxi": ("down", "up", "right", "left", "pick up", "drop off"),
     "Blackjack": ("stick", "hit"),
+    "Pursuit": ("left", "right", "down", "up", "none"),
+    "Spread": ("none", "left", "right", "down", "up"),
 }
 _MOST = 4096  # names of one part
 
