@@ -33,7 +33,8 @@ def names_in(program):
             case ast.Name(id=name, ctx=ast.Load()):
                 read.add(name)
             case ast.ImportFrom(module=module, names=[ast.alias(name="*")]):
-                bound |= vars(importlib.import_module(module)).keys()
+                found = importlib.import_module(module)
+                bound |= set(getattr(found, "__all__", vars(found)))
             case ast.alias(name=name, asname=other):
                 bound.add((other or name).split(".")[0])
             case ast.Name(id=name) | ast.arg(arg=name) | ast.ClassDef(name=name):
