@@ -11,7 +11,7 @@ CAGE2_ARGS ?=
 CAGE4_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
-# Processes that `make test` and `make test-slow` run at a time; 0 for one that a debugger can stop.
+# Processes that `make test`, `test-slow` and `docs` run at a time; 0 for one that a debugger can stop.
 # One more than two cores, as tests wait for a third of their time.
 JOBS ?= 3
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
@@ -22,6 +22,8 @@ LOWEST_ARGS ?=
 # The revision that `make against` measures this tree against, and options of benchmarks/against.py.
 REV ?= HEAD
 AGAINST_ARGS ?=
+# Rows and options of benchmarks/margins.py, as in MARGINS_ARGS="'replay*' --quick".
+MARGINS_ARGS ?=
 # Options of benchmarks/gpu_envs.py, gpu_ppo.py and device.py: each takes its own of them.
 GPU_ARGS ?=
 
@@ -42,7 +44,7 @@ test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 cage4 page test test-slow test-portable fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
-	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against constraints clean
+	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against margins constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,7 +96,7 @@ test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need
 test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real libraries
 	test -d .venv-adapters || $(RUN) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
-		sb3-contrib -e ".[test,sb3,torchrl,tianshou,datasets,agents]"
+		sb3-contrib pandas -e ".[test,sb3,torchrl,tianshou,datasets,agents]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
 
 # In an environment of its own too: what these envs need does not go with constraints.txt.
@@ -121,8 +123,8 @@ typecheck: $(VENV)/.installed-dev  ## basedpyright
 	$(RUN) -m basedpyright
 
 docs: $(VENV)/.installed-docs $(VENV)/.installed-test  ## build the site, build/site; run its snippets
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
-	$(PYTEST) -m "snippets and not slow" tests
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet & site=$$!; $(PYTEST) -n $(JOBS) $(ONCE) \
+		-m "snippets and not slow" $$(grep -rl --include="*.py" mark.snippets tests) && wait $$site
 	@echo "build/site/index.html"
 
 # In an environment of its own, so that nothing of the clone is found by accident.
@@ -157,12 +159,19 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 # Not: what needs a revision, hours, or other libraries (each script says which).
 bench: $(VENV)/.installed-test  ## run the benchmarks that need nothing else
 	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | \
-		grep -v -e /against -e /zoo -e peers -e sb3 -e ray_scaling -e textbook \
+		grep -v -e /against -e /margins -e /zoo -e peers -e sb3 -e ray_scaling -e textbook \
 		-e /agents.py -e agents_learning); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
 
 against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)
 	$(RUN) benchmarks/against.py $(REV) $(AGAINST_ARGS)
+
+# In an environment of its own too: the peers and envs that it compares with bring other versions.
+margins: $(VENV)/.python  ## whether speed and memory keep their margins, half an hour
+	test -d .venv-margins || $(RUN) -m venv .venv-margins
+	.venv-margins/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
+		-r benchmarks/requirements-margins.txt -e ".[train,mujoco]"
+	.venv-margins/bin/python benchmarks/margins.py $(MARGINS_ARGS)
 
 constraints: $(VENV)/.python  ## take the newest versions of everything but torch
 	rm -rf $(VENV)-pins && $(RUN) -m venv $(VENV)-pins
@@ -173,7 +182,7 @@ constraints: $(VENV)/.python  ## take the newest versions of everything but torc
 	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(VENV)-adapters $(VENV)-real $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-real $(VENV)-margins $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
 	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).

@@ -2,6 +2,7 @@
 
     python benchmarks/against.py 79f7096
     python benchmarks/against.py 79f7096 --rows "sync*" "gae*" --generations 2
+    python benchmarks/against.py 79f7096 --rows "program*" --generations 2 --minutes 60
     python benchmarks/against.py --list
 
 A is the revision, checked out into a temporary folder; B is this working tree as it is, changes
@@ -20,6 +21,13 @@ rows measured beside a busy core say little.
 
 Start-up rows run in processes of their own: each run is one interpreter. "cold" is without compiled
 code on the disk.
+
+"program" rows are whole programs as users run them: a training, an evaluation, envs of others. What
+counts is the time from the start of the interpreter to its end. "loop" rows are the same trainings,
+but of their time only that in which the second half of the env steps was made, by the run's
+`metrics.jsonl`: without imports, compiling and the evaluation. Each run has an empty folder; the
+first of each tree, which fills the caches, is not counted. Neither kind is among the rows that run
+if none are named. Some need other packages: pip install -r benchmarks/requirements-margins.txt
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import functools
 import json
 import os
 import signal
@@ -35,8 +44,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,7 +57,7 @@ from work import Steps, make_columns, make_slot
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.03  # what counts as slower, if the control is quieter
 BUSY_CORES = 0.15  # others' load from which a row is marked
-ASK_TIMEOUT_S = 150.0
+ASK_TIMEOUT_S, PROGRAM_TIMEOUT_S = 150.0, 600.0
 ORDER = ("A1", "B1", "B2", "A2")
 
 Call = Callable[[], object]
@@ -65,9 +75,12 @@ class Row:
         group: Rows of a group share their processes.
         unit: What one unit of work is.
         prepare: Generator function that sets up, yields a call and how many units it does, and
-            cleans up; None for a start-up row.
+            cleans up; None for a row of which each run is a process.
         code: Of a start-up row: what a fresh interpreter runs; it prints seconds.
         is_cold: Whether the start-up row begins with an empty folder of compiled code.
+        program: Of a program: the arguments of Python; "{tree}" is the folder of the tree.
+        reads_loop: Whether a program's figure is that of its training loop, not its whole time.
+        needs: Modules of other packages without which the row is left out.
     """
 
     name: str
@@ -76,6 +89,15 @@ class Row:
     prepare: Callable[[], Prepared] | None = None
     code: str = ""
     is_cold: bool = False
+    program: tuple[str, ...] = ()
+    reads_loop: bool = False
+    needs: tuple[str, ...] = ()
+
+
+def lacking(modules: Sequence[str]) -> str:
+    """Name those modules that can't be imported, and say how to get them."""
+    found = ", ".join(name for name in modules if find_spec(name) is None)
+    return f"needs {found}: pip install -r benchmarks/requirements-margins.txt" if found else ""
 
 
 ROWS: dict[str, Row] = {}
@@ -91,7 +113,9 @@ def row(name: str, group: str, unit: str = "env step") -> Callable[[Any], Any]:
     return enter
 
 
-def stepping_row(name: str, group: str, make: Callable[[], Any], *, into: bool = False) -> None:
+def stepping_row(
+    name: str, group: str, make: Callable[[], Any], *needs: str, into: bool = False
+) -> None:
     """Enter a row that steps a vector env with random actions."""
 
     def prepare() -> Prepared:
@@ -105,7 +129,7 @@ def stepping_row(name: str, group: str, make: Callable[[], Any], *, into: bool =
         yield lambda: envs.step(actions, **options), envs.num_envs
         envs.close()
 
-    ROWS[name] = Row(name, group, "env step", prepare)
+    ROWS[name] = Row(name, group, "env step", prepare, needs=needs)
 
 
 def make_sync(env: str, num_envs: int) -> Callable[[], Any]:
@@ -132,8 +156,6 @@ def make_async(env: str, num_envs: int, **options: Any) -> Callable[[], Any]:
 
 def env_factory(env: str) -> Any:
     """Return a factory of an env that is named."""
-    import functools
-
     import async_envs
     import gymnasium as gym
 
@@ -152,13 +174,16 @@ stepping_row(
 )
 
 
-def _compiled(env_id: str, num_envs: int, **options: Any) -> Callable[[], Any]:
+def _made(env_id: str, num_envs: int, backend: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
         from vecenv import make_vec
 
-        return make_vec(env_id, num_envs, backend="jit", **options)
+        return make_vec(env_id, num_envs, backend=backend, **options)
 
     return make
+
+
+_compiled = functools.partial(_made, backend="jit")
 
 
 for _count in (1, 64, 1024):
@@ -175,6 +200,19 @@ for _count, _threads in ((64, 1), (2048, 1), (2048, 2)):
         _compiled("Cage2-v0", _count, vector_kwargs={"num_threads": _threads}, red_agent="mixed"),
         into=True,
     )
+stepping_row("CAGE 4 256", "compiled", _compiled("Cage4-v0", 256))
+
+# Envs of others by make_vec: id, how many, steps of a program, and the packages that they need.
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "CartPole": ("CartPole-v1", 64, 20_000),
+    "Atari": ("ale_py:ALE/Pong-v5", 16, 1000, "ale_py"),
+    "MuJoCo": ("HalfCheetah-v5", 16, 5000, "mujoco", "imageio"),
+    "MiniGrid": ("minigrid:MiniGrid-Empty-8x8-v0", 16, 4000, "minigrid"),
+}
+for _name, (_env, _count, _, *_needs) in OTHERS.items():
+    for _backend in ("async", "auto"):
+        _title = f"make_vec: {_name} {_count}, {_backend}"
+        stepping_row(_title, "make_vec", _made(_env, _count, _backend), *_needs)
 
 
 @row("jit CartPole 64, send and recv", "compiled")
@@ -200,7 +238,7 @@ def _async_sleeping() -> Prepared:
 
 @row("async 64 sleeping envs, first-ready, 32 threads", "async")
 def _async_sleeping_in_threads() -> Prepared:
-    envs = make_async("SleepyEnv", 64, num_workers=2, threads_per_worker=32)()
+    envs = make_async("SleepyEnv", 64, num_workers=64)()
     yield from _sends(envs, 1, rounds=60)
 
 
@@ -512,11 +550,7 @@ for _count in (8, 2048):
 
 
 _CLOCK = "import time; begin = time.perf_counter()\n"
-_TOLD = """
-seconds = time.perf_counter() - begin
-import sys
-print(seconds, (sys.modules.get("vecenv") or sys.modules["buffers"]).__file__)
-"""
+_TOLD = "\nprint(time.perf_counter() - begin)"
 _FIRST_STEP = """
 from vecenv import make_vec
 envs = make_vec({what})
@@ -543,17 +577,53 @@ for _name, _what in {
     if "jit" in _name or "CAGE" in _name:
         startup_row(f"first step from import, {_name}, cold", _code, is_cold=True)
 
+_STEPS = """
+from vecenv import make_vec
+envs = make_vec({!r}, {}, backend="async")
+envs.reset(seed=0)
+actions = envs.action_space.sample()
+for _ in range({}):
+    envs.step(actions)
+envs.close()
+"""
+
+
+def program_row(name: str, *program: str, needs: Sequence[str] = (), unit: str = "program") -> None:
+    """Enter a row of whole programs, or of their loops if its name begins so."""
+    is_loop = name.startswith("loop")
+    ROWS[name] = Row(
+        name, "programs", unit, program=program, reads_loop=is_loop, needs=tuple(needs)
+    )
+
+
+for _name, (_command, *_needs) in {
+    "PPO on CAGE 2": ("-m vecenv train Cage2-v0 --total-steps 1000000 --compile on",),
+    "PPO on CartPole": ("-m vecenv train CartPole-v1 --total-steps 150000 --backend sync",),
+    "SAC on HalfCheetah": (
+        "-m vecenv train HalfCheetah-v5 --algo sac --num-envs 8 --backend sync --compile on "
+        "--update-ratio 0.25 --learning-starts 1000 --total-steps 7000 --eval-episodes 2",
+        "mujoco",
+        "imageio",
+    ),
+    "DQN on Breakout": ("-m vecenv train breakout:Breakout-v0 --algo dqn --total-steps 30000",),
+    "R2D2": ("{tree}/examples/r2d2.py --env-kwargs length 10 --total-steps 15000",),
+}.items():
+    program_row(f"program: {_name}", *_command.split(), needs=_needs)
+    program_row(f"loop: {_name}", *_command.split(), needs=_needs, unit="env step")
+_command = "-m vecenv evaluate --policy defender --episodes 10000"
+program_row("program: evaluate a defender", *_command.split())
+for _name, (_env, _count, _steps, *_needs) in OTHERS.items():
+    _code = _STEPS.format(_env, _count, _steps)
+    program_row(f"program: {_name} by make_vec", "-c", _code, needs=_needs)
+_code = _FIRST_STEP.format(what='"CartPole-v1", 64, backend="async"')
+program_row("program: start 64 envs", "-c", _code)
+
 
 # -- a process that measures one tree ------------------------------------------------------------
 
 
-def serve(tree: Path) -> None:
+def serve() -> None:
     """Answer requests on standard input, one JSON object per line, until it ends."""
-    import vecenv
-
-    where = Path(vecenv.__file__).resolve().parent
-    if where != tree.resolve() / "vecenv":
-        raise SystemExit(f"imported vecenv from {where}, expected {tree / 'vecenv'}")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what envs print is not an answer
     current: tuple[Any, Call, int, int] | None = None
@@ -618,7 +688,7 @@ class Server:
     """A process that measures one tree; asked in turn with others."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(tree)]
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             command,
@@ -664,9 +734,14 @@ class Server:
 
     def kill(self) -> None:
         """End it, and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_session(self._process)
+
+
+def end_session(process: subprocess.Popen[Any]) -> None:
+    """End a process that has a session of its own, and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 # -- who else is at work --------------------------------------------------------------------------
@@ -806,12 +881,12 @@ def run_generation(
     for one in found:
         groups.setdefault(ROWS[one.name].group, []).append(one)
     for group, members in groups.items():
-        if group != "start-up":
+        if group not in {"start-up", "programs"}:
             run_group(trees, members, options, folder)
             continue
         for one in members:
             if time.monotonic() < options.deadline:
-                run_startup(trees, one, options, folder)
+                run_processes(trees, one, options, folder)
 
 
 def run_group(
@@ -860,57 +935,103 @@ def run_row(servers: dict[str, Server], one: Found, options: argparse.Namespace)
     return True
 
 
-def run_startup(
+def run_processes(
     trees: dict[str, Path], one: Found, options: argparse.Namespace, folder: Path
 ) -> None:
-    """Run a start-up row: A B B A, each run an interpreter of its own."""
+    """Run a start-up row or a program: A B B A, each run a process of its own."""
     setting = ROWS[one.name]
     if one.error or (setting.is_cold and one.is_measured):
         return  # the cold ones take long: once is enough to see what a user would
     show(one.name)
-    load = Load()
+    if setting.program:
+        num_rounds, has_caches = 1, one.is_measured
+    else:
+        num_rounds, has_caches = max(2, options.rounds // 2), setting.is_cold
     times: dict[str, list[float]] = {name: [] for name in ORDER}
-    num_rounds = 1 if setting.is_cold else max(2, options.rounds // 2)
-    for number in range(num_rounds + (not setting.is_cold)):
-        for process in ORDER:
-            more = {}
-            with contextlib.ExitStack() as stack:
-                if setting.is_cold:
-                    made = tempfile.TemporaryDirectory(dir=folder)
-                    more["NUMBA_CACHE_DIR"] = stack.enter_context(made)
-                try:
-                    done = subprocess.run(
-                        [sys.executable, "-c", setting.code],
-                        env=environment(trees[process[0]], **more),
-                        cwd=folder,
-                        capture_output=True,
-                        text=True,
-                        timeout=ASK_TIMEOUT_S,
-                        stdin=subprocess.DEVNULL,
-                        check=True,
-                    )
-                except subprocess.TimeoutExpired:
-                    one.error = f"{process[0]}: no answer in {ASK_TIMEOUT_S:.0f} s"
-                    return
-                except subprocess.CalledProcessError as error:
-                    last = (error.stderr.strip().splitlines() or [str(error)])[-1]
-                    one.error = f"{process[0]}: {last}"
-                    return
-            if number or setting.is_cold:  # the first one fills the caches
-                seconds, where = done.stdout.splitlines()[-1].split(maxsplit=1)
-                if not Path(where).is_relative_to(trees[process[0]]):
-                    one.error = f"{process[0]}: imported {where}"
-                    return
-                times[process].append(float(seconds))
+    process = ORDER[0]
+    try:
+        for process in () if has_caches else ORDER[:2]:
+            run_once(setting, trees[process[0]], folder)
+        load = Load()
+        for _ in range(1 if setting.is_cold else num_rounds):
+            for process in ORDER:
+                times[process].append(run_once(setting, trees[process[0]], folder))
+    except RowError as error:
+        one.error = f"{process[0]}: {error}"
+        return
     one.others.append(load.others())
     for process in ORDER:
         one.seconds[process].append(times[process])
 
 
+def run_once(setting: Row, tree: Path, parent: Path) -> float:
+    """Run a start-up row or a program of a tree in an empty folder; return its seconds.
+
+    Raises:
+        RowError: It failed, or took too long.
+    """
+    arguments = [word.format(tree=tree) if "{tree}" in word else word for word in setting.program]
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        # The folder of the examples has the modules of ids such as breakout:Breakout-v0.
+        more = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'examples'}"} if arguments else {}
+        if setting.is_cold:
+            more["NUMBA_CACHE_DIR"] = str(Path(folder, "cache"))
+        timeout = PROGRAM_TIMEOUT_S if arguments else ASK_TIMEOUT_S
+        begin = perf_counter()
+        try:
+            done = subprocess.run(
+                [sys.executable, *(arguments or ["-c", setting.code])],
+                env=environment(tree, **more),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                stdin=subprocess.DEVNULL,
+                check=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise RowError(f"no answer in {timeout:.0f} s") from None
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or [str(error)])[-1]
+            raise RowError(last) from None
+        if arguments:
+            whole = perf_counter() - begin
+            return loop_seconds(Path(folder)) if setting.reads_loop else whole
+        return float(done.stdout.split()[-1])
+
+
+def loop_seconds(folder: Path) -> float:
+    """Return the seconds per env step of the second half of a training that ran in a folder.
+
+    Raises:
+        RowError: There is no `metrics.jsonl` with some lines below the folder.
+    """
+    text = "".join(file.read_text() for file in folder.rglob("metrics.jsonl"))
+    points = [(found["steps"], found["seconds"]) for found in map(json.loads, text.splitlines())]
+    later = [point for point in points if point[0] >= points[-1][0] / 2]
+    if len(later) < 2 or later[-1][0] == later[0][0]:
+        raise RowError(f"metrics.jsonl has {len(points)} lines, expected some to tell a rate")
+    return (later[-1][1] - later[0][1]) / (later[-1][0] - later[0][0])
+
+
+def check_tree(tree: Path, folder: Path) -> None:
+    """Exit unless `vecenv` and `buffers` are this tree's in processes with its environment."""
+    code = (
+        "import vecenv, importlib.util as i; print(vecenv.__file__, i.find_spec('buffers').origin)"
+    )
+    command, env = [sys.executable, "-c", code], environment(tree)
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=True)
+    for where in map(Path, done.stdout.split()):
+        if not where.resolve().is_relative_to(tree.resolve()):
+            raise SystemExit(f"imported {where}, expected a module of {tree}")
+
+
 def show(what: str) -> None:
-    """Say what is being measured, if somebody is looking."""
+    """Say what is being measured: in one line of a terminal, in lines of their own elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="\r", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
 
 
 def table(found: Sequence[Found]) -> str:
@@ -1001,13 +1122,19 @@ def git(*arguments: str, folder: Path = ROOT) -> str:
     return done.stdout.strip()
 
 
-def chosen_rows(patterns: Sequence[str]) -> list[Row]:
-    """Return the rows that a pattern matches, in their order."""
-    found = [row for row in ROWS.values() if any(fnmatch.fnmatch(row.name, p) for p in patterns)]
+def chosen_rows(patterns: Sequence[str] | None) -> list[Row]:
+    """Return the rows that a pattern matches, in their order; None is for all but programs."""
+    if patterns is None:
+        return [row for row in ROWS.values() if not row.program]
+    return [ROWS[name] for name in matching(ROWS, patterns)]
+
+
+def matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that a pattern matches; exit if one matches none."""
     for pattern in patterns:
-        if not any(fnmatch.fnmatch(name, pattern) for name in ROWS):
+        if not any(fnmatch.fnmatch(name, pattern) for name in names):
             raise SystemExit(f"no row matches {pattern!r}; --list names them")
-    return found
+    return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
 def wait_for_idle(seconds: float) -> float | None:
@@ -1029,7 +1156,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Exit status 1 if a row is slower. The default takes about ten minutes.",
     )
     parser.add_argument("revision", nargs="?", help="of git, or the folder of a checkout: A")
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns such as 'sync*'")
+    parser.add_argument("--rows", nargs="+", help="patterns such as 'sync*'; all but programs")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     parser.add_argument("--rounds", type=int, default=5, help="A B B A per row and generation")
     parser.add_argument("--generations", type=int, default=3, help="of new processes")
@@ -1037,7 +1164,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=12, help="no row begins after so long")
     parser.add_argument("--wait-idle", type=float, default=60, help="seconds to wait for others")
     parser.add_argument("--json", type=Path, help="file for all the numbers")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.revision is None and not (options.list or options.serve):
         parser.error("name a revision of git, such as HEAD~1")
@@ -1049,20 +1176,22 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the numbers."""
     options = read_options(arguments)
-    if options.serve is not None:
-        serve(options.serve)
+    if options.serve:
+        serve()
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: see below
     rows = chosen_rows(options.rows)
     if options.list:
         print("\n".join(row.name for row in rows))
         return 0
-    found = [Found(row.name, row.unit) for row in rows]
+    found = [Found(row.name, row.unit, error=lacking(row.needs)) for row in rows]
     begin = time.monotonic()
     options.deadline = begin + 60 * options.minutes
     with checkout(options.revision) as (tree, name), tempfile.TemporaryDirectory() as folder:
         trees = {"A": tree, "B": ROOT}
         names = {"A": name, "B": describe(ROOT)}
+        for one in trees.values():
+            check_tree(one, Path(folder))
         before = wait_for_idle(options.wait_idle)
         number = 0
         try:

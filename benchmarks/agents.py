@@ -164,7 +164,7 @@ def measure(name: str, num_games: int, repetitions: int) -> Rates:
     for case, (loop, options) in ours.items():
         how: dict[str, Any] = {"backend": "sync"}
         if options is not None:
-            how = {"backend": "async", "vector_kwargs": {"threads_per_worker": 1, **options}}
+            how = {"backend": "async", "vector_kwargs": options}
         envs = make_vec_agents(make_game, num_games, autoreset_mode="SameStep", **how)
         made.append(envs)
         cases[f"vecenv, {case}"] = loop(envs, num_steps)

@@ -46,7 +46,7 @@ def vecenv_loop(make_game: Callable[[], Any], num_games: int) -> Run:
     """Return a function that steps our vector env so many times."""
     from vecenv import make_vec_agents
 
-    options = {"num_workers": 2, "threads_per_worker": 1}
+    options = {"num_workers": 2}
     made: Any = make_vec_agents(make_game, num_games, backend="async", vector_kwargs=options)
     envs = getattr(made, "agents", made)
     envs.reset(seed=0)

@@ -10,6 +10,7 @@ processes reach side by side in the same run, each with half of the envs in a Sy
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
 import statistics
@@ -163,19 +164,20 @@ def bench_busy(options: argparse.Namespace) -> None:
         BusyEnv, num_envs, 10 * num_envs, max(3, options.repetitions // 2), read, (GYM_SYNC, SYNC)
     )
     print(markdown_table(HEADER, [row(f"0.2 ms, {num_envs}, true state", rates)]))
-    fns = [BusyEnv] * num_envs
-    memory = {}
-    for name, make in {
-        "one process per env": lambda: gym.vector.AsyncVectorEnv(fns, copy=False),
-        "ours": lambda: AsyncVectorEnv(fns, copy=False),
-    }.items():
-        before = memory_bytes()
-        envs: Any = make()
-        envs.reset()
-        envs.step(np.zeros(num_envs, np.int64))
-        memory[name] = memory_bytes() - before
-        envs.close()
+    kinds = {"one process per env": gym.vector.AsyncVectorEnv, "ours": AsyncVectorEnv}
+    memory = {name: added_memory(kind, num_envs) for name, kind in kinds.items()}
     print(f"\nAdditional memory (proportional set size): {memory}")
+
+
+def added_memory(kind: Any, num_envs: int) -> int:
+    """Return the bytes by which this process and its children grow with a vector env of BusyEnv."""
+    before = memory_bytes()
+    envs = kind([BusyEnv] * num_envs, copy=False)
+    envs.reset()
+    envs.step(np.zeros(num_envs, np.int64))
+    added = memory_bytes() - before
+    envs.close()
+    return added
 
 
 def memory_bytes() -> int:
@@ -195,10 +197,11 @@ def bench_sleep(options: argparse.Namespace) -> None:
     num_envs, seconds = 64, 1.0
     fns = [SleepyEnv] * num_envs
     loose = LooseProcesses(lambda half: threads_over(SleepyEnv, half), num_envs)
+    ours = functools.partial(AsyncVectorEnv, fns, copy=False, num_workers=num_envs)
     pools = {
-        "first-ready": AsyncVectorEnv(fns, copy=False),
-        "first-ready, 4 workers": AsyncVectorEnv(fns, copy=False, num_workers=4),
-        "barrier": AsyncVectorEnv(fns, copy=False),
+        "first-ready": ours(),
+        "first-ready, 4 workers": ours(num_workers=4),
+        "barrier": ours(),
         "gymnasium": gym.vector.AsyncVectorEnv(fns, copy=False),
     }
     actions = np.zeros(num_envs, np.int64)
@@ -247,7 +250,7 @@ def bench_cartpole(options: argparse.Namespace) -> None:
     rows = []
     for num_envs in (1, 8, 64, 512):
         begin = time.perf_counter()
-        auto = make_vec("CartPole-v1", num_envs, copy=False)
+        auto = make_vec("CartPole-v1", num_envs, backend="auto", copy=False)
         made_s = time.perf_counter() - begin
         envs = {"auto": auto, "sync": make_vec("CartPole-v1", num_envs, backend="sync", copy=False)}
         actions = np.random.default_rng(0).integers(0, 2, num_envs)

@@ -45,7 +45,6 @@ from functools import partial
 from importlib import import_module
 from time import perf_counter
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -62,7 +61,6 @@ from buffers import (
     SharedReplayBuffer,
     gae,
 )
-from buffers.core.device_kernels import DeviceKernel
 
 OBS, ACTIONS = Box(-np.inf, np.inf, (52,), np.float32), Discrete(7)
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
@@ -204,9 +202,6 @@ def time_replay(timer: Timer, capacity: int, options: dict[str, Any]) -> None:
         filled(buffer, capacity)
         timer.measure(f"{name}: add 2048", partial(buffer.add, **columns), size)
         time_draws(timer, name, buffer, size // NUM_ENVS)
-        if name in ("3 steps", "stored once"):
-            with mock.patch.object(DeviceKernel, "on", lambda self, device: None):
-                time_draws(timer, f"{name} by torch", buffer, size // NUM_ENVS)
     if timer.device.type == "cuda":
         timer.measure("shared: add 2048, busy", add_behind_a_learner, size)
     per: Any = buffers["prioritized"]

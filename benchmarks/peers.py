@@ -98,7 +98,7 @@ def torchrl_envs(num_envs: int) -> Step:
 # Whether rows on which autoreset only resets are among those that a call returns.
 WAYS: dict[str, tuple[Callable[[int], Step], bool]] = {
     "vecenv, compiled": (lambda n: of_gymnasium(make_vec(f"Jit{ENV_ID}", n)), True),
-    "vecenv, auto": (lambda n: of_gymnasium(make_vec(ENV_ID, n)), True),
+    "vecenv, auto": (lambda n: of_gymnasium(make_vec(ENV_ID, n, backend="auto")), True),
     "vecenv, workers": (lambda n: of_gymnasium(make_vec(ENV_ID, n, backend="async")), True),
     "EnvPool": (envpool_envs, True),
     "Gymnasium, in NumPy": (lambda n: of_gymnasium(gym.make_vec(ENV_ID, n)), True),
@@ -297,8 +297,10 @@ def draw(rates: dict[str, list[float]], curves: dict[str, Curve], num_envs: int,
         names = sorted(rates, key=lambda name: statistics.median(rates[name]))
         medians = [statistics.median(rates[name]) for name in names]
         colours = ["tab:blue" if name.startswith("vecenv") else "0.65" for name in names]
-        bars = axes[0].barh(names, medians, color=colours)
-        axes[0].bar_label(bars, [f"{x:,.0f}" for x in medians], padding=3, fontsize=8)
+        axes[0].scatter(medians, names, color=colours)  # a log axis has no zero for bars
+        for row, x in enumerate(medians):
+            axes[0].text(x, row, f"   {x:,.0f}", va="center", fontsize=8)
+        axes[0].grid(axis="x", alpha=0.3)
         axes[0].set(xscale="log", xlabel=f"env steps per second, {num_envs} x {ENV_ID}")
         axes[0].set_xlim(right=max(medians) * 12)
     for name, curve in curves.items():

@@ -17,7 +17,7 @@ have 2048 environments and fold at sampling. "update, same" gives the same prior
 rows over and over, "update, new" other priorities to other rows each time, as training does.
 
 "layouts" adds to buffers whose observations are a Dict of three arrays, or stored once; an add
-follows on the one before. "field by field" is the way without the compiled call. "columns" draws
+follows on the one before. "columns" draws
 observations and actions only. "prefetch" is a loop of draws, each followed by work of torch that
 takes about as long as an update of small networks; the rows are in memory, or in a folder whose
 pages are dropped before each round.
@@ -128,7 +128,7 @@ def time_add(capacity: int, repetitions: int) -> None:
 
 def copy_in(buffer: Any, count: int) -> Callable[[], None]:
     """Copy as many packed rows into the buffer's own table, one place after the other."""
-    table = buffer._table
+    table = buffer._table.rows.numpy()
     rows = np.ones((count, table.shape[1]), np.uint8)  # zeros would all be one page of the system
     starts = itertools.cycle(range(0, len(table) - count, count))
 
@@ -141,7 +141,7 @@ def copy_in(buffer: Any, count: int) -> Callable[[], None]:
 
 def gather_out(buffer: Any, size: int) -> Callable[[], None]:
     """Gather packed rows, other ones each time, into memory of the caller."""
-    table = buffer._storage.rows
+    table = buffer._table.rows
     indices = itertools.cycle(torch.randint(len(table), (2_000_000 // size, size)))
     target = torch.empty((size, table.shape[1]), dtype=torch.uint8)
 
@@ -157,13 +157,13 @@ def time_sample(capacity: int, repetitions: int) -> None:
     fill(_adder(per_env), capacity, NUM_ENVS)
     peers = full_peers(capacity, NUM_ENVS)
     for size in (256, 4096):
-        target = np.zeros((size, buffer._table.shape[1]), np.uint8)
+        target = np.zeros((size, buffer._table.rows.shape[1]), np.uint8)
         cases = {
             "out": repeat(partial(buffer.sample, size, buffer.new_batch(size))),
             "fresh": repeat(partial(buffer.sample, size)),
             "per env, out": repeat(partial(per_env.sample, size, per_env.new_batch(size))),
             "gather": repeat(gather_out(buffer, size)),
-            "copy": repeat(partial(np.copyto, target, buffer._table[:size])),
+            "copy": repeat(partial(np.copyto, target, buffer._table.rows.numpy()[:size])),
         }
         for name, peer in peers.items():
             if not (name == "torchrl" and size != 256):  # its batch size is part of the buffer
@@ -191,15 +191,12 @@ def time_layouts(capacity: int, repetitions: int) -> None:
             ("both stored, 3 steps", OBS, flat, {"n_step": 3, "gamma": GAMMA}),
             ("stored once", OBS, flat, {"store_next": False}),
             ("Dict", nested, dicts, {}),
-            ("Dict, field by field", nested, dicts, {}),
             ("Dict, stored once", nested, dicts, {"store_next": False}),
         ]
         for name, space, given, options in layouts:
             buffer = SharedReplayBuffer(
                 capacity // count * count, space, ACTIONS, num_envs=count, seed=0, **options
             )
-            if "by field" in name:
-                buffer._adder = None
             steps = itertools.cycle(given)
             cases[name] = repeat(lambda buffer=buffer, steps=steps: buffer.add(**next(steps)))
         report(f"add {count}", cases, "both stored", repetitions)

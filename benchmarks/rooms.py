@@ -246,7 +246,7 @@ def count(repo: Path, calls: list[str], has_jit: bool = False) -> dict[str, Walk
 def markdown(repo: Path) -> str:
     """Return the walks as CONTRIBUTING.md has them, those with the compiler on last."""
     walks = {CALLS[call][0]: walk for call, walk in count(repo, list(CALLS)).items()}
-    compiled = count(repo, ["step", "add"], has_jit=True)
+    compiled = count(repo, ["add"], has_jit=True)
     walks |= {f"{CALLS[call][0]}, compiler on": walk for call, walk in compiled.items()}
     blocks = []
     for title, walk in walks.items():

@@ -29,7 +29,7 @@ BARRIER, FIRST_READY = "step: everybody waits for the slowest", "send and recv: 
 def make_envs() -> AsyncVectorEnv:
     """Return envs whose steps take 2 ms on average, one in a hundred more than 20 ms."""
     make = partial(SyntheticEnv, wait_ms=2.0, wait_distribution="lognormal", wait_p99_ms=20.0)
-    envs = AsyncVectorEnv([make] * NUM_ENVS, threads_per_worker=NUM_ENVS)
+    envs = AsyncVectorEnv([make] * NUM_ENVS, num_workers=NUM_ENVS)
     envs.reset(seed=1)
     return envs
 

@@ -1,12 +1,10 @@
-"""What three optimisations are worth, each with and without: a program per run, in turn.
+"""What two optimisations are worth, each with and without: a program per run, in turn.
 
     python benchmarks/worth.py
 
 - *huge pages*: `sample` from a replay buffer of a million rows whose memory is on pages of 2 MiB.
-- *info columns*: `AsyncVectorEnv.step` with 64 envs whose info dicts hold four numbers; without,
-  every info travels as a message.
-- *halves*: 16 envs of 0.2 ms in two workers beside a policy that takes 1.6 ms per 16 observations
-  (elsewhere, as on a GPU); without, `step` of all. The third row is `recv` of 8 envs at a time.
+- *first-ready*: 16 envs of 0.2 ms in two workers beside a policy that takes 1.6 ms per 16
+  observations (elsewhere, as on a GPU), `recv` of 8 envs at a time; without, `step` of all.
 
 A unit is one env step, or one call of `sample`. "Without" switches a part off by a private name.
 """
@@ -32,43 +30,24 @@ THINK_S, NUM_ENVS = 0.0016, 16
 ROWS = {
     "huge pages, sample(256, out)": ("sample_256", "small_pages_256"),
     "huge pages, sample(4096, out)": ("sample_4096", "small_pages_4096"),
-    "info columns, 64 envs": ("columns", "messages"),
-    "halves, 16 envs beside a policy": ("halves", "whole"),
     "first-ready, 16 envs beside a policy": ("first_ready", "whole"),
 }
 
 
-class Told(gym.Env):
-    """An env that costs nothing, with numbers in its infos."""
-
-    observation_space, action_space = Box(-1, 1, (17,), np.float32), Discrete(2)
-
-    def __init__(self) -> None:
-        self.obs, self.count = np.zeros(17, np.float32), 0
-
-    def info(self) -> dict[str, float]:
-        self.count += 1
-        position = 0.1 * self.count
-        return {"x_position": position, "x_velocity": 1.5, "reward_ctrl": -0.1, "reward_run": 0.3}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        return self.obs, self.info()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.obs, 0.0, False, False, self.info()
-
-
-class Busy(Told):
+class Busy(gym.Env):
     """An env that computes for 0.2 ms."""
 
-    def info(self) -> dict[str, float]:
-        return {}
+    observation_space, action_space = Box(-1, 1, (17,), np.float32), Discrete(2)
+    obs = np.zeros(17, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        return self.obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         end = perf_counter() + 0.0002
         while perf_counter() < end:
             pass
-        return super().step(action)
+        return self.obs, 0.0, False, False, {}
 
 
 def rate(run: Callable[[], object], units: int, repetitions: int = 5) -> float:
@@ -85,14 +64,14 @@ def measure_sample(batch_size: int, on_huge_pages: bool) -> float:
     import torch
 
     from buffers import SharedReplayBuffer
-    from buffers.replay import storage
+    from buffers.replay import table
 
     if not on_huge_pages:
 
         def zeroed_bytes(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.uint8)
 
-        setattr(storage, "zeroed_bytes", zeroed_bytes)  # noqa: B010  # type checkers refuse to assign it
+        setattr(table, "zeroed_bytes", zeroed_bytes)  # noqa: B010  # type checkers refuse to assign it
     block, capacity = 10_000, 1_000_000
     buffer = SharedReplayBuffer(capacity, Box(-1, 1, (17,)), Box(-1, 1, (6,)), seed=0)
     obs, flags = np.zeros((block, 17), np.float32), np.zeros(block, bool)
@@ -110,34 +89,12 @@ def measure_sample(batch_size: int, on_huge_pages: bool) -> float:
     return rate(run, count)
 
 
-def measure_infos(in_columns: bool) -> float:
-    from vecenv import AsyncVectorEnv
-    from vecenv.workers import info_columns
-
-    if not in_columns:
-        setattr(info_columns, "_MOST_FORMS", 0)  # noqa: B010  # type checkers refuse to assign it
-    envs = AsyncVectorEnv([Told] * 64, num_workers=2)
-    envs.reset(seed=0)
-    actions = np.zeros(64, int)
-
-    def run() -> None:
-        for _ in range(1000):
-            envs.step(actions)
-
-    found = rate(run, 64_000)
-    envs.close()
-    return found
-
-
 def measure_overlap(how: str) -> float:
     from vecenv import AsyncVectorEnv
 
     envs = AsyncVectorEnv([Busy] * NUM_ENVS, num_workers=2)
     envs.reset(seed=0)
-    actions, some = np.zeros(NUM_ENVS, int), np.zeros(NUM_ENVS // 2, int)
-    halves = envs.halves() if how == "halves" else ()
-    for half in halves:
-        half.step_async(some)
+    actions = np.zeros(NUM_ENVS, int)
     if how == "first_ready":
         envs.send(actions)
 
@@ -146,10 +103,6 @@ def measure_overlap(how: str) -> float:
             if how == "whole":
                 sleep(THINK_S)
                 envs.step(actions)
-            for half in halves:
-                half.step_wait()
-                sleep(THINK_S / 2)
-                half.step_async(some)
         received = 0
         while how == "first_ready" and received < 100 * NUM_ENVS:
             batch = envs.recv(NUM_ENVS // 2)
@@ -158,8 +111,6 @@ def measure_overlap(how: str) -> float:
             envs.send(actions[batch.env_ids], batch.env_ids)
 
     found = rate(run, 100 * NUM_ENVS)
-    for half in halves:
-        half.step_wait()
     if how == "first_ready":
         envs.recv()
     envs.close()
@@ -171,9 +122,6 @@ CASES: dict[str, Callable[[], float]] = {
     "small_pages_256": lambda: measure_sample(256, False),
     "sample_4096": lambda: measure_sample(4096, True),
     "small_pages_4096": lambda: measure_sample(4096, False),
-    "columns": lambda: measure_infos(True),
-    "messages": lambda: measure_infos(False),
-    "halves": lambda: measure_overlap("halves"),
     "whole": lambda: measure_overlap("whole"),
     "first_ready": lambda: measure_overlap("first_ready"),
 }

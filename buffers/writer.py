@@ -39,8 +39,9 @@ class TransitionWriter:
     - DISABLED: `reset` tells which environments were reset, and what they observed then.
 
     Where rows are agents that die before their game ends, or come later, `valid` says which of them
-    acted in a step; the others are left out, and what an agent does after it was dead begins a new
-    episode. An agent that ends while its game goes on ended with the observation in its row.
+    acted in a step; the others are left out, and what comes after a step that was left out begins a
+    new episode: of an agent that is back, or of another one in its row. An agent that ends while
+    its game goes on ended with the observation in its row.
 
     All it keeps is copied, so vector envs may reuse their memory (`copy=False`).
 
@@ -54,8 +55,8 @@ class TransitionWriter:
     SAME_STEP: then `step` waits for nothing.
 
     Args:
-        envs: The vector env, of Gymnasium's interface. Its `metadata["autoreset_mode"]`, `num_envs`
-            and single spaces are read; it is not kept.
+        envs: The vector env, of Gymnasium's interface, or a group of agents (`envs.groups[name]`).
+            Its `metadata["autoreset_mode"]`, `num_envs` and single spaces are read; it is not kept.
         buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
             terminations, truncations`, and `env_ids` if `add` has a parameter of that name; or
             with `add_episode(episode)` alone.
@@ -116,6 +117,13 @@ class TransitionWriter:
         self._is_known = np.zeros(self.num_envs, np.bool_)  # whether the env was ever reset
         self._is_over = np.zeros(self.num_envs, np.bool_)  # and was not reset since
         self._is_sent = np.zeros(self.num_envs, np.bool_)
+        kinds = [(shapes[0], self._leaves[0].dtype)] if len(shapes) == 1 else []
+        kinds += [((self.num_envs, *self._action.shape), self._action.dtype)]
+        kinds += [((self.num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_)]
+        self._expected = [*zip(*kinds, strict=True)]
+        needs_ids = self._passes_ids and not getattr(buffer, "takes_steps", False)
+        self._all_ids = {"env_ids": self._all} if needs_ids else {}
+        self._goes_on = False  # all envs are in the middle of episodes
 
     def reset(self, obs: Any, env_ids: Any = None) -> None:
         """Take note of the observations of a reset, of all environments or some.
@@ -150,6 +158,7 @@ class TransitionWriter:
             and not self._is_over.any()
         ):
             self._there = torch.from_numpy(self._obs[0]).to(obs.device, copy=True)
+        self._note_state()
 
     def _take_back_obs(self) -> None:
         """Let the observations lie on the host again; waits for the device if they did not."""
@@ -186,6 +195,10 @@ class TransitionWriter:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
                 changed, neither here nor in the buffer.
         """
+        if self._goes_on and valid is None and not extras:
+            given = actions, obs, rewards, terminations, truncations
+            if self._step_on(*given):
+                return
         if self._is_sent.any():
             raise BufferMisuseError(
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
@@ -200,6 +213,38 @@ class TransitionWriter:
         columns = _read_extras(extras, self.num_envs, self._device)
         result = obs, rewards, terminations, truncations, infos
         self._write(None, actions, columns, result, valid)
+        self._note_state()
+
+    def _step_on(
+        self, actions: Any, obs: Any, rewards: Any, terminations: Any, truncations: Any
+    ) -> bool:
+        """Add a step in which no episode ended, of arrays that are as they are stored.
+
+        Most steps are such, in all autoreset modes.
+
+        Returns:
+            Whether that was done; else it is another step, and nothing was changed.
+        """
+        newest = self._obs[0]
+        for array, shape, dtype in zip(
+            (obs, actions, rewards, terminations, truncations), *self._expected, strict=True
+        ):
+            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return False
+        if b"\x01" in terminations.tobytes() or b"\x01" in truncations.tobytes():
+            return False
+        self._add(
+            obs=newest, next_obs=obs, actions=actions, rewards=rewards,
+            terminations=terminations, truncations=truncations, **self._all_ids,
+        )  # fmt: skip
+        newest[...] = obs
+        self.num_transitions += self.num_envs
+        return True
+
+    def _note_state(self) -> None:
+        """Find out whether all envs are in the middle of episodes, and none is in flight."""
+        is_running = self._is_known.all() and not (self._is_over.any() or self._is_sent.any())
+        self._goes_on = bool(is_running) and self._there is None and self._obs_tree is self._obs[0]
 
     def _step_there(self, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]) -> bool:
         """Add a step whose results are on the device, for which nothing waits.
@@ -249,7 +294,7 @@ class TransitionWriter:
         actions = self._read_actions(actions, len(ids))
         self._keep_extras(ids, _read_extras(extras, len(ids), self._device))
         self._actions[ids] = actions
-        self._is_sent[ids] = True
+        self._is_sent[ids], self._goes_on = True, False
 
     def _keep_extras(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         """Remember extra columns until the results come."""
@@ -294,6 +339,7 @@ class TransitionWriter:
         valid = getattr(batch, "valid", None) if valid is None else valid
         self._write(ids, self._actions[ids], columns, result, valid)
         self._is_sent[ids] = False
+        self._note_state()
 
     def _write(
         self,
@@ -333,9 +379,7 @@ class TransitionWriter:
             target[where] = leaf
         if self.autoreset_mode is SAME_STEP:
             over = goes_on  # these agents are not to act before their game was reset
-        elif self.autoreset_mode is DISABLED:
-            over = over | self._is_over[ids]
-        # Under NEXT_STEP the row that resets has no flags, so this also clears the mark.
+        # Rows that only reset, or whose agent is away, have no flags: what comes then is new.
         self._is_over[where] = over
         if is_valid is not None and self._cut is not None and not is_valid.all():
             self._cut(ids[~is_valid])
@@ -417,7 +461,8 @@ class TransitionWriter:
         if is_stuck.any() and self.autoreset_mode is DISABLED:
             raise BufferMisuseError(
                 f"the episodes of envs {ids[is_stuck].tolist()} have ended and autoreset is "
-                "disabled; call reset(obs, mask) with what envs.reset returned after resetting them"
+                "disabled; call reset(obs, mask) with what envs.reset returned after resetting "
+                "them. Of agents that have ended in a game that goes on, pass valid=envs.valid"
             )
         if is_stuck.any():
             raise BufferMisuseError(

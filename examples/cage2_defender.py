@@ -53,7 +53,7 @@ class Options(ppo.Options):
     gamma: float = 0.995
     entropy_weight: float = 0.03  # with less, which way to play is found depends on the seed
     entropy_falls: bool = True
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     eval_episodes: int = 1000  # per cell of the table at the end
     save: Path = Path("runs/cage2_defender")
     save_every: int = 5_000_000

@@ -58,9 +58,9 @@ class Options:
     prioritized: bool = False  # draw transitions by their error after the latest update
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
     seed: int = 1  # the same seed gives the same curve
-    backend: str = "auto"  # of vecenv.make_vec
+    backend: str | None = None  # of vecenv.make_vec
     device: str = "cpu"  # of network and replay
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the network's matrix products
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none

@@ -55,7 +55,7 @@ class Options:
     alpha: float = 40.0  # of TD3+BC: weight of the values beside imitation; 2.5 in its paper
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers of each network
     seed: int = 1  # of data, networks and draws
-    backend: str = "auto"  # of vecenv.make_vec
+    backend: str | None = None  # of vecenv.make_vec
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of each policy at the end

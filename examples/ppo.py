@@ -78,14 +78,14 @@ class Options:
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
     seed: int = 1  # the same seed gives the same curve
-    backend: str = "auto"  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
+    backend: str | None = None  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
     # networks on a device; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of products in the gradient
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
     graphs: Literal["auto", "on", "off"] = "auto"  # rollout and update as CUDA graphs; "auto": if
     # envs are on the device, too
@@ -467,6 +467,7 @@ class Trainer:
             partial(ppo_loss, options=options),
             compile=options.compile,
             dtype=options.dtype,
+            threads="auto",
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
             ranks=self.ranks,
@@ -885,7 +886,7 @@ def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> Ve
     """Make the envs that the options describe; compiled ones where the networks are, if asked."""
     backend, device = options.backend, None
     names_device = torch.device(options.device).type != "cpu"
-    if backend == "cuda" or (backend == "auto" and names_device and is_compiled(options)):
+    if backend == "cuda" or (backend in (None, "auto") and names_device and is_compiled(options)):
         backend, device = "jit", None
         if on_device:
             backend, device = "cuda", options.device if names_device else "cuda"
@@ -918,9 +919,11 @@ def is_compiled(options: Options) -> bool:
     if options.wrappers:
         return False
     env_kwargs: Any = options.env_kwargs
-    envs = make_vec(options.env_id, 1, **env_kwargs)
-    envs.close()
-    return hasattr(envs, "kernels")
+    try:  # which makes none of another kind
+        make_vec(options.env_id, 1, backend="jit", **env_kwargs).close()
+    except ValueError:
+        return False
+    return True
 
 
 def named(name: str) -> Any:

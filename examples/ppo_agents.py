@@ -62,7 +62,7 @@ class Options:
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
     seed: int = 1  # the same seed gives the same curve
-    backend: str = "auto"  # of the games, see vecenv.make_vec
+    backend: str | None = None  # of the games, see vecenv.make_vec
     num_workers: int | None = None  # processes for the games (async)
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled games are, too
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
@@ -258,6 +258,7 @@ class Learner:
             self.agent,
             partial(ppo_loss, options=options),
             compile=options.compile,
+            threads="auto",
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
             deferred=self.is_captured,
@@ -483,8 +484,8 @@ def make_envs(options: Options, num_games: int, *, on_device: bool = False) -> A
         env_kwargs = {**env_kwargs, "central_state": True}
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
     names_device, backend = torch.device(options.device).type == "cuda", options.backend
-    if backend == "cuda" or (backend == "auto" and names_device and is_compiled(options)):
-        backend = "cuda" if on_device else "auto"
+    if backend == "cuda" or (backend in (None, "auto") and names_device and is_compiled(options)):
+        backend = "cuda" if on_device else None
         if on_device and names_device:
             env_kwargs = {**env_kwargs, "device": options.device}
     envs = make_vec_agents(
@@ -497,10 +498,11 @@ def make_envs(options: Options, num_games: int, *, on_device: bool = False) -> A
 def is_compiled(options: Options) -> bool:
     """Whether the games are compiled ones, which may be on a device."""
     env_kwargs: Any = options.env_kwargs
-    envs: Any = make_vec_agents(options.env, 1, **env_kwargs)
-    envs.close()
-    agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-    return hasattr(getattr(agents.games, "envs", None), "kernels")
+    try:  # which makes none of another kind
+        make_vec_agents(options.env, 1, backend="jit", **env_kwargs).close()
+    except ValueError:
+        return False
+    return True
 
 
 def main(options: Options) -> dict[str, EvaluationResult]:

@@ -54,7 +54,7 @@ class Options:
     gamma: float = 0.99  # discount
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
     seed: int = 1
-    backend: str = "auto"  # of vecenv.make_vec
+    backend: str | None = None  # of vecenv.make_vec
     threads: int = 1  # of torch
     eval_episodes: int = 100  # episodes of the greedy policy at the end
     save: Path = Path("runs/r2d2")  # folder of the run: options, metrics, weights, curve

@@ -55,11 +55,11 @@ class Options:
     prioritized: bool = False  # draw transitions by their error after the latest update
     hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
     seed: int = 1  # the same seed gives the same curve, unless envs are taken first-ready
-    backend: str = "auto"  # of vecenv.make_vec
+    backend: str | None = None  # of vecenv.make_vec
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     device: str = "cpu"  # of networks and replay; there compiled envs are, too
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the networks' matrix products
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the networks' matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
@@ -432,7 +432,7 @@ def make_envs(options: Options) -> VecEnv:
     """Make the envs to train in; compiled ones where the networks are."""
     given: Any = {"backend": options.backend, **options.env_kwargs}
     is_gpu = torch.device(options.device).type == "cuda"
-    if options.backend == "auto" and is_gpu and is_compiled(options):
+    if options.backend in (None, "auto") and is_gpu and is_compiled(options):
         given["backend"] = "cuda"
     if given["backend"] == "cuda" and is_gpu:
         given["device"] = options.device
@@ -448,9 +448,11 @@ def on_cpu(options: Options) -> Any:
 def is_compiled(options: Options) -> bool:
     """Whether the env is a compiled one, which may be on a device."""
     env_kwargs: Any = options.env_kwargs
-    envs = make_vec(options.env_id, 1, **env_kwargs)
-    envs.close()
-    return hasattr(envs, "kernels")
+    try:  # which makes none of another kind
+        make_vec(options.env_id, 1, backend="jit", **env_kwargs).close()
+    except ValueError:
+        return False
+    return True
 
 
 def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], np.ndarray]]:

@@ -1,7 +1,7 @@
 """Games of several agents as rows, whose agents die and come at random, in all autoreset modes.
 
 What a vector env with agents returns for one group of them, without any env: and beside it, per
-row, the lives in plain lists, which buffers are compared with.
+row, the lives in plain lists, which buffers are compared with. Agents that have died may come back.
 """
 
 from typing import NamedTuple
@@ -63,7 +63,7 @@ class AgentGames:
         self.rng = np.random.default_rng(seed)
         self.count, self.t = 0, -1
         shape = num_games, agents
-        self.is_alive, self.was_there = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.is_alive = np.zeros(shape, bool)
         self.seen = np.zeros(shape)  # the agents' latest observations
         self.lives = [[] for _ in range(self.num_envs)]
         self.over = np.zeros(num_games, bool)
@@ -92,7 +92,6 @@ class AgentGames:
         self.over[game] = False
         self.is_alive[game] = self.rng.random(self.agents) < 0.7
         self.is_alive[game, self.rng.integers(self.agents)] = True
-        self.was_there[game] = self.is_alive[game]
         for agent in range(self.agents):
             self.seen[game, agent] = self._observe() if self.is_alive[game, agent] else 0.0
 
@@ -110,10 +109,9 @@ class AgentGames:
             for agent in range(self.agents):
                 if not self.is_alive[game, agent]:
                     self.seen[game, agent] = 0.0
-                    comes = not self.was_there[game, agent] and self.rng.random() < 0.3
+                    comes = self.rng.random() < 0.2  # for the first time, or again
                     if comes:
                         self.seen[game, agent] = self._observe()
-                        self.was_there[game, agent] = True
                     self.is_alive[game, agent] = comes
                     continue
                 self._act(game, agent, rewards, terminated, truncated)

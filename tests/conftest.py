@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,12 @@ def pytest_addoption(parser):
         type=float,
         metavar="SECONDS",
         help="skip, saying so, the tests not begun after this many seconds",
+    )
+    parser.addoption(
+        "--changed-first",
+        type=int,
+        metavar="COMMITS",
+        help="begin with the tests of folders that the last commits have changed",
     )
 
 
@@ -78,10 +85,29 @@ def group_of(nodeid):
     return "/".join(nodeid.partition("::")[0].split("/")[:3])
 
 
-def pytest_collection_modifyitems(items):
+def changed_groups(num_commits):
+    """Return the beginnings of groups whose tests, or whose code, the last commits have changed."""
+    command = ["git", "log", f"-{num_commits}", "--name-only", "--format="]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    groups = set()
+    for file in done.stdout.split():  # none where there is no history
+        package, _, rest = file.partition("/")
+        folder = {"vecenv": "tests", "buffers": "tests/buffers", "tests": "tests"}.get(package)
+        if folder is not None and "/" in rest:
+            groups.add(group_of(f"{folder}/{rest.rpartition('/')[0]}"))
+    return tuple(groups)
+
+
+def pytest_collection_modifyitems(config, items):
+    commits = config.getoption("--changed-first")
+    first = changed_groups(commits) if commits else ()
+
     def place(item):
         group = group_of(item.nodeid)
-        return next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
+        number = next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
+        return not group.startswith(first), number
 
     # By file as well, so that all processes have one order wherever they began to collect.
     items.sort(key=lambda item: (place(item), item.nodeid.partition("::")[0]))
@@ -184,7 +210,12 @@ def pytest_runtest_setup(item):
         if is_portable():
             pytest.skip("is of what only Linux has")
     if item.get_closest_marker("cuda"):
-        pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'vecenv[cuda]'")
+        from vecenv.core import cuda
+
+        try:
+            cuda.require()
+        except ModuleNotFoundError as error:
+            pytest.skip(str(error))
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -201,20 +232,6 @@ def a_program_without_threads(monkeypatch):
     import vecenv.workers.starting
 
     monkeypatch.setattr(vecenv.workers.starting, "why_not_fork", lambda: None)
-
-
-@pytest.fixture(autouse=True)
-def envs_that_do_not_wait(monkeypatch):
-    """Say so without trying one out beforehand, which takes as long as opening a pool.
-
-    What tests that are about the trial undo.
-    """
-    from vecenv.workers import opening
-
-    def open_at_once(factories, options, started):
-        return opening.open_pool(factories, options._replace(threads=1), started)
-
-    monkeypatch.setattr(opening, "_open_by_trial", open_at_once)
 
 
 @pytest.fixture(autouse=True)

@@ -79,10 +79,10 @@ def use(monkeypatch, how):
 
 def check_resources(kernel, most_registers=128):
     """Compile it for devices; nothing may be spilled, nor lie in local memory."""
-    from vecenv.jit.cuda import compiler
+    from vecenv.core import cuda
 
     for capability in ((8, 0), (9, 0)):
-        _, report = compiler.machine_code(kernel.ptx(capability), capability)
-        found = compiler.resources(report)
+        text = cuda.ptx(kernel.lower(), capability)
+        found = cuda.resources(cuda.machine_code(text, capability)[1])
         assert found.spill_bytes == found.stack_bytes == 0
         assert 0 < found.registers <= most_registers

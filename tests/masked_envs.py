@@ -75,6 +75,101 @@ class Minefield(gym.Env):
         return obs, -float(is_dead), is_dead, is_cut, info
 
 
+class Forbidding(Minefield):
+    """A minefield that raises at an action that is masked; it draws itself."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, form="info", parts=False, render_mode=None):
+        super().__init__(form, parts)
+        self.render_mode = render_mode
+
+    def step(self, action):
+        if not self._allowed(action):
+            raise ValueError(f"the action {action} is forbidden")
+        return super().step(action)
+
+    def render(self):
+        return np.full((16, 16, 3), 8 * self.key, np.uint8)
+
+
+class ForbiddingGame:
+    """A game of agents with 3 and 4 actions that raises at one that is masked; it draws itself.
+
+    The masks come as `form` says: in the agents' infos, or in their observations; with None there
+    are none, and only actions that an agent does not have are refused. Agents die and come back.
+    `parts` are those of each action: `spaces.MultiDiscrete`, or MultiBinary if all are 2.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    possible_agents = ["ant_0", "ant_1", "bee_0"]
+
+    def __init__(self, form="info", parts=None, render_mode=None):
+        self.form, self.parts, self.render_mode = form, parts, render_mode
+        self.rng = np.random.default_rng(0)
+        self._spaces = {agent: self._spaces_of(agent) for agent in self.possible_agents}
+
+    def _spaces_of(self, agent):
+        seen = spaces.Box(0, 1, (2,), np.float32)
+        if self.form == "obs":
+            mask = spaces.Box(0, 1, (sum(self._sizes(agent)),), np.int8)
+            seen = spaces.Dict(observation=seen, action_mask=mask)
+        if self.parts is None:
+            return seen, spaces.Discrete(*self._sizes(agent))
+        is_binary = set(self.parts) == {2}
+        return seen, (spaces.MultiBinary(2) if is_binary else spaces.MultiDiscrete(self.parts))
+
+    def _sizes(self, agent):
+        return self.parts or [4 if agent == "bee_0" else 3]
+
+    def _draw_mask(self, agent):
+        masks = []
+        for size in self._sizes(agent):
+            masks.append(np.zeros(size, np.int8))
+            masks[-1][self.rng.permutation(size)[: size - 1]] = 1
+        return masks
+
+    def observation_space(self, agent):
+        return self._spaces[agent][0]
+
+    def action_space(self, agent):
+        return self._spaces[agent][1]
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.time = list(self.possible_agents), 0
+        return self._results(self.agents)
+
+    def _results(self, agents):
+        seen, infos, self.masks = {}, {}, {}
+        for agent in agents:
+            masks = self._draw_mask(agent)
+            mask = np.concatenate(masks)
+            self.masks[agent] = [np.ones_like(one) for one in masks] if not self.form else masks
+            seen[agent] = np.zeros(2, np.float32)
+            if self.form == "obs":
+                seen[agent] = {"observation": seen[agent], "action_mask": mask}
+            infos[agent] = {"action_mask": mask} if self.form == "info" else {}
+        return seen, infos
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            chosen = zip(self.masks[agent], np.reshape(action, -1), strict=True)
+            if not all(mask[value] for mask, value in chosen):
+                raise ValueError(f"the action {action} of {agent} is forbidden")
+        self.time += 1
+        ends = {agent: bool(self.rng.random() < 0.2) for agent in actions}
+        left = [agent for agent in self.possible_agents if not ends.get(agent)]
+        self.agents = [] if self.time == 9 else left
+        seen, infos = self._results(set(self.agents) | set(actions))
+        no = dict.fromkeys(actions, self.time == 9)
+        return seen, dict.fromkeys(actions, 1.0), ends, no, infos
+
+    def render(self):
+        return np.full((16, 16, 3), 8 * self.time, np.uint8)
+
+
 @njit
 def _draw(state, rng):
     state.key = 1 + integers(rng, 3) + 4 * (1 + integers(rng, 7))

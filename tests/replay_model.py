@@ -122,6 +122,33 @@ class ListModel:
         return last, total, 0.0 if last.terminated else gamma ** len(window)
 
 
+class TornModel(ListModel):
+    """Rows that a torn add may have overwritten are not drawn."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.added, self.begun = [0] * len(self.rings), [0] * len(self.rings)
+
+    def tear(self, transitions):
+        for ring, added in enumerate(self.added):
+            of_ring = [t for t in transitions if not self.per_env or t.env == ring]
+            self.begun[ring] = max(self.begun[ring], added + len(of_ring))
+        self.limit()
+
+    def add(self, transitions):
+        super().add(transitions)
+        for made in transitions:
+            ring = made.env if self.per_env else 0
+            self.added[ring] += 1
+            self.begun[ring] = max(self.begun[ring], self.added[ring])
+        self.limit()
+
+    def limit(self):
+        for ring, added in enumerate(self.added):
+            left = max(added - max(self.begun[ring] - self.capacity, 0), 0)
+            self.rings[ring] = self.rings[ring][len(self.rings[ring]) - left :]
+
+
 def check_against(buffer, model, num_steps=1, gamma=None):
     """Compare every row of a buffer with the model, in order."""
     live = model.live()

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
 from buffers import RolloutBuffer
-from vecenv import AsyncVectorEnv, ObservationError, SyncVectorEnv, make_vec
+from vecenv import AsyncVectorEnv, InfoError, ObservationError, SyncVectorEnv, make_vec
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
@@ -181,12 +181,18 @@ class ReusedParts(gym.Env):
         return obs, 0.0, True, False, info
 
 
-def test_final_obs_and_info_survive_envs_that_reuse_nested_ones():
-    envs = SyncVectorEnv([ReusedParts] * 2, autoreset_mode=SAME_STEP)
-    envs.reset()
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_observations_and_final_ones_survive_envs_that_reuse_their_arrays(backend):
+    """Also where Gymnasium's AsyncVectorEnv has the reset's values in `final_obs`."""
+    envs = make_vec(ReusedParts, 2, backend=backend, autoreset_mode=SAME_STEP, copy=True)
+    first, _ = envs.reset()
     obs, _, _, _, infos = envs.step([0, 0])
-    assert_same(obs["left"], np.array([7, 7]))
-    envs.step([0, 0])
+    for _ in range(2):
+        envs.step([0, 0])
+    envs.close()
+    for kept in (first, obs):
+        assert_same(kept["left"], np.array([7, 7]))
+        assert_same(kept["pos"], np.full((2, 2), 7, np.float32))
     for i in range(2):
         assert_same(infos["final_obs"][i], {"pos": np.full(2, 3, np.float32), "left": 3})
     assert_same(infos["final_info"]["pos"], np.full((2, 2), 3, np.float32))
@@ -397,6 +403,59 @@ def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
     envs.set_attr("is_broken", False)
     assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
+
+
+class Informing(CounterEnv):
+    """Resets with an info that is told it."""
+
+    info: object = {}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], self.info
+
+
+@pytest.mark.parametrize("info", [3, [("a", 1)], [["final_obs", 1]]])
+@pytest.mark.parametrize("when", ["reset", "autoreset"])
+def test_infos_of_resets_that_are_no_dicts_name_the_env(info, when):
+    envs = SyncVectorEnv([Informing, Informing], autoreset_mode="SameStep")
+    envs.reset()
+    envs.set_attr("info", [{}, info])
+    envs.set_attr("length", 1)
+    with pytest.raises(InfoError) as caught:
+        envs.reset() if when == "reset" else envs.step([0, 0])
+    assert caught.value.env_index == 1
+    assert any("env 1" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("length", [198, 199])
+def test_what_a_reset_returns_is_shown_up_to_200_characters(length):
+    class Wordy(CounterEnv):
+        def reset(self, *, seed=None, options=None):
+            return "x" * length
+
+    with pytest.raises(ObservationError) as caught:
+        SyncVectorEnv([Wordy]).reset()
+    whole = f"'{'x' * length}'"
+    shown = whole if length == 198 else whole[:200] + "..."
+    assert f"returned {shown} from reset" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (TypeError("reset() got an unexpected keyword argument 'seed'"), True),
+        (TypeError("a number is needed"), False),
+        (ValueError("unexpected keyword argument of the level"), False),
+    ],
+)
+def test_how_to_define_reset_is_told_where_that_is_the_mistake(error, is_told):
+    class Raising(CounterEnv):
+        def reset(self, *, seed=None, options=None):
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        SyncVectorEnv([Raising]).reset()
+    assert ("def reset(self" in " ".join(caught.value.__notes__)) == is_told
 
 
 SPELLINGS = ["SameStep", "same_step", "SAME_STEP", "same-step", "samestep", SAME_STEP]

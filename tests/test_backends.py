@@ -58,7 +58,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "1 worker": {"num_workers": 1},
         "a worker per env": {"num_workers": 5},
         "caller and 2": {"num_workers": 2, "caller_steps": True},
-        "threads": {"num_workers": 2, "threads_per_worker": 3},
         "restarting": {"num_workers": 2, "on_error": "restart"},
     },
     "ray": {
@@ -847,6 +846,18 @@ def test_methods_and_attributes_of_envs(case):
     assert [generator.random() for generator in envs.np_random]
     with pytest.raises(Exception, match="weather"):
         envs.get_attr("weather")
+    envs.close()
+
+
+@cases(takes=SINGLE, variants=1)
+def test_what_a_method_raises_names_the_env(case):
+    envs = case(counters([3, 4, 5]))
+    envs.set_attr("read", [str, int, str])
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        envs.call("read", "x")
+    assert re.search(r"env 1 .*call", raised.value.__notes__[-1])
+    assert vars(raised.value)["env_index"] == 1
+    assert envs.call("read", "7") == ("7", 7, "7")
     envs.close()
 
 

@@ -259,7 +259,7 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("env", "backend"),
-    [("CartPole-v1", "async"), ("JitCartPole-v1", "jit"), ("Cage2-v0", "async")],
+    [("CartPole-v1", "async"), ("JitCartPole-v1", "jit"), ("Cage2-v0", "jit")],
 )
 def test_a_timeline_is_by_default_of_a_backend_that_the_env_has(env, backend, monkeypatch):
     settings = []
@@ -309,7 +309,7 @@ def test_what_was_meant_is_said(args, words, capsys):
 
 
 def test_that_an_env_is_there_compiled_is_said(capsys, tmp_path):
-    args = ["--total-steps", "0", "--eval-episodes", "1", *HERE, "--save"]
+    args = ["--total-steps", "0", "--eval-episodes", "1", "--save"]
     assert main(["train", "CartPole-v1", *args, str(tmp_path / "a")]) == 0
     assert "in less time: vecenv train JitCartPole-v1" in capsys.readouterr().out
     (tmp_path / "a" / "checkpoint" / "last.npz").unlink()  # as before the first one is saved
@@ -396,7 +396,6 @@ def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
 
 # -- train, play, envs, bench, demo ----------------------------------------------------------------
 
-HERE = ["--backend", "sync"]  # "auto" would try out workers first
 FAST = ["--total-steps", "600", "--num-envs", "4", "--num-steps", "32", "--eval-episodes", "2"]
 
 
@@ -601,9 +600,9 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
-        (["train", "Pendulum-v1", "--algo", "dqn", *HERE], "expected (Box, Discrete)"),
-        (["train", "test_cli_envs:Strange", *HERE], "actions are Tuple(Discrete(2)"),
-        (["train", "test_cli_envs:Words", *HERE], "the observation 'obs' is Text"),
+        (["train", "Pendulum-v1", "--algo", "dqn"], "expected (Box, Discrete)"),
+        (["train", "test_cli_envs:Strange"], "actions are Tuple(Discrete(2)"),
+        (["train", "test_cli_envs:Words"], "the observation 'obs' is Text"),
         (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
         (["train", "CartPole-v1", "--eval-episodes", "0"], "eval_episodes is 0, expected at least"),
         (["train", "CartPole-v1", "--config", "none.toml"], "config is 'none.toml', which can't"),

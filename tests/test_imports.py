@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,7 +14,9 @@ from typing import NamedTuple
 import vecenv
 
 ROOT = Path(__file__).parents[1]
-NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
+NEVER = {"vecenv": {"torch", "buffers"}, "buffers": set()}
+FOUNDATION = ("vecenv.core.", "vecenv.files.")  # all that `buffers` imports of `vecenv`
+COMPILES_FOR_DEVICES = "vecenv/core/cuda.py"  # alone knows numba-cuda and NVIDIA's packages
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
 ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
 AGENTS_ON_DEVICES = "vecenv/agents/on_device.py"  # and this, which is itself imported in a function
@@ -114,6 +117,9 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
         package = Path(file).parts[0]
         allowed = {"torch"} if file.startswith((LEARN, ON_DEVICES, AGENTS_ON_DEVICES)) else set()
         assert not {found.root for found in imports} & (NEVER[package] - allowed), file
+        if package == "buffers":
+            above = {f"{i.module}." for i in imports if i.root == "vecenv"}
+            assert all(module.startswith(FOUNDATION) for module in above), file
         learning = [i for i in imports if "vecenv.learn" in i.module]
         may_learn = file.startswith(LEARN) or (
             file == PLAYS and not any(i.at_top for i in learning)
@@ -126,6 +132,20 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
         for name in used & OPTIONAL:
             users[package, name].add(file)
     assert {name: files for name, files in users.items() if len(files) > 1} == {}
+
+
+def test_one_module_knows_numba_cuda():
+    """It is imported by strings, as type checkers know nothing of it; these count, too."""
+    known = re.compile(r"(numba_cuda|numba\.cuda|cuda)(\.\w+)*")
+    files, users = [*all_imports(), *files_in("examples"), *files_in("benchmarks")], set()
+    for file in files:
+        named = {i.module for i in imports_of(file)}
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("module"):
+                named |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+        if any(known.fullmatch(str(name)) for name in named):
+            users.add(file)
+    assert users == {COMPILES_FOR_DEVICES}
 
 
 def public_names(package):
@@ -155,6 +175,20 @@ def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():
     assert loaded.stdout.strip() == "[]"
 
 
+def test_what_buffers_import_of_vecenv_loads_neither_torch_nor_a_vector_env():
+    script = """if True:
+        import sys
+        import vecenv.core.cuda
+        print({"torch", "buffers", "numba_cuda"} & set(sys.modules))
+        print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("vecenv.")}))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stderr == ""
+    assert found.stdout.splitlines() == ["set()", "['core', 'machine', 'timing']"]
+
+
 def test_packages_are_attributes_that_are_imported_when_asked_for():
     rooms = {room for room in PUBLIC_ROOMS if room.startswith("vecenv.") and room.count(".") == 1}
     script = f"import sys, vecenv; print({rooms} & set(sys.modules));"
@@ -164,15 +198,6 @@ def test_packages_are_attributes_that_are_imported_when_asked_for():
     )
     assert found.stdout.splitlines() == ["set()", "VecWrapper set()"]
     assert {room.removeprefix("vecenv.") for room in rooms} <= set(dir(vecenv))
-
-
-def test_both_packages_put_signals_off_alike():
-    """Neither may import the other; what is mended in one is mended in both."""
-    texts = [
-        (ROOT / folder / "interrupts.py").read_text() for folder in ("vecenv/core", "buffers/core")
-    ]
-    first, second = (text.partition("from __future__")[2] for text in texts)
-    assert first == second != ""
 
 
 def test_a_package_whose_extra_is_missing_is_no_attribute():

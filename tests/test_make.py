@@ -255,7 +255,7 @@ def chosen(caplog, *args, **kwargs):
     """Make a vector env with backend="auto"; return it and why that backend was chosen."""
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="vecenv"):
-        envs = vecenv.make_vec(*args, **kwargs)
+        envs = vecenv.make_vec(*args, **{"backend": "auto", **kwargs})
     (record,) = [r for r in caplog.records if r.getMessage().startswith("backend 'auto' chose")]
     return envs, record.getMessage()
 
@@ -336,7 +336,7 @@ def test_an_env_that_raises_says_so_as_without_a_trial(caplog):
         raise FileNotFoundError("no map")
 
     with pytest.raises(EnvCreationError, match="env 1 of 2 failed with FileNotFoundError: no map"):
-        vecenv.make_vec([CounterEnv, broken])
+        vecenv.make_vec([CounterEnv, broken], backend="auto")
 
 
 def test_the_trial_leaves_the_global_generators_alone():
@@ -350,7 +350,8 @@ def test_the_trial_leaves_the_global_generators_alone():
     expected = [Careless().height for _ in range(2)]
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002  # the global one
-    assert vecenv.make_vec(Careless, 2).get_attr("height") == tuple(expected)
+    envs = vecenv.make_vec(Careless, 2, backend="auto")
+    assert envs.get_attr("height") == tuple(expected)
 
 
 def test_render_mode_reaches_the_envs():

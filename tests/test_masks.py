@@ -94,6 +94,15 @@ def test_a_mask_that_fits_not_is_refused_by_whoever_asks_for_it(mask, message):
         envs.close()
 
 
+def test_a_part_of_one_number_may_stand_beside_a_list():
+    class Parts(Saying):
+        action_space = spaces.MultiDiscrete([2, 1])
+
+    envs = SyncVectorEnv([lambda: Parts(([1, 0], 1), length=9)] * 2)
+    envs.reset()
+    assert envs.action_masks().tolist() == [[1, 0, 1]] * 2
+
+
 def test_wrong_arrays_of_all_envs_at_once():
     """Which come as one array rather than as objects."""
     for mask, message in [
@@ -335,23 +344,6 @@ def test_envs_that_have_to_be_asked_can_not_be_while_others_are_in_flight():
     envs.send([2], [2])
     with pytest.raises(AlreadyPendingCallError, match=r"wrap each env in vecenv\.MaskInfos"):
         envs.action_masks([0])
-    envs.close()
-
-
-def test_halves_note_their_masks():
-    envs = AsyncVectorEnv([Minefield] * 4, num_workers=2)
-    envs.reset(seed=1)
-    for half in envs.halves():
-        half.step_async(
-            sample_actions(
-                envs.single_action_space,
-                envs.action_masks()[half.env_ids],
-                np.random.default_rng(1),
-            )
-        )
-        obs, *_, infos = half.step_wait()
-        np.testing.assert_array_equal(infos["action_mask"], mask_of(obs[:, 0]))
-        np.testing.assert_array_equal(envs.action_masks(half.env_ids), mask_of(obs[:, 0]))
     envs.close()
 
 

@@ -266,7 +266,6 @@ def test_a_long_episode_of_cage_fits_without_losses(env, steps, titles, tmp_path
         (["watch", "CartPole-v1", "--html", "a.txt"], "expected a name that ends in .html"),
         (["watch", "CartPole-v1", "--html", "no/a.html"], "no/a.html"),
         (["watch", "test_page:blank", "--html", "a.html"], "does not render pictures"),
-        (["watch", "--policy", "defender", "--html", "a.html", "--gif", "a.gif"], "one of the two"),
         (["play", "CartPole-v1"], "policy is missing"),
         (["play", "CartPole-v1", "--human", "--side", "red"], "has one side"),
         (["play", "vecenv:Cage2-v0", "--human", "--policy", "x"], "leave it out"),
@@ -447,6 +446,36 @@ def test_names_of_actions():
     envs = gym.make_vec("CartPole-v1")
     assert action_names(envs, "CartPole-v1").describe(0) == "left"
     envs.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "meanings", "expected"),
+    [
+        (gym.spaces.MultiDiscrete([2, 4]), None, "(1, 0)"),
+        (gym.spaces.MultiBinary(2), None, "(1, 0)"),
+        (gym.spaces.MultiDiscrete([2, 4]), {"legs": ["rest", "run"], "arms": None}, None),
+    ],
+)
+def test_actions_of_several_parts_read_as_one_where_nothing_is_named(space, meanings, expected):
+    envs = envs_of(action_space=space, meanings=meanings)
+    names = action_names(envs, "Dots")
+    assert names.describe(np.array([1, 0])) == (expected or "legs: run; arms: 0")
+    titles = [part.title for part in names.parts]
+    assert titles == (["part 0", "part 1"] if expected else ["legs", "arms"])  # of their bars
+    envs.close()
+
+
+def test_wide_pictures_are_not_made_small_on_narrow_screens():
+    """Letters of a picture of 1000 pixels would have 4 pixels on a phone."""
+    page = EpisodePage("wide", {}, fps=2)
+    page.show(np.zeros((5, 1000, 3), np.uint8))
+    with served() as ask:
+        pages = {"data.width": page.to_html(), '$("picture").naturalWidth': ask("")[1]}
+    for width, text in pages.items():
+        assert f"fit({width})" in text
+        assert re.search(r'const fit = .*toggle\("large", width > 2 \* .*clientWidth\)', text)
+        assert re.search(r"^\.picture \{.* overflow: auto;", text, re.M)
+        assert re.search(r"^\.picture\.large #picture .* max-width: none;", text, re.M)
 
 
 def test_ctrl_c_ends_the_server_in_a_line():

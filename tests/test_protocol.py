@@ -297,6 +297,13 @@ def test_wrong_ids_are_refused(envs, ids, error, message):
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("ids", "bad"), [([0, 7], 7), ([0, -1], -1), ([2, 3], 3)])
+def test_the_id_that_is_wrong_is_named(envs, ids, bad):
+    envs.reset()
+    with pytest.raises(ValueError, match=f"env_ids has {bad}, expected ids from 0 to 2"):
+        envs.send([0, 0], ids)
+
+
 def test_checked_ids_are_int64_and_the_callers_array_is_free_again():
     calls = CallProtocol(3)
     calls.mark_reset()

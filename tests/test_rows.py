@@ -239,8 +239,10 @@ def test_spaces_without_fixed_shape_have_no_slot():
 def test_copies_share_no_memory_and_keep_types():
     graph = GraphInstance(np.ones((2, 2)), None, None)
     batch = {"a": np.ones(3), "b": (np.ones(2), (graph, "text")), "c": OrderedDict(d=np.ones(1))}
+    batch["d"] = np.array([[Pair(1, 2)]], object)
     copied = copy_batch(batch)
     assert_same(copied, batch)
     assert not np.shares_memory(copied["a"], batch["a"])
     assert not np.shares_memory(copied["b"][1][0].nodes, graph.nodes)
     assert not np.shares_memory(copied["c"]["d"], batch["c"]["d"])
+    assert copied["d"][0, 0] is not batch["d"][0, 0]

@@ -21,14 +21,14 @@ from vecenv.core.errors import (
 )
 from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.core.masks import MaskInfos, mask_width, sample_actions
-from vecenv.make import make_vec
-from vecenv.sync import SyncVectorEnv
-from vecenv.workers.env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from vecenv.agents.make import make_vec_agents
     from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
+    from vecenv.make import make_vec
     from vecenv.ray.env import RayVectorEnv
+    from vecenv.sync import SyncVectorEnv
+    from vecenv.workers.env import AsyncVectorEnv
 
 __all__ = [
     "ActionError",
@@ -62,12 +62,15 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Imported when they are asked for: a quarter of the time that importing this package takes.
+# Imported when they are asked for: `buffers` imports `vecenv.core`, and with it no vector env.
 _LATE = {
+    "AsyncVectorEnv": "vecenv.workers.env",
     "CheckReport": "vecenv.check",
     "RayVectorEnv": "vecenv.ray.env",
+    "SyncVectorEnv": "vecenv.sync",
     "VectorEnvCheckError": "vecenv.check",
     "check_vector_env": "vecenv.check",
+    "make_vec": "vecenv.make",
     "make_vec_agents": "vecenv.agents.make",
 }
 
@@ -105,37 +108,45 @@ _gymnasium.register(
     vector_entry_point="vecenv.cage:Cage4VectorEnv",
     disable_env_checker=True,
 )
-_gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
 for _name, _point, _kwargs in (
-    ("JitPendulum-v1", "pendulum:PendulumVectorEnv", {}),
-    ("JitMountainCar-v0", "mountain_car:MountainCarVectorEnv", {}),
-    ("JitMountainCarContinuous-v0", "mountain_car:MountainCarContinuousVectorEnv", {}),
-    ("JitAcrobot-v1", "acrobot:AcrobotVectorEnv", {}),
-    ("JitFrozenLake-v1", "tables:FrozenLakeVectorEnv", {"map_name": "4x4"}),
+    ("JitCartPole-v1", "jit.cartpole:CartPoleVectorEnv", {}),
+    ("JitPendulum-v1", "jit.envs.pendulum:PendulumVectorEnv", {}),
+    ("JitMountainCar-v0", "jit.envs.mountain_car:MountainCarVectorEnv", {}),
+    ("JitMountainCarContinuous-v0", "jit.envs.mountain_car:MountainCarContinuousVectorEnv", {}),
+    ("JitAcrobot-v1", "jit.envs.acrobot:AcrobotVectorEnv", {}),
+    ("JitFrozenLake-v1", "jit.envs.tables:FrozenLakeVectorEnv", {"map_name": "4x4"}),
     (
         "JitFrozenLake8x8-v1",
-        "tables:FrozenLakeVectorEnv",
+        "jit.envs.tables:FrozenLakeVectorEnv",
         {"map_name": "8x8", "max_episode_steps": 200},
     ),
-    ("JitCliffWalking-v1", "tables:CliffWalkingVectorEnv", {}),
-    ("JitCliffWalkingSlippery-v1", "tables:CliffWalkingVectorEnv", {"is_slippery": True}),
-    ("JitTaxi-v4", "tables:TaxiVectorEnv", {}),
-    ("JitMinAtarAsterix-v1", "minatar.asterix:AsterixVectorEnv", {}),
-    ("JitMinAtarFreeway-v1", "minatar.freeway:FreewayVectorEnv", {}),
-    ("JitMinAtarSeaquest-v1", "minatar.seaquest:SeaquestVectorEnv", {}),
-    ("JitMinAtarSpaceInvaders-v1", "minatar.space_invaders:SpaceInvadersVectorEnv", {}),
-    ("Jit2048-v0", "game_2048:Game2048VectorEnv", {}),
-    ("JitQuadrotor2D-v0", "quadrotor:Quadrotor2DVectorEnv", {}),
-    ("JitGridEmpty-v0", "grid_world:GridWorldVectorEnv", {"layout": "empty"}),
-    ("JitGridFourRooms-v0", "grid_world:GridWorldVectorEnv", {"layout": "four_rooms", "size": 19}),
-    ("JitGridDoorKey-v0", "grid_world:GridWorldVectorEnv", {"layout": "door_key"}),
+    ("JitCliffWalking-v1", "jit.envs.tables:CliffWalkingVectorEnv", {}),
+    ("JitCliffWalkingSlippery-v1", "jit.envs.tables:CliffWalkingVectorEnv", {"is_slippery": True}),
+    ("JitTaxi-v4", "jit.envs.tables:TaxiVectorEnv", {}),
+    ("JitMinAtarAsterix-v1", "jit.envs.minatar.asterix:AsterixVectorEnv", {}),
+    ("JitMinAtarFreeway-v1", "jit.envs.minatar.freeway:FreewayVectorEnv", {}),
+    ("JitMinAtarSeaquest-v1", "jit.envs.minatar.seaquest:SeaquestVectorEnv", {}),
+    ("JitMinAtarSpaceInvaders-v1", "jit.envs.minatar.space_invaders:SpaceInvadersVectorEnv", {}),
+    ("Jit2048-v0", "jit.envs.game_2048:Game2048VectorEnv", {}),
+    ("JitQuadrotor2D-v0", "jit.envs.quadrotor:Quadrotor2DVectorEnv", {}),
+    ("JitGridEmpty-v0", "jit.envs.grid_world:GridWorldVectorEnv", {"layout": "empty"}),
+    (
+        "JitGridFourRooms-v0",
+        "jit.envs.grid_world:GridWorldVectorEnv",
+        {"layout": "four_rooms", "size": 19},
+    ),
+    ("JitGridDoorKey-v0", "jit.envs.grid_world:GridWorldVectorEnv", {"layout": "door_key"}),
+    # Games with several agents, for make_vec_agents; here all agents of a game are one.
+    ("Pursuit-v0", "agents.games.pursuit:PursuitVectorEnv", {}),
+    ("Spread-v0", "agents.games.spread:SpreadVectorEnv", {}),
 ):
-    _gymnasium.register(_name, vector_entry_point=f"vecenv.jit.envs.{_point}", kwargs=_kwargs)
-# Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.
-_gymnasium.register(
-    id="Pursuit-v0", vector_entry_point="vecenv.agents.games.pursuit:PursuitVectorEnv"
-)
-_gymnasium.register(id="Spread-v0", vector_entry_point="vecenv.agents.games.spread:SpreadVectorEnv")
+    _gymnasium.register(
+        id=_name,
+        entry_point=f"vecenv.jit.single:{_point.replace(':', '.')}",
+        vector_entry_point=f"vecenv.{_point}",
+        disable_env_checker=True,
+        kwargs=_kwargs,
+    )
 _gymnasium.register(
     id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
 )

@@ -70,7 +70,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
                 aside.chmod(mode)
         aside.replace(final)
     except OSError as error:
-        if error.filename in (None, str(aside), str(final)):
+        if error.errno and error.filename in (None, str(aside), str(final)):
             error.filename = str(path)
             if error.filename2 is not None:
                 del error.filename2

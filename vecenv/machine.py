@@ -18,7 +18,9 @@ __all__ = [
     "cgroup_quota",
     "cpu_ns",
     "is_portable",
+    "loaded_libraries",
     "machine_cpu_ns",
+    "num_threads",
     "pss_bytes",
     "tree_memory_bytes",
     "usable_cores",
@@ -32,8 +34,8 @@ def is_portable() -> bool:
     """Return whether processes are started and waited for only by what every system has.
 
     So it is wherever there is no Linux, and there if the environment variable VECENV_PORTABLE is
-    set (and not 0): spawned processes, semaphores and sockets, where Linux has forks, futexes,
-    memfds, pidfds and parent-death signals.
+    set (and not 0): fresh interpreters and unlinked files, where Linux has forks, memfds, pidfds
+    and parent-death signals.
     """
     return sys.platform != "linux" or os.environ.get("VECENV_PORTABLE", "0") not in ("", "0")
 
@@ -194,3 +196,19 @@ def _tree(pid: int) -> Iterator[int]:
         with contextlib.suppress(OSError, ValueError):
             for task in Path(f"/proc/{process}/task").iterdir():
                 pending += [int(child) for child in (task / "children").read_text().split()]
+
+
+def loaded_libraries() -> dict[str, str]:
+    """Return the paths of the shared libraries that this process has loaded, by file name."""
+    libraries = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            start = line.find("/")
+            if start >= 0 and ".so" in (name := line[line.rfind("/") + 1 :]):
+                libraries[name] = line[start:]
+    return libraries
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process, those of libraries too."""
+    return len(os.listdir("/proc/self/task"))

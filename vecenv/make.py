@@ -25,9 +25,8 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, Backend
-from vecenv.choose import Choice, choose_backend
-from vecenv.core.arguments import read_count
-from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.choose import Choice, FirstSteps, choose_backend
+from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.importing import import_module
@@ -36,6 +35,7 @@ from vecenv.core.spaces import ObservationMode
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler
+    from vecenv.sync import SyncVectorEnv
 
 __all__ = ["make_vec"]
 
@@ -67,7 +67,7 @@ def make_vec(
     env: EnvSource | EnvKernels,
     num_envs: int | None = None,
     *,
-    backend: str = "auto",
+    backend: str | None = None,
     device: Any = None,
     wrappers: Sequence[Wrapper] = (),
     copy: bool | None = None,
@@ -87,13 +87,15 @@ def make_vec(
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
-            neither wrappers nor the `worker_backend` of `RayVectorEnv` are given. "auto" is "async"
-            if an argument was given that only `AsyncVectorEnv` has; else that of the vector env
-            whose spec was given; else "jit" where there is one; else "sync" for a single env, and
-            for several what a trial finds faster that steps envs made for it, for less than two
-            seconds, in a process that is thrown away. The log says why. Where envs are costly to
-            make or must not be made twice, name the backend.
-            "cuda" steps compiled envs on a CUDA device, see `device`.
+            neither wrappers nor the `worker_backend` of `RayVectorEnv` are given; "cuda" steps
+            compiled envs on a CUDA device, see `device`. None is "async" if an argument was given
+            that only `AsyncVectorEnv` has; else that of the vector env whose spec was given; else
+            "jit" where there is one; else "sync", and the log (INFO) says if the first hundred
+            steps show that workers would pay. "auto" tries that out instead, for less than two
+            seconds, where there are several envs: by the factories, it makes and steps envs in
+            processes that are thrown away, which may leave traces (files, videos, games on a
+            server), and the log says why it chose. All others make `num_envs` envs and no more, and
+            step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
             argument of their constructor.
@@ -120,7 +122,7 @@ def make_vec(
         SyncVectorEnv(CartPole-v1, num_envs=2)
         >>> envs.close()
     """
-    if backend not in ("auto", *MADE):
+    if backend not in (None, "auto", *MADE):
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(('auto', *MADE))}")
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
     options = {name: value for name, value in given.items() if value is not None}
@@ -138,48 +140,63 @@ def make_vec(
     backend = _with_device(source, backend, device)
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
-    is_single = backend != "auto" and BACKENDS[backend].takes == "factories"
-    is_compiled = not is_single and _is_compiled(source, backend)
-    if backend == "auto":
-        choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
-        backend = choice.backend
-        source.options.update(choice.options)
-        _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
-        if (twin := _compiled_twin(source)) is not None:
-            _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
-    _check_backend(source, backend, is_compiled=is_compiled)
+    chosen, is_compiled = _decide(source, backend, env)
+    _check_backend(source, chosen, is_compiled=is_compiled)
     if mask_infos:
-        if BACKENDS[backend].takes == "compiled" or _spreads_compiled(
-            source, BACKENDS[backend], is_compiled
-        ):
-            source.options["mask_infos"] = True
-        else:
-            source = source._replace(wrappers=(*source.wrappers, MaskInfos))
+        source = _with_masks(source, chosen, is_compiled=is_compiled)
     try:
-        if BACKENDS[backend].takes == "compiled":
-            return _make_on_device(source) if backend == "cuda" else _make_compiled(source)
-        return _make_spread(source, BACKENDS[backend], is_compiled=is_compiled)
+        if BACKENDS[chosen].takes == "compiled":
+            return _make_on_device(source) if chosen == "cuda" else _make_compiled(source)
+        envs = _make_spread(source, BACKENDS[chosen], is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
+    if backend is None and chosen == "sync" and envs.num_envs > 1:
+        cast("SyncVectorEnv", envs)._watch = FirstSteps(envs.num_envs)
+    return envs
 
 
-def _takes_device(source: _Source, backend: str) -> bool:
+def _takes_device(source: _Source, backend: str | None) -> bool:
     """Whether `device` says where compiled envs are, and is no argument of an env."""
-    return backend in ("auto", "jit", "cuda") and _is_compiled(source, backend)
+    return backend in (None, "auto", "jit", "cuda") and _is_compiled(source, backend)
 
 
-def _with_device(source: _Source, backend: str, device: Any) -> str:
+def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
     """Return the backend for a device, and note the device in the options."""
     if device is not None:
         is_cuda = backend == "cuda" or str(device).partition(":")[0] != "cpu"
         backend = "cuda" if is_cuda else "jit"
         if is_cuda:
             source.options["device"] = device
-    elif backend == "auto" and source.backend == "cuda":  # the spec of a vector env
+    elif backend in (None, "auto") and source.backend == "cuda":  # the spec of a vector env
         backend = "cuda"
     return backend
+
+
+def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
+    """Return the backend, chosen if none was named, and whether the envs are known as compiled."""
+    if backend is not None and backend != "auto":
+        is_single = BACKENDS[backend].takes == "factories"
+        return backend, not is_single and _is_compiled(source, backend)
+    is_compiled = _is_compiled(source, backend)
+    choice = _choose(source, backend, can_be_compiled=is_compiled and not source.wrappers)
+    source.options.update(choice.options)
+    chooser = "make_vec" if backend is None else "backend 'auto'"
+    _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
+    if (twin := _compiled_twin(source)) is not None:
+        _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
+    return choice.backend, is_compiled
+
+
+def _with_masks(source: _Source, backend: str, *, is_compiled: bool) -> _Source:
+    """Have envs report their masks in infos: compiled ones themselves, others wrapped."""
+    if BACKENDS[backend].takes == "compiled" or _spreads_compiled(
+        source, BACKENDS[backend], is_compiled
+    ):
+        source.options["mask_infos"] = True
+        return source
+    return source._replace(wrappers=(*source.wrappers, MaskInfos))
 
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
@@ -224,8 +241,8 @@ class _Source(NamedTuple):
     kernels: Any = None  # EnvKernels, if these were given
 
 
-def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
-    """Decide what "auto" means for these envs and these options."""
+def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
+    """Decide what "auto" or None means for these envs and these options."""
     specified = BACKENDS.get(source.backend or "")
     if specified is not None and specified.takes == "either":
         return Choice(specified.name, {}, "its spec says so")
@@ -236,6 +253,8 @@ def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
         return Choice(specified.name, {}, "its spec says so")
     if can_be_compiled:
         return Choice("jit", {}, "it is compiled")
+    if backend is None:
+        return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
     factories = _wrapped_factories(source)
     if source.spec is not None:  # all alike, but for the first one's checker
         factories = factories[-1:] * len(factories)
@@ -325,12 +344,12 @@ def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool
     return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
 
 
-def _is_compiled(source: _Source, backend: str) -> bool:
+def _is_compiled(source: _Source, backend: str | None) -> bool:
     """Whether the vector env of a spec is a `JitVectorEnv`.
 
     A class and the annotation of a function say so themselves. For any other function one env is
-    made to see, if it may be one: if something has imported the kit, if "jit" was asked for, or if
-    there are no single envs.
+    made to see, if it may be one: if "jit" was asked for, if there are no single envs, or if "auto"
+    was asked for and something has imported the kit.
     """
     if source.kernels is not None:
         return True
@@ -346,6 +365,8 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         made = _returned_class(creator)
         if made is not None and not issubclass(_jit_class(), made):
             return issubclass(made, _jit_class())
+        if backend is None and _has_single_envs(source):
+            return False
         envs = _compiled_maker(source)(num_envs=1)
         try:
             return isinstance(envs.unwrapped, _jit_class())

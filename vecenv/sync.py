@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode
+from vecenv.core.autoreset import EnvGroup, StepRows, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.batches import take_row
 from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
+from vecenv.core.leaving import close_at_exit
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
+
+
+class _Watch(Protocol):
+    """What `make_vec` may have told of steps: called before and after, until `end` is False."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> bool: ...
 
 
 class SyncVectorEnv(GymVecEnv):
@@ -83,6 +94,12 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
+        self._watch: _Watch | None = None
+        # Not by `__del__`: of copies that share everything (EzPickle's) the first one to go would
+        # close the envs of all.
+        self._end = weakref.finalize(self._group, _close_all, self.envs)
+        self._end.atexit = False
+        close_at_exit(self)
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -98,7 +115,12 @@ class SyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        watch = self._watch
+        if watch is not None:
+            watch.begin()
         infos = self._group.step(self._actions.each(actions), rows)
+        if watch is not None and not watch.end():
+            self._watch = None
         return self._results(rows, out, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
@@ -150,12 +172,26 @@ class SyncVectorEnv(GymVecEnv):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
-        found = [env.get_wrapper_attr(name) for env in self.envs]
-        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
+        found = self._each("call", lambda index: self.envs[index].get_wrapper_attr(name))
+
+        def value_of(index: int) -> Any:
+            return found[index](*args, **kwargs) if callable(found[index]) else found[index]
+
+        return tuple(self._each("call", value_of))
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
-        for env, value in zip(self.envs, values, strict=True):
-            env.set_wrapper_attr(name, value)
+        self._each("set_attr", lambda index: self.envs[index].set_wrapper_attr(name, values[index]))
+
+    def _each(self, call: str, function: Callable[[int], Any]) -> list[Any]:
+        """Return what a function returns for each env; what it raises names the env."""
+        found = []
+        for index in range(self.num_envs):
+            try:
+                found.append(function(index))
+            except BaseException as error:
+                blame(error, index, f"This came from env {index} of {self.num_envs}, in {call}.")
+                raise
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the envs, pickled one by one; see `VecEnv.state_dict`."""
@@ -193,6 +229,8 @@ class SyncVectorEnv(GymVecEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all envs, also those after one that raises; then raise what the first raised."""
+        if hasattr(self, "_end"):
+            self._end.detach()
         errors = _close_all(getattr(self, "envs", []))
         if errors:
             raise errors[0]
@@ -218,7 +256,7 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
             if envs:
                 failed.add_note(
                     'If a process can hold only one env of this kind, use backend="async" '
-                    "(AsyncVectorEnv): it falls back to one env per worker process."
+                    f"(AsyncVectorEnv) with num_workers={len(env_fns)}: a worker for each."
                 )
             raise failed from error
     return envs

@@ -6,7 +6,6 @@ Each function returns its argument in the form to be stored, or raises BufferMis
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -46,7 +45,6 @@ __all__ = [
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
-_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
@@ -110,7 +108,6 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         return given
     try:
         if not isinstance(given, torch.Tensor):
-            _check_depth(name, given)
             return np.asarray(given)
         if not given.is_cpu:
             check_place(name, given, device)
@@ -126,18 +123,6 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
             f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
         ) from None
     return array
-
-
-def _check_depth(name: str, given: Any) -> None:
-    """Raise BufferMisuseError for lists within lists without end, of which NumPy counts 2**64."""
-    inner = given
-    for _ in range(_MAX_DEPTH):
-        if not isinstance(inner, (list, tuple)) or not inner:
-            return
-        inner = inner[0]
-    raise BufferMisuseError(
-        f"{name} is a {type(given).__name__} nested more than {_MAX_DEPTH} deep, expected an array"
-    )
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
@@ -187,16 +172,11 @@ def read_columns(columns: Any, known: tuple[str, ...]) -> frozenset[str] | None:
     names: tuple[Any, ...] = ()
     if isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping):
         names = tuple(columns)
-    if all(type(name) is str for name in names) and (chosen := _names_among(names, known)):
-        return chosen
+    if names and all(type(name) is str and name in known for name in names):
+        return frozenset(names)
     raise BufferMisuseError(
         f"columns is {columns!r}, expected a sequence of names out of {list(known)}, one at least"
     )
-
-
-@functools.lru_cache(64)  # reading them costs as much as a tenth of a draw
-def _names_among(names: tuple[str, ...], known: tuple[str, ...]) -> frozenset[str] | None:
-    return frozenset(names) if all(name in known for name in names) else None
 
 
 def read_number(name: str, number: Any, most: float = 1.0) -> float:

@@ -13,11 +13,6 @@ import torch
 
 from buffers.core.errors import BufferMemoryError
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None
-
 __all__ = [
     "allocation",
     "check_fits",
@@ -29,11 +24,9 @@ __all__ = [
 
 _HUGE_PAGE = 1 << 21
 _MIN_HUGE_BYTES = 2 * _HUGE_PAGE
-_UNSEEN_BYTES = 1 << 25  # asked for on the CPU before free memory is looked up again
-_num_unseen = np.zeros(1, np.int64)  # bytes asked for since that was done
+_UNSEEN_BYTES = 1 << 25  # at most these are taken on the CPU without a look at free memory
 
 _MEMINFO = Path("/proc/meminfo")
-_STATM = Path("/proc/self/statm")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 # Of the control group a container runs in: limit, use, and what of the use is page cache the kernel
 # can drop at once; version 2, then version 1.
@@ -55,7 +48,7 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
-    known = _available_in_machine(), _available_in_groups(), _available_in_limits()
+    known = _available_in_machine(), _available_in_groups()
     return min((number for number in known if number is not None), default=None)
 
 
@@ -111,44 +104,20 @@ def _available_in_group(
     return max(0, int(limit) - use + int(numbers.get(cache_name, 0)))
 
 
-def _available_in_limits() -> int | None:
-    """What the limits of the process leave: `ulimit -v` and `ulimit -d`."""
-    if resource is None:
-        return None
-    try:
-        pages = list(map(int, _STATM.read_text().split()))
-    except (OSError, ValueError):
-        return None
-    held = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
-    known = []
-    for which, count in held.items():
-        limit, _ = resource.getrlimit(which)
-        if limit != resource.RLIM_INFINITY:
-            known.append(max(0, limit - count * mmap.PAGESIZE))
-    return min(known, default=None)
-
-
 def _free_for(needed: int, device: torch.device) -> int | None:
     """As `free_bytes`, or None where `needed` bytes are not worth looking.
 
-    On the CPU looking reads a dozen files of the system, which takes about a millisecond. So it is
-    done when what was asked for since, however small the pieces, has come to `_UNSEEN_BYTES`.
+    On the CPU looking reads a dozen files of the system, which takes about a millisecond.
     """
-    if device.type != "cpu":
-        return free_bytes(device)
-    _num_unseen[0] += needed
-    if _num_unseen[0] <= _UNSEEN_BYTES:
+    if device.type == "cpu" and needed <= _UNSEEN_BYTES:
         return None
-    free = free_bytes(device)
-    if free is None or needed <= free:
-        _num_unseen[0] = 0
-    return free
+    return free_bytes(device)
 
 
 def check_fits(what: str, needed: int, device: torch.device, advice: str) -> None:
     """Raise BufferMemoryError if `needed` bytes are more than what is free on the device.
 
-    On the CPU requests of some MiB are let through unseen, and looked at as one every 32 MiB.
+    On the CPU requests of some MiB are let through unseen.
 
     Args:
         what: Names what asks for the memory, at the start of the message.

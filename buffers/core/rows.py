@@ -23,7 +23,6 @@ __all__ = [
     "FrameLayout",
     "RowLayout",
     "RowPacker",
-    "as_words",
     "plan_view",
     "row_stride",
     "row_views",
@@ -50,8 +49,7 @@ class Field(NamedTuple):
 class FrameLayout(NamedTuple):
     """Stacked observations whose frames are stored once, and how the frames lie in a stack.
 
-    A row has no observation then, but `frame_ids` int32 (F + 1,): where the frames are kept, the
-    oldest first. The first F are the stack of obs, the last F that of next_obs.
+    A row has the newest frame of its observation alone then.
     """
 
     num_frames: int  # F
@@ -120,12 +118,7 @@ class RowLayout(NamedTuple):
     obs_at: int  # byte where the observation begins, whose leaves lie side by side
     obs_bytes: int
     stride: int
-    frames: FrameLayout | None = None  # if frames are stored once; the row has their ids
-
-    @property
-    def has_successors(self) -> bool:
-        """Whether observations are stored once, and the next one is that of another row."""
-        return self.obs_bytes > 0 and not self.next_obs and self.frames is None
+    frames: FrameLayout | None = None  # if frames are stored once; the row has the newest of obs
 
     @property
     def num_words(self) -> int:
@@ -136,11 +129,6 @@ class RowLayout(NamedTuple):
     def obs_words(self) -> int:
         """Words of the observation."""
         return self.obs_bytes // 8
-
-    def places(self) -> list[tuple[str, int, int]]:
-        """Path, first byte in a row and number of bytes of each field that an add brings."""
-        brought = (field for path, field in self.fields.items() if path != "link")
-        return [(field.path, field.offset, field.nbytes) for field in brought]
 
     def describe(self) -> list[list[Any]]:
         """Path, shape, dtype and offset of each field, as lists that survive JSON."""
@@ -251,19 +239,3 @@ def row_views(
         views[path] = view.reshape(len(words), *field.shape)
         assert view.size == 0 or np.may_share_memory(view, views[path])
     return views
-
-
-def as_words(*rows: torch.Tensor) -> list[torch.Tensor]:
-    """Views of packed rows uint8 (K, size) in the largest words that all of them consist of.
-
-    torch moves rows element by element on a device: an eighth as many with words of 64 bits.
-    """
-    for word in (torch.int64, torch.int32, torch.int16):
-        if all(_consists_of(part, word.itemsize) for part in rows):
-            return [part.view(word) for part in rows]
-    return list(rows)
-
-
-def _consists_of(rows: torch.Tensor, size: int) -> bool:
-    """Whether rows uint8 (K, S) are whole words of a size, and lie where these may begin."""
-    return not (rows.shape[-1] % size or rows.storage_offset() % size or rows.stride(0) % size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from buffers.core.errors import BufferMemoryError
 from buffers.core.memory import allocation, check_fits
 
-__all__ = ["CopyLane", "Departures", "LateNumbers", "StagingBlock", "StagingBlocks"]
+__all__ = ["CopyLane", "Departures", "StagingBlock", "StagingBlocks"]
 
 _NUM_LATE = 8
 
@@ -42,60 +41,6 @@ class Departures:
         """Wait for these copies, and for nothing that was enqueued later."""
         for event in self._events.values():
             event.synchronize()
-
-
-class LateNumbers:
-    """What a number on a device is at least, as the host knows it without waiting.
-
-    It is copied to the host after each change, and read when the copy has come; from what has not
-    come the most is taken that the number may have shrunk by.
-
-    Args:
-        device: Where the number is.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device, is_gpu = device, device.type == "cuda"
-        self._pages = torch.zeros(_NUM_LATE, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
-        self._events: list[Any] = [torch.cuda.Event() if is_gpu else None for _ in range(_NUM_LATE)]
-        self._known, self._unused = 0, [*range(_NUM_LATE)]
-        # Changes on their way: the page that each is copied to, and the most it has taken away.
-        self._changes: deque[tuple[int | None, int]] = deque()
-
-    def reset(self, number: int) -> None:
-        """Say what it is, with no change under way."""
-        self._known = number
-        self._unused += [page for page, _ in self._changes if page is not None]
-        self._changes.clear()
-
-    def note(self, number: torch.Tensor, most: int) -> None:
-        """Say that the number, int64 () on the device, has changed: by -most, or it has grown."""
-        if not self._unused:  # the device is far behind
-            page, before = self._changes[-1]
-            if page is None:
-                self._changes[-1] = None, before + most
-            else:
-                self._changes.append((None, most))
-            return
-        page = self._unused.pop()
-        self._pages[page].copy_(number, non_blocking=True)
-        if (event := self._events[page]) is not None:
-            event.record(torch.cuda.current_stream(self._device))
-        self._changes.append((page, most))
-
-    def at_least(self) -> int:
-        """The least that it may be by now."""
-        while self._changes:
-            page, most = self._changes[0]
-            if page is None:
-                self._known -= most
-            elif self._events[page] is None or self._events[page].query():
-                self._known = int(self._pages[page])
-                self._unused.append(page)
-            else:
-                break
-            self._changes.popleft()
-        return self._known - sum(most for _, most in self._changes)
 
 
 class CopyLane:

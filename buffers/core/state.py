@@ -1,7 +1,7 @@
 """States of buffers, as a dict, as a file or in a copy; what is loaded is checked before.
 
-Nothing in a state is believed: what contradicts itself is refused, so that none can make a buffer
-read or write other memory.
+Sizes, ranges and places in a state are looked at, so that none can make a buffer read or write
+other memory; whether transitions follow one another as they say is not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from buffers.core.checkpoint import (
     save_checkpoint,
     shortened,
 )
+from buffers.core.columns import torch_dtype
 from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
@@ -40,6 +41,7 @@ __all__ = [
     "StatefulBuffer",
     "Wanted",
     "check_settings",
+    "checked_array",
     "contradiction",
     "name_fields",
 ]
@@ -318,10 +320,9 @@ class FieldWatcher:
         num_rows: Rows it will be shown together.
         kept: Byte offsets of the int32 fields to copy, by name.
         truths: Where bools lie in a row: offset and length in bytes.
-        flags: Byte offsets of the fields of one bool to copy, by name.
 
     Attributes:
-        kept: int32 (num_rows,), or uint8 of bools, by name, of the rows seen so far.
+        kept: int32 (num_rows,) by name, of the rows seen so far.
         num_wrong: Bytes of bools seen that are neither 0 nor 1.
     """
 
@@ -330,11 +331,9 @@ class FieldWatcher:
         num_rows: int,
         kept: Mapping[str, int],
         truths: Iterable[tuple[int, int]] = (),
-        flags: Mapping[str, int] | None = None,
     ):
-        self._places, self._truths, self._seen = {**kept, **(flags or {})}, list(truths), 0
+        self._places, self._truths, self._seen = kept, list(truths), 0
         self.kept: dict[str, np.ndarray] = {name: np.zeros(num_rows, np.int32) for name in kept}
-        self.kept |= {name: np.zeros(num_rows, np.uint8) for name in flags or ()}
         self.num_wrong = 0
 
     def check_bools(self, name: str) -> None:
@@ -347,8 +346,7 @@ class FieldWatcher:
         part = slice(self._seen, self._seen + len(rows))
         for name, values in self.kept.items():
             place = self._places[name]
-            size = values.dtype.itemsize
-            values[part] = rows[:, place : place + size].copy().view(values.dtype)[:, 0]
+            values[part] = rows[:, place : place + 4].copy().view(np.int32)[:, 0]
         for place, size in self._truths:
             self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
         self._seen = part.stop
@@ -365,6 +363,23 @@ def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
     for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
         part.copy_(block)
     return whole
+
+
+def checked_array(name: str, value: Any, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:
+    """An entry of a state as an array, over the same memory where that is possible.
+
+    Raises:
+        BufferMisuseError: It is no tensor of this dtype and shape, where None is any length.
+    """
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        fits = value.dtype == torch_dtype(np.dtype(dtype)) and value.ndim == len(shape)
+        if fits and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True)):
+            return value.detach().cpu().resolve_neg().contiguous().numpy()
+        got = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    else:
+        got = f"a {type(value).__name__}"
+    lengths = str(tuple("any" if n is None else n for n in shape)).replace("'", "")
+    raise BufferMisuseError(f"state has {got} for {name!r}, expected {np.dtype(dtype)} {lengths}")
 
 
 def contradiction(reason: str) -> BufferMisuseError:

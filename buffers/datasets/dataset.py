@@ -15,7 +15,8 @@ from buffers.core.arguments import check_rewards, read_array, read_nest
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import FrameLayout, RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
-from buffers.replay.frames import first_break, plan_frames
+from buffers.replay.frames import plan_frames
+from buffers.replay.once import first_break
 
 __all__ = [
     "DatasetError",
@@ -269,7 +270,7 @@ class EpisodeDataset:
         return buffer
 
     def _check_spaces(self, buffer: Any) -> None:
-        if not hasattr(buffer, "_storage") or not (
+        if not hasattr(buffer, "_columns_of_rows") or not (
             hasattr(buffer, "cut_episodes") or hasattr(buffer, "add_episode")
         ):
             raise DatasetError(
@@ -446,8 +447,7 @@ def _outside(space: Space, values: np.ndarray) -> np.ndarray:
 
 def row_layout(buffer: Any) -> RowLayout:
     """Of the rows of a replay buffer, or an episodic one."""
-    layout = buffer._storage.layout
-    return getattr(layout, "row", layout)
+    return buffer._columns_of_rows()[0]
 
 
 def leaves_of(space: Space, tree: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from buffers.datasets.dataset import (
     reading,
 )
 from buffers.datasets.held import as_dataset
+from vecenv.files import whole_file
 
 __all__ = ["from_hdf5", "to_hdf5"]
 
@@ -104,18 +105,13 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     target, dataset = Path(path), as_dataset(source)
     if target.exists():
         raise FileExistsError(f"{target} is there already; choose another name")
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with h5py.File(part, "w") as file:
-            number = -1
-            for number, episode in enumerate(dataset):
-                for key, array in _columns(dataset, episode, number).items():
-                    _append(file, key, array)
-            if number < 0:
-                raise DatasetError(f"{dataset.name} has no episode; nothing was written")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(target) as aside, h5py.File(aside, "w") as file:
+        number = -1
+        for number, episode in enumerate(dataset):
+            for key, array in _columns(dataset, episode, number).items():
+                _append(file, key, array)
+        if number < 0:
+            raise DatasetError(f"{dataset.name} has no episode; nothing was written")
     return target
 
 

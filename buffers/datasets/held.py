@@ -116,7 +116,9 @@ class _TransitionsOf:
         order = buffer.order()
         env_ids = torch.zeros_like(order)
         if hasattr(buffer, "counts"):
-            env_ids = order // buffer.capacity
+            counts = torch.from_numpy(buffer.counts)
+            rings = torch.arange(len(counts), device="cpu")
+            env_ids = rings.repeat_interleave(counts)
         elif "env_ids" in self._columns:
             env_ids = self._columns["env_ids"][order.to(buffer.device)].cpu()
         layout, number = row_layout(buffer), -1

@@ -377,6 +377,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         discount = read_number("discount", discount)
         by_episode = is_by_episode(over)
         if not self._counters[NUM_STARTS]:
+            self._draws.require_episode()
             raise BufferMisuseError(
                 f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
                 "episodes of two steps or more first"
@@ -469,6 +470,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         desired: str = "desired_goal",
         compute_reward: GoalFunction | None = None,
         compute_terminated: GoalFunction | None = None,
+        pass_tensors: bool = False,
         columns: Iterable[str] | None = None,
     ) -> GoalBatch:
         """Draw steps with goals that were reached in hindsight.
@@ -486,13 +488,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
             achieved: Key of the observation space, if that is a Dict, with the goal reached.
             desired: Key of the goal wanted, which is replaced in `obs` and `next_obs`. Goals may be
                 nested, both alike.
-            compute_reward: Called as `compute_reward(achieved, desired, extras)` on tensors
-                (B, ...) of the next observations, nested like the goals, and the extra columns by
-                name, as the `compute_reward` of Gymnasium's goal environments with infos; on the
-                CPU functions of NumPy will do. Its numbers (B,) replace `rewards` where the goal
-                was replaced. None leaves rewards as they were.
+            compute_reward: Called as `compute_reward(achieved, desired, extras)` on NumPy arrays
+                (B, ...) of the next observations, nested like the goals, and a dict of the extra
+                columns in place of infos, as the `compute_reward` of Gymnasium-Robotics. The arrays
+                are copies, the function's to change. Its numbers (B,) replace `rewards` where the
+                goal was replaced. None leaves rewards as they were.
             compute_terminated: The same for `terminations`: whether the goal that a step now has
                 ends the episode. None leaves them as they were.
+            pass_tensors: Pass both functions tensors on the device instead, copies too.
             columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
                 always there; a function whose column is not drawn is not called.
 
@@ -506,7 +509,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """
         asked = batch_size, strategy, relabel_ratio, discount, over
         relabelling = self._draws.relabelling(
-            achieved, desired, compute_reward, compute_terminated, columns
+            achieved, desired, compute_reward, compute_terminated, columns, pass_tensors
         )
         return relabelling.apply(self._goals(*asked, relabelling.needed()))
 

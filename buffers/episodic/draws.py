@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
 
-from buffers.core.arguments import MAX_COUNT, check_count, read_columns, read_number
+from buffers.core.arguments import MAX_COUNT, as_tensor, check_count, read_columns, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import check_fits
 from buffers.core.sequences import SequenceBatch, SequenceOptions, memory_of, read_states
@@ -208,6 +208,7 @@ class EpisodicDraws:
         compute_reward: GoalFunction | None,
         compute_terminated: GoalFunction | None,
         columns: Iterable[str] | None,
+        pass_tensors: bool,
     ) -> Relabelling:
         """How goals are put into batches with some columns."""
         row = self._storage.layout.row
@@ -226,12 +227,22 @@ class EpisodicDraws:
             for name, compute in given.items()
             if chosen is None or _COMPUTED[name] in chosen
         }
-        return Relabelling((achieved, desired) if has_goals else None, given, chosen, row.extras)
+        keys = (achieved, desired) if has_goals else None
+        return Relabelling(keys, given, chosen, row.extras, pass_tensors)
+
+    def require_episode(self) -> None:
+        """Raise BufferMisuseError if no episode is held, though some may be open."""
+        if not self._storage.count("num_episodes"):
+            raise BufferMisuseError(
+                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
+                "steps until an episode ends, or end open ones by cut_episodes()"
+            )
 
     def _first_rows(self, batch_size: int, options: SequenceOptions, over: str) -> torch.Tensor:
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         by_episode = is_by_episode(over)
         if not self._sampler.windows.prepare(options):
+            self.require_episode()
             held = self._storage.count("num_episodes")
             raise BufferMisuseError(
                 f"none of the {held} episodes has {options.needed_at_start} steps; add longer "
@@ -244,6 +255,7 @@ class EpisodicDraws:
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         by_episode, storage = is_by_episode(over), self._storage
         if not storage.count("num_starts"):
+            self.require_episode()
             raise BufferMisuseError(
                 f"the buffer has {storage.count('num_steps')} steps, but none with a later one in "
                 "its bound; add episodes of two steps or more first"
@@ -287,6 +299,7 @@ class Relabelling(NamedTuple):
     functions: dict[str, tuple[str, GoalFunction]]  # their names too, by the columns they make
     chosen: frozenset[str] | None  # columns, None for all
     extras: list[str]
+    pass_tensors: bool  # to the functions
 
     def needed(self) -> frozenset[str] | None:
         """The columns that this and the caller read."""
@@ -306,9 +319,9 @@ class Relabelling(NamedTuple):
                     goal = batch.goal_obs[achieved]
                     _replace(obs[desired], goal, batch.relabelled, (achieved, desired))
             for name, (caller, compute) in self.functions.items():
-                reached, wanted = batch.next_obs[achieved], batch.next_obs[desired]
+                read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
                 column = getattr(batch, name)
-                made = _computed(caller, compute(reached, wanted, dict(batch.extras)), column)
+                made = _computed(caller, compute(*_copied(read, self.pass_tensors)), column)
                 column.copy_(torch.where(batch.relabelled, made, column))
         if self.chosen is None:
             return batch
@@ -338,13 +351,23 @@ def _replace(target: Any, goal: Any, mask: torch.Tensor, names: tuple[str, str])
     target.copy_(torch.where(mask.view(-1, *[1] * (goal.ndim - 1)), goal, target))
 
 
+def _copied(part: Any, as_tensors: bool) -> Any:
+    """Tensors, nested or not, as arrays or tensors of a function's own, which it may change."""
+    if isinstance(part, Mapping):
+        return {key: _copied(inner, as_tensors) for key, inner in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_copied(inner, as_tensors) for inner in part)
+    return part.clone() if as_tensors else part.cpu().numpy().copy()
+
+
 def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
     """What a function of the user's returned, as one number per step."""
-    made = torch.as_tensor(made)
+    made = as_tensor(f"what {name} returned", made)
     if made.shape != column.shape:
         raise BufferMisuseError(
             f"{name} returned shape {tuple(made.shape)}, expected {tuple(column.shape)}: one "
-            "number per step"
+            "number per step; of a function f of single steps pass "
+            "`lambda achieved, desired, _: [f(a, d, {}) for a, d in zip(achieved, desired)]`"
         )
     if (made.is_floating_point() or made.is_complex()) and not made.isfinite().all():
         raise BufferMisuseError(

@@ -17,7 +17,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.kernels import (
     address_of,
-    copy_bytes,
+    copy_at,
     copy_item_at,
     prefetch,
     random_word,
@@ -537,8 +537,8 @@ def gather_rows(rows, chosen, first_word, out):
     row_bytes, out_bytes = 8 * rows.shape[1], 8 * out.shape[1]
     for k in range(chosen.shape[0]):
         if chosen[k] >= 0:
-            start = chosen[k] * row_bytes + 8 * first_word
-            copy_bytes(out, k * out_bytes, rows, start, out_bytes)
+            start = address_of(rows) + chosen[k] * row_bytes + 8 * first_word
+            copy_at(address_of(out) + k * out_bytes, start, out_bytes)
         else:
             out[k] = 0
 

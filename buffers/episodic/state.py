@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.state import (
     FieldWatcher,
@@ -17,7 +16,6 @@ from buffers.core.state import (
     name_fields,
 )
 from buffers.episodic.layout import HEADER, EpisodicLayout
-from buffers.episodic.storage import fill_rooms
 
 __all__ = ["check_episodes", "check_meta", "check_sizes", "describe", "watch_fields"]
 
@@ -58,9 +56,8 @@ def watch_fields(layout: EpisodicLayout, num_rows: int) -> dict[str, FieldWatche
     fields = layout.row.fields
     truths = [(f.offset, f.nbytes) for f in fields.values() if f.dtype == np.bool_]
     kept = {name: fields[name].offset for name in HEADER}
-    boundaries = {"boundaries": fields["boundaries"].offset}
     return {
-        "rows": FieldWatcher(num_rows, kept, truths, boundaries),
+        "rows": FieldWatcher(num_rows, kept, truths),
         "open_rows": FieldWatcher(0, {}, truths),
     }
 
@@ -85,36 +82,12 @@ def check_episodes(layout: EpisodicLayout, state: LoadedState) -> None:
     for name, watcher in watchers.items():
         watcher.check_bools(name)
     kept = watchers["rows"].kept
-    headers = np.stack([kept[name] for name in HEADER], 1)
-    boundaries = kept["boundaries"]
-    row = _first_wrong_header(lengths, boundaries, headers, np.zeros(num_rows, np.int32))
-    if row >= 0:
+    rooms, steps_at, remaining, bounds = (kept[name] for name in HEADER)
+    lasts = np.cumsum(lengths + 1) - 1  # the row of each episode's last observation
+    places = lasts.repeat(lengths + 1) - np.arange(num_rows)
+    is_right = (remaining == places) & (steps_at == lengths.repeat(lengths + 1) - places)
+    is_right &= (rooms >= 0) & (rooms <= np.maximum(remaining - 1, 0))
+    is_right &= bounds == steps_at + rooms
+    if not is_right.all():
+        row = int(np.argmin(is_right))
         raise contradiction(f"row {row} says wrongly where in its episode it is")
-
-
-@njit(nogil=True, cache=True)
-def _first_wrong_header(lengths, boundaries, headers, rooms):
-    """The first row whose header does not follow from the lengths and boundaries; -1 for none.
-
-    Args:
-        lengths: int64 (E,), steps of episodes that follow one another; each has one row more.
-        boundaries: uint8 (K,), of the rows, K of them together.
-        headers: int32 (K, 4): room, step, remaining and bound of each row.
-        rooms: int32 (K,), scratch memory.
-    """
-    begin = 0
-    for e in range(lengths.shape[0]):
-        length = lengths[e]
-        fill_rooms(boundaries[begin : begin + length], rooms[begin : begin + length])
-        rooms[begin + length] = 0
-        for t in range(length + 1):
-            row = begin + t
-            if (
-                headers[row, 0] != rooms[row]
-                or headers[row, 1] != t
-                or headers[row, 2] != length - t
-                or headers[row, 3] != t + rooms[row]
-            ):
-                return row
-        begin += length + 1
-    return -1

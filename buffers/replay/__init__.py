@@ -1,1 +1,1 @@
-"""The replay buffers: transitions in packed rows, and three ways to draw them."""
+"""Replay: one table of rows, and the buffers that are this table with other draws or memory."""

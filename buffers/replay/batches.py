@@ -1,31 +1,76 @@
-"""Batches of transitions."""
+"""Batches of transitions: row numbers turned into columns, one contiguous tensor for each.
+
+```
+#  rows (B,) --walks--> lists of rows (J, B)      own rows, last rows of windows, next observations,
+#                          |                      frames of stacks
+#                          v
+#  gather: of each list some fields, or parts --> columns of the batch, in one piece of memory
+```
+
+On hosts `gather` is one compiled function, on devices one `index_select` of torch for each column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from buffers.core.arguments import MAX_COUNT, check_count, read_columns
-from buffers.core.batches import Batch
+from buffers.core.batches import Batch, BatchArrays, BatchMemory, Kept
+from buffers.core.columns import torch_dtype
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
+from buffers.core.kernels import address_of, copy_item_at, prefetch
+from buffers.core.memory import check_fits
+from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.replay.table import Table
+from buffers.replay.walks import find_windows, find_windows_there, lead_back
 
-__all__ = ["LATE", "BatchOptions", "BatchSource", "Draw", "ReplayBatch", "column_names"]
+__all__ = ["Reader", "ReplayBatch", "column_names", "read_out", "views_of"]
 
-# Which transitions a reader draws: each equally likely, each ring and then one of its own, or all
-# different.
-Draw = Literal["rows", "rings", "distinct"]
-LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
+_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_LINE = 64
+_AHEAD = 32  # rows that are asked for before they are copied
+_SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
+_MAX_PLANS = 16  # sizes and choices of columns that are remembered
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+# What `gather` copies: bytes of the rows in a list, and where they go. A part of several pieces is
+# a frame in a stack whose frames do not lie one behind the other.
+_PARTS = np.dtype([
+    ("list", np.int64), ("offset", np.int64), ("size", np.int64), ("start", np.int64),
+    ("pitch", np.int64), ("pieces", np.int64), ("gap", np.int64),
+])  # fmt: skip
 
 
-class BatchOptions(NamedTuple):
-    """What batches are of a buffer."""
+class Memory(NamedTuple):
+    """What a batch is made of.
 
-    num_steps: int  # longest window, at most the capacity
-    gamma: float | None  # discount per step; None for batches without `discounts`
-    has_weights: bool
+    Attributes:
+        owner: The reader that fills it.
+        columns: Names of those that were chosen, None for all.
+        plan: What there is.
+        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B).
+        kept: On hosts the memory of all of them, and lists.
+    """
+
+    owner: object
+    columns: frozenset[str] | None
+    plan: _Plan
+    tensors: dict[str, torch.Tensor]
+    kept: Kept | None
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """int64 (B,), rows."""
+        return self.tensors["indices"]
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        """float32 (B,), of prioritized draws."""
+        return self.tensors.get("weights")
 
 
 class ReplayBatch(Batch):
@@ -40,7 +85,7 @@ class ReplayBatch(Batch):
         truncations: bool (B,), of the last step.
         discounts: float32 (B,), the factor on the value of next_obs: gamma**m after m steps, 0 if
             the last one terminated. A buffer without gamma takes it as 1 here, so that it remains
-            to be multiplied by yours; it is computed when asked for.
+            to be multiplied by yours; over single steps it is computed when asked for.
         env_ids: int32 (B,), or None.
         indices: int64 (B,), the rows of the buffer they were read from.
         weights: float32 (B,), of prioritized sampling, or None.
@@ -76,20 +121,18 @@ class ReplayBatch(Batch):
     drawn_from: int | None
     memory: Any
 
-    def __init__(self, fields: dict[str, Any], extras: dict[str, torch.Tensor], size: int, memory):
-        self.env_ids = self.weights = self.num_added = self.drawn_from = None
-        for name, tensor in fields.items():
-            setattr(self, name, tensor)
-        self.extras, self.size, self.memory = extras, size, memory
-
-    def __getattr__(self, name: str) -> torch.Tensor:
-        """What sampling does not pay for, or a column the user added."""
-        if name == "discounts":  # of a buffer without gamma
-            return torch.logical_not(self.terminations).float()
-        if name in LATE and self.memory is not None and name in self.memory.late:
-            tensor = torch.from_numpy(self.memory.late[name])
-            setattr(self, name, tensor)
-            return tensor
+    def __getattr__(self, name: str) -> Any:
+        """What is computed when it is asked for, or a column that the user added."""
+        if name in ("env_ids", "weights", "num_added", "drawn_from"):
+            return None
+        if name == "extras":
+            return {}
+        if name == "discounts":
+            memory = self.memory
+            if memory is not None and memory.plan.gamma is not None:
+                return torch.where(memory.tensors["terminations"], 0.0, memory.plan.gamma)
+            if memory is None and not hasattr(self, "indices"):  # made by hand
+                return torch.logical_not(self.terminations).float()
         return super().__getattr__(name)
 
     def __len__(self) -> int:
@@ -97,45 +140,7 @@ class ReplayBatch(Batch):
         return self.size
 
 
-class BatchSource:
-    """Gives a buffer `new_batch`, and reads what says which batch `sample` is to fill.
-
-    Attributes:
-        _reader: Makes batches.
-        _column_names: What `columns` may name.
-    """
-
-    _reader: Any
-    _column_names: tuple[str, ...]
-
-    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised.
-
-        Args:
-            batch_size: B.
-            columns: What it is to have, as of `sample`.
-        """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices", "weights"}
-
-    def _read_batch(
-        self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
-    ) -> ReplayBatch:
-        """The batch that `sample` fills; raise BufferMisuseError if an argument does not fit."""
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = None if columns is None else self._read_columns(columns)
-        if out is None:
-            return self._reader.new(batch_size, chosen)
-        return _check_out(out, batch_size, self._reader.owner, chosen)
-
-
-def _check_out(out: Any, size: int, owner: object, columns: frozenset[str] | None) -> ReplayBatch:
+def read_out(out: Any, size: int, owner: object, columns: frozenset[str] | None) -> ReplayBatch:
     """Raise BufferMisuseError unless out is a batch of this size that `owner` has made.
 
     Args:
@@ -164,3 +169,284 @@ def column_names(layout: RowLayout, *, has_weights: bool) -> tuple[str, ...]:
     others = ["indices", *(["env_ids"] if "env_ids" in layout.fields else [])]
     others += ["weights"] if has_weights else []
     return (*ReplayBatch._fields, *layout.extras, *others)
+
+
+class _Source(NamedTuple):
+    """A field, or a frame of a stack, that a column of a batch is read from."""
+
+    path: str  # of the column
+    rows: int  # the list
+    field: Field
+    frame: int = -1  # of a stack; -1 for a field
+
+
+class _Plan(NamedTuple):
+    """What batches of some size and columns consist of.
+
+    Attributes:
+        blocks: Shape and dtype of each tensor by name, "lists" first.
+        sources: What columns are read from.
+        parts: _PARTS (P,), the same for `gather`.
+        spans: int64 (J, 2), see `gather`.
+        pool: Memory of batches that nobody has any more; None on devices.
+        names: Those of the blocks that are columns as they are.
+        made: Columns made of blocks, and "extras".
+        gamma: Of `discounts` where they follow from `terminations`, else None.
+    """
+
+    blocks: dict[str, tuple[tuple[int, ...], np.dtype]]
+    sources: list[_Source]
+    parts: np.ndarray
+    spans: np.ndarray
+    pool: BatchMemory | None
+    names: list[str]
+    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]
+    gamma: float | None
+
+
+class Reader:
+    """Reads batches from a table.
+
+    Args:
+        table: See above.
+        has_weights: Batches have weights.
+    """
+
+    def __init__(self, table: Table, *, has_weights: bool = False):
+        plan = table.plan
+        self.table, self._has_weights, self._frames = table, has_weights, plan.layout.frames
+        self._gamma = 1.0 if plan.gamma is None else plan.gamma
+        self._plans: dict[tuple[int, frozenset[str] | None], _Plan] = {}
+        # Lists of rows in their order: own rows, last rows of windows, next observations, frames of
+        # obs, frames of next_obs. Those of single steps are frames of obs, but for the newest.
+        self._is_long = plan.n_step > 1
+        self._last = int(self._is_long)
+        self._next = self._last + int(plan.is_once)
+        num_older = 0 if self._frames is None else self._frames.num_frames - 1
+        self._stacks = self._next + 1, self._next + 1 + num_older
+        self._views = views_of(table.rows, plan.layout.fields)
+        self._pages = table.rows.numpy() if table.device.type == "cpu" else None
+        names = ("rewards", "link", "terminations", "truncations")
+        self._walked = [table.columns.get(name) for name in names]
+
+    def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
+        """A batch of B transitions, not initialised; of some columns only, None for all."""
+        plan = self._plans.get((size, columns))
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[size, columns] = self._plan(size, columns)
+        kept = None
+        if plan.pool is not None:
+            kept = plan.pool.take()
+            arrays = kept.arrays
+            tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
+            plan.pool.keep(kept)
+        else:
+            tensors = {
+                name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
+                for name, (shape, dtype) in plan.blocks.items()
+            }
+            tensors["indices"] = tensors["lists"][0]
+        batch = ReplayBatch.__new__(ReplayBatch)
+        batch.memory, batch.size = Memory(self, columns, plan, tensors, kept), size
+        for name in plan.names:
+            setattr(batch, name, tensors[name])
+        for name, make in plan.made.items():
+            setattr(batch, name, make(tensors))
+        return batch
+
+    def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
+        plan, layout, frames = self.table.plan, self.table.plan.layout, self._frames
+        chosen = columns
+        if chosen is None:
+            chosen = frozenset((*ReplayBatch._fields, "env_ids", *layout.extras))
+        sources = [*self._sources(chosen)]
+        num_lists = 1 + max((source.rows for source in sources), default=0)
+        walks = self._is_long and (num_lists > 1 or not chosen.isdisjoint(("rewards", "discounts")))
+        lists = range(max(num_lists, 1 + walks))
+        blocks: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        blocks["lists"] = (len(lists), size), _INT64
+        for path, _, field, frame in sources:
+            shape = field.shape if frame < 0 or frames is None else frames.memory_shape
+            blocks[path] = (size, *shape), field.dtype
+        more = ["rewards", "discounts"] if walks else []
+        more += ["weights"] if self._has_weights else []
+        blocks |= dict.fromkeys(more, ((size,), _FLOAT32))
+        begins, end = {}, 0
+        for name, (shape, dtype) in blocks.items():
+            begins[name] = end
+            end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+        if end > _NO_MATTER_BYTES:
+            check_fits(f"a batch of {size}", end, self.table.device, "draw fewer at once")
+
+        def view(pages: np.ndarray) -> tuple[BatchArrays, np.ndarray]:
+            found = {
+                name: np.ndarray(shape, dtype, pages.data, begins[name])
+                for name, (shape, dtype) in blocks.items()
+            }
+            lists = found.pop("lists")
+            return {"indices": lists[0], **found}, lists
+
+        plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
+        names = ["indices", *(n for n in plain if n in blocks and n in chosen)]
+        names += ["weights"] if self._has_weights else []
+        made: dict[str, Callable[..., Any]] = {}
+        for name, prefix in (("obs", ""), ("next_obs", "next_")):
+            if name in chosen:
+                made[name] = _maker(layout, [prefix + path for path in layout.obs])
+        extras = [name for name in layout.extras if name in chosen]
+        made["extras"] = lambda tensors: {name: tensors[name] for name in extras}
+        is_computed = "terminations" in blocks and not self._is_long
+        is_computed &= "discounts" in chosen or plan.gamma is None
+        parts = np.array([self._part(begins[s.path], s) for s in sources], _PARTS)
+        spans = np.zeros((len(lists), 2), np.int64)
+        for number in range(len(lists)):
+            if len(read := parts[parts["list"] == number]):
+                ends = read["offset"] + read["size"] * read["pieces"]
+                begin = int(read["offset"].min())
+                spans[number] = begin, min(int(ends.max()), begin + _SEEN_BYTES)
+        pool = None if self._pages is None else BatchMemory(end, view)
+        gamma = self._gamma if is_computed else None
+        return _Plan(blocks, sources, parts, spans, pool, names, made, gamma)
+
+    def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
+        """What chosen columns are read from."""
+        layout, frames, last = self.table.plan.layout, self._frames, self._last
+        own, of_last = ["actions", "env_ids", *layout.extras], ["terminations", "truncations"]
+        wanted = {*chosen, "terminations"} if "discounts" in chosen else chosen
+        of_last += [] if self._is_long else ["rewards"]
+        for names, rows in ((own, 0), (of_last, last)):
+            for name in names:
+                if name in wanted and name in layout.fields:
+                    yield _Source(name, rows, layout.fields[name])
+        if frames is not None:
+            frame, newest = layout.fields["obs"], frames.num_frames - 1
+            older, older_next = self._stacks
+            for k in range(newest):
+                of_obs = older + k + 1 if k + 1 < newest else 0
+                yield from [_Source("obs", older + k, frame, k)] if "obs" in chosen else []
+                if "next_obs" in chosen:
+                    rows = older_next + k if self._is_long else of_obs
+                    yield _Source("next_obs", rows, frame, k)
+            yield from [_Source("obs", 0, frame, newest)] if "obs" in chosen else []
+            if "next_obs" in chosen:
+                yield _Source("next_obs", self._next, frame, newest)
+            return
+        for path in layout.obs:
+            field, following = layout.fields[path], layout.fields.get(f"next_{path}")
+            if "obs" in chosen:
+                yield _Source(path, 0, field)
+            if "next_obs" in chosen:
+                is_there = following is not None
+                yield _Source(f"next_{path}", last if is_there else self._next, following or field)
+
+    def _part(self, begin: int, source: _Source) -> tuple[int, ...]:
+        field, frame, frames = source.field, source.frame, self._frames
+        if frame < 0 or frames is None:
+            return source.rows, field.offset, field.nbytes, begin, field.nbytes, 1, 0
+        size = field.nbytes // frames.num_pieces
+        pitch = frames.num_frames * field.nbytes
+        begin, gap = begin + frame * size, frames.num_frames * size
+        return source.rows, field.offset, size, begin, pitch, frames.num_pieces, gap
+
+    def fill(self, batch: ReplayBatch) -> None:
+        """Read the transitions of the rows that a batch lists."""
+        memory, table = batch.memory, self.table
+        plan, kept, num_lists = memory.plan, memory.kept, len(memory.plan.spans)
+        if table.is_staged or kept is None:
+            lists = torch.from_numpy(kept.shared) if kept is not None else memory.tensors["lists"]
+            if self._is_long and num_lists > 1:
+                sums = memory.tensors["rewards"], memory.tensors["discounts"]
+                n_step, gamma = table.plan.n_step, self._gamma
+                lists[1] = find_windows_there(self._views, lists[0], n_step, gamma, *sums)
+            self._find_units(lists)
+            self._fill_there(lists, memory)
+            return
+        if self._is_long and num_lists > 1:
+            sums = kept.arrays["rewards"], kept.arrays["discounts"]
+            find_windows(
+                *self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
+                self._gamma, np.empty(batch.size), *sums,
+            )  # fmt: skip
+        if num_lists > self._next and table.once is not None:
+            self._find_units(torch.from_numpy(kept.shared))
+        others = self._pages if table.once is None else table.once.units.numpy()
+        gather(self._pages, others, kept.shared, plan.spans, plan.parts, kept.pages)
+
+    def _find_units(self, lists: torch.Tensor) -> None:
+        """Find the lists of units, where observations or frames are stored once."""
+        once, number = self.table.once, self._next
+        if once is None or len(lists) <= number:
+            return
+        links = self._views["link"].index_select(0, lists[self._last])
+        torch.sub(links, 1, out=lists[number])
+        if self._frames is not None:
+            for first, newest in zip(self._stacks, (lists[0], lists[number]), strict=True):
+                if first < len(lists):
+                    lead_back(once.leads_back, newest, lists[first:][: self._frames.num_frames - 1])
+
+    def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
+        """As `gather`, by operations of torch, which nothing waits for."""
+        table, frames, once = self.table, self._frames, self.table.once
+        num_rows = table.plan.num_rows
+        for path, number, field, frame in memory.plan.sources:
+            rows, target = lists[number], memory.tensors[path]
+            if frame >= 0 and frames is not None:
+                target = frames.split(frames.join(target))[:, frame]
+            view = self._views[field.path]
+            if once is None or number < self._next:
+                torch.index_select(view, 0, rows, out=target)
+                continue
+            (others,) = view_fields(once.units, [plan_view(field)])
+            found = view.index_select(0, rows.clamp(max=num_rows - 1))
+            others = others.index_select(0, (rows - num_rows).clamp_(min=0))
+            is_kept = (rows >= num_rows).view(-1, *[1] * (found.ndim - 1))
+            target.copy_(torch.where(is_kept, others, found))
+
+
+def _maker(layout: RowLayout, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:
+    """A function that makes an observation of blocks."""
+    frames = layout.frames
+    if frames is not None:
+        return lambda tensors: frames.join(tensors[paths[0]])
+    if len(paths) == 1 and layout.obs == ["obs"]:
+        return lambda tensors: tensors[paths[0]]
+    return lambda tensors: layout.build_obs([tensors[path] for path in paths])
+
+
+def views_of(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
+    """Fields of rows (K, stride), by path; not copies."""
+    views = view_fields(rows, map(plan_view, fields.values()))
+    return dict(zip(fields, views, strict=True))
+
+
+@njit(nogil=True, cache=True)
+def gather(table, kept, lists, spans, parts, out):
+    """Copy parts of rows behind one another, a row after the other.
+
+    Args:
+        table: uint8 (num_rows, stride).
+        kept: uint8 (P, bytes), units beside the rows, whose numbers follow those of rows.
+        lists: int64 (J, B), rows, or units.
+        spans: int64 (J, 2), the bytes of rows in each list that are asked for before, from .. to.
+        parts: _PARTS (P,).
+        out: uint8 (size,), written.
+    """
+    begin, others, target = address_of(table), address_of(kept), address_of(out)
+    num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]
+    last = lists.shape[1] - 1
+    for i in range(last + 1):
+        for j in range(lists.shape[0]):
+            row = lists[j, min(i + _AHEAD, last)]
+            if row < num_rows:
+                for line in range(spans[j, 0], spans[j, 1], _LINE):
+                    prefetch(table, row * stride + line)
+        for p in range(parts.shape[0]):
+            part = parts[p]
+            row, size = lists[part["list"], i], part["size"]
+            source = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
+            source += part["offset"]
+            to = target + part["start"] + i * part["pitch"]
+            for piece in range(part["pieces"]):
+                copy_item_at(to + piece * part["gap"], source + piece * size, size)

@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -16,43 +17,27 @@ from gymnasium import Space
 from buffers.core.arguments import (
     MAX_COUNT,
     check_count,
+    read_columns,
     read_distinct_ids,
     read_number,
-    read_transitions,
 )
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
-from buffers.core.kernels import scatter_fields
 from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
-from buffers.replay import layout as at
-from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
-from buffers.replay.compiled_reader import CompiledReader
-from buffers.replay.layout import PlainOptions, ReplayOptions, plan_replay
+from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out
+from buffers.replay.draws import draw_uniform
+from buffers.replay.plan import PlainOptions, Plan, plan_replay
+from buffers.replay.reading import ArrayReader
 from buffers.replay.shared_memory import (
-    BEGUN,
-    CLOSED,
-    COMMITTED,
-    DONE,
-    IS_CLOSED,
-    IS_LIMITED,
-    LOST,
     MAX_WRITERS,
-    MIN_SIZE,
-    SAMPLED,
-    SLOT,
-    SLOTS,
-    WAIT,
     Address,
     SharedMemory,
-    begin_rows,
-    commit_rows,
-    count_rows,
-    draw_whole,
-    find_overwritten,
+    fence,
     shared_bytes,
 )
-from buffers.replay.storage import ReplayStorage, add_arrays, mark_cut, place_rows, write_links
+from buffers.replay.table import Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -61,12 +46,10 @@ _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
 _DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
-_NO_IDS = np.zeros(0, np.int64)
-_ONLY_ARRAYS = {np.ndarray}
-_PLAIN = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
+_DONE, _WAIT, _LOST = range(3)  # what came of a draw
 
 
-class MultiprocessReplayBuffer(BatchSource):
+class MultiprocessReplayBuffer:
     """The newest transitions of several processes, in memory that they share with a learner.
 
     The process that makes the buffer draws from it. Others add to it by a `ReplayWriter`, which
@@ -142,10 +125,10 @@ class MultiprocessReplayBuffer(BatchSource):
         }
         spaces = observation_space, action_space
         self._arguments = capacity, spaces, num_writers, num_envs, rows
-        options = self._options = _plan(*self._arguments)
-        self.capacity, self.num_writers = int(capacity), options.num_rings
-        self.num_envs = options.num_envs or None
-        self.n_step, self.gamma = options.num_steps, options.gamma
+        plan = self._plan = _plan(*self._arguments)
+        self.capacity, self.num_writers = int(capacity), plan.num_rings
+        self.num_envs = num_envs
+        self.n_step, self.gamma = plan.n_step, plan.gamma
         self.observation_space, self.action_space = observation_space, action_space
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
         least = check_count("min_size_to_sample", min_size_to_sample)
@@ -155,25 +138,26 @@ class MultiprocessReplayBuffer(BatchSource):
             )
         limits = _read_limits(samples_per_insert, least, error_buffer)
         name = type(self).__name__
-        needed = shared_bytes(options)
+        needed = shared_bytes(plan)
         check_room(
             name, self.capacity, lambda rows: needed * rows // max(1, self.capacity), self.device
         )
         with allocation(name, needed, self.device, "use a smaller capacity", is_checked=True):
-            self._memory = SharedMemory(options)
-        words = self._words = self._memory.words
-        words[MIN_SIZE], words[IS_LIMITED] = least, samples_per_insert is not None
-        self._limits = self._memory.limits
-        self._limits[:] = limits
+            self._memory = SharedMemory(plan)
+        header = self._header = self._memory.header
+        header["min_size"], header["is_limited"] = least, samples_per_insert is not None
+        header["ratio"], header["least"], header["most"] = limits
         self._guard, self._pid = Guard(), os.getpid()
+        memory = self._memory
         with torch.inference_mode(False):
-            storage = ReplayStorage(
-                options, self.device, staged=False, rows=self._memory.rows, busy=self._guard.flag
+            self._table = Table(
+                plan, self.device, rows=memory.rows, rings=memory.slots, envs=memory.envs
             )
-        batches = BatchOptions(min(self.n_step, options.capacity), self.gamma, has_weights=False)
-        self._reader = CompiledReader(storage, batches, seed)
-        self._column_names = column_names(options.layout, has_weights=False)
-        self._spans = np.zeros((self.num_writers, 3), np.int64)
+        self._reader, self._random = (
+            Reader(self._table, has_weights=False),
+            DeviceGenerator(seed, _CPU),
+        )
+        self._column_names = column_names(plan.layout, has_weights=False)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
 
     @staticmethod
@@ -190,7 +174,7 @@ class MultiprocessReplayBuffer(BatchSource):
         spaces = observation_space, action_space
         return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
 
-    # ---- What there is
+    # What there is
 
     def __len__(self) -> int:
         """Number of transitions that can be drawn."""
@@ -199,24 +183,25 @@ class MultiprocessReplayBuffer(BatchSource):
     @property
     def counts(self) -> np.ndarray:
         """int64 (num_writers,), transitions of each writer that can be drawn; a copy."""
-        slots = self._slots()
-        committed = slots[:, COMMITTED].copy()
-        firsts = np.maximum(slots[:, BEGUN] - self._options.capacity, 0)
-        return np.maximum(committed - firsts, 0)
+        begin, end = self._live()
+        return end - begin
 
-    def _slots(self) -> np.ndarray:
-        """int64 (num_writers, SLOT), the words of the writers; a view."""
-        return self._words[SLOTS:][: SLOT * self.num_writers].reshape(-1, SLOT)
+    def _live(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers that are whole, from .. to, int64 (num_writers,) each."""
+        table = self._table
+        end = table.committed.copy()
+        fence()
+        return np.minimum(np.maximum(table.begun - self._plan.capacity, 0), end), end
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added."""
-        return int(count_rows(self._words))
+        return int(self._table.committed.sum())
 
     @property
     def num_sampled(self) -> int:
         """Number of transitions ever drawn."""
-        return int(self._words[SAMPLED])
+        return int(self._header["num_sampled"])
 
     @property
     def writer_pids(self) -> list[int]:
@@ -227,7 +212,7 @@ class MultiprocessReplayBuffer(BatchSource):
         """Bytes held now, by what they are for; batches not included."""
         return {
             "rows": self._memory.rows.nbytes,
-            "state": shared_bytes(self._options) - self._memory.rows.nbytes,
+            "state": shared_bytes(self._plan) - self._memory.rows.nbytes,
         }
 
     @property
@@ -241,7 +226,7 @@ class MultiprocessReplayBuffer(BatchSource):
             f"{sum(map(bool, self.writer_pids))} of {self.num_writers} writers)"
         )
 
-    # ---- Writers
+    # Writers
 
     def writer(self, index: int | None = None, *, timeout: float | None = None) -> ReplayWriter:
         """A writer for another process, or for this one.
@@ -268,7 +253,21 @@ class MultiprocessReplayBuffer(BatchSource):
             "buffer.writer(), and add(...) there"
         )
 
-    # ---- Drawing
+    # Drawing
+
+    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised.
+
+        Args:
+            batch_size: B.
+            columns: What it is to have, as of `sample`.
+        """
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        return self._reader.new(size, self._read_columns(columns))
+
+    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        chosen = read_columns(columns, self._column_names)
+        return chosen and chosen - {"indices"}
 
     def sample(
         self,
@@ -307,18 +306,23 @@ class MultiprocessReplayBuffer(BatchSource):
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()  # also before the lock, which a fork may have left taken
-        batch = self._read_batch(batch_size, out, columns)
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = self._read_columns(columns)
+        if out is None:
+            batch = self._reader.new(size, chosen)
+        else:
+            batch = read_out(out, size, self._reader, chosen)
         answer = self._fill(batch)
-        if answer == DONE:
+        if answer == _DONE:
             return batch
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         deadline = time.monotonic() + seconds
-        while (answer := self._fill(batch)) != DONE:
+        while (answer := self._fill(batch)) != _DONE:
             if time.monotonic() >= deadline:
                 raise TimeoutError(self._missing(seconds, answer))
             if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
-            if answer == WAIT:
+            if answer == _WAIT:
                 time.sleep(_PAUSE)
         return batch
 
@@ -355,7 +359,7 @@ class MultiprocessReplayBuffer(BatchSource):
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
             lambda is_ending: self._sample(size, None, names, seconds, is_ending),
-            lambda: self._reader.generator,
+            lambda: self._random,
             self._guard,
             depth,
             device,
@@ -369,35 +373,59 @@ class MultiprocessReplayBuffer(BatchSource):
         """Draw whole rows and gather them.
 
         Returns:
-            DONE; WAIT if there are too few; LOST if some were overwritten meanwhile, each time.
+            _DONE; _WAIT if there are too few; _LOST if some were overwritten meanwhile, each time.
         """
         self._check_usable()
-        words, spans, rows = self._words, self._spans, batch.memory.rows
+        table, rows, capacity = self._table, batch.memory.indices, self._plan.capacity
         for _ in range(_TRIES):
+            first, end = self._live()
             margin = self._margin
-            if draw_whole(words, self._limits, self._reader.words, margin, spans, rows) != DONE:
-                return WAIT
-            self._reader.gather(batch)
-            num_begun = find_overwritten(words, spans, rows)
-            is_whole = num_begun >= 0
+            latest = end - np.minimum(capacity, end) // 2
+            begin = np.maximum(first, np.minimum(table.begun - capacity + margin, latest))
+            begin = np.minimum(begin, end)
+            if (begin == end).all() or not self._may_draw(int(end.sum())):
+                return _WAIT
+            spans = torch.from_numpy(begin), torch.from_numpy(end)
+            draw_uniform(*spans, self._plan.span, self._random.torch, rows)
+            self._reader.fill(batch)
+            fence()
+            oldest = np.maximum(table.begun - capacity, 0)
+            num_begun = int((oldest - first).max())
+            is_whole = bool((oldest <= begin).all()) or self._are_whole(rows.numpy(), begin, oldest)
             # Leave out what the next draw would lose: as much again as was begun in this one.
-            most = 2 * (num_begun if is_whole else max(-1 - num_begun, margin))
-            self._margin = max(most, margin - 1 - margin // 8, 0)
+            most = 2 * (num_begun if is_whole else max(num_begun, margin))
+            self._margin = min(max(most, margin - 1 - margin // 8, 0), capacity)
             if is_whole:
-                return DONE
-        return LOST
+                self._header["num_sampled"] += batch.size
+                return _DONE
+        return _LOST
+
+    def _are_whole(self, rows: np.ndarray, begin: np.ndarray, oldest: np.ndarray) -> bool:
+        """Whether none of the rows int64 (B,) is older than the oldest of its ring."""
+        rings, places = np.divmod(rows, self._plan.span)
+        numbers = begin[rings] + (places - begin[rings]) % self._plan.span
+        return bool((numbers >= oldest[rings]).all())
+
+    def _may_draw(self, num_added: int) -> bool:
+        header = self._header
+        if num_added < header["min_size"]:
+            return False
+        ahead = num_added * header["ratio"] - header["num_sampled"]
+        return not header["is_limited"] or bool(ahead >= header["least"])
 
     def _missing(self, seconds: float, answer: int) -> str:
-        words, (ratio, least, _) = self._words, self._limits.tolist()
+        header = self._header
+        ratio, least = float(header["ratio"]), float(header["least"])
+        min_size = int(header["min_size"])
         added, sampled = self.num_added, self.num_sampled
-        if answer == LOST:
+        if answer == _LOST:
             what = (
                 f"rows were overwritten while they were copied, each time: {self.capacity} "
                 "transitions are too few for how fast writers add; make the capacity larger, or "
                 "set samples_per_insert"
             )
-        elif not len(self) or added < words[MIN_SIZE]:
-            what = f"{added} of min_size_to_sample={words[MIN_SIZE]} transitions were added"
+        elif not len(self) or added < min_size:
+            what = f"{added} of min_size_to_sample={min_size} transitions were added"
         else:
             what = (
                 f"{sampled} transitions were drawn of {added} added, and samples_per_insert="
@@ -408,7 +436,7 @@ class MultiprocessReplayBuffer(BatchSource):
         return f"sample has waited {seconds:g} s: {what}; processes of the writers: {there}"
 
     def _check_open(self) -> None:
-        if self._words[IS_CLOSED]:
+        if self._header["is_closed"]:
             raise BufferMisuseError("the buffer was closed; make another one")
 
     def _check_usable(self) -> None:
@@ -419,7 +447,7 @@ class MultiprocessReplayBuffer(BatchSource):
                 "buffer.writer() to add transitions here"
             )
 
-    # ---- The end
+    # The end
 
     def close(self) -> None:
         """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
@@ -475,7 +503,7 @@ class ReplayWriter:
     ):
         self._given = address, arguments, index, timeout
         self._timeout, self._asked, self.index = timeout, index, index
-        self._options: ReplayOptions | None = None
+        self._plan: Plan | None = None
         self._guard, self._pid = Guard(), 0
         self._release: Any = None
 
@@ -493,40 +521,32 @@ class ReplayWriter:
         if self._pid == os.getpid():
             return
         address, arguments, *_ = self._given
-        options = self._options = _plan(*arguments)
-        memory = SharedMemory(options, address)
+        whole = _plan(*arguments)
+        memory = SharedMemory(whole, address)
         index = memory.take_slot(self._asked)
         self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
-        self._memory, self._words, self._limits = memory, memory.words, memory.limits
-        self._slot, self._first = SLOTS + SLOT * index, index * options.capacity
-        own = options._replace(num_rings=1)
+        num_envs = whole.num_envs // whole.num_rings
+        plan = self._plan = replace(whole, num_rings=1, num_envs=num_envs)
+        rows, first_env = slice(index * plan.span, (index + 1) * plan.span), index * num_envs
         with torch.inference_mode(False):
-            self._storage = ReplayStorage(own, _CPU, staged=False, rows=memory.ring(index))
-        self._table, self._state = self._storage.table, self._storage.state
-        self._piece = max(1, options.capacity // 8)
-        fields = options.layout.fields
-        self._link_at = fields["link"].offset if "link" in fields else -1
-        is_plain = self._link_at < 0 and "env_ids" not in fields
-        self._takes_arrays = is_plain and self._storage.takes_arrays
-        self._go_on()
-        self._first_env, self._next_look = index * own.num_envs, time.monotonic() + _LOOK_EVERY
+            self._table = Table(
+                plan, _CPU, rows=memory.rows[rows], rings=memory.slots[index : index + 1],
+                envs=memory.envs[first_env : first_env + num_envs],
+                first_row=rows.start, first_env=first_env, order=fence,
+            )  # fmt: skip
+        # No episode goes on, and links that another has left lead to rows that are there.
+        self._table.envs["is_open"] = False
+        self._table.recover()
+        self._memory, self._header = memory, memory.header
+        self._piece = max(1, plan.capacity // 8)
+        self._arrays = ArrayReader(plan.layout)
+        self._next_look = time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()
-
-    def _go_on(self) -> None:
-        """Continue behind what is committed; no episode goes on."""
-        assert self._options is not None
-        capacity, num_envs = self._options.capacity, self._options.num_envs
-        total = int(self._words[self._slot + COMMITTED])
-        state = self._state
-        state[:] = at.new_state(self._options.layout, capacity, 1, num_envs)
-        state[state[at.POINTERS]], state[state[at.TOTALS]] = total % capacity, total
-        state[at.COUNT], state[at.ADDED] = min(total, capacity), total
-        state[state[at.STOPPED] :][:num_envs] = 1
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added by this writer and those whose place it took."""
-        return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
+        return 0 if self._plan is None else self._table.num_added
 
     def add(
         self,
@@ -552,108 +572,61 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        plain = obs, next_obs, actions, rewards, terminations, truncations
-        self._add(plain, extras, env_ids, valid)
+        given = obs, next_obs, actions, rewards, terminations, truncations
+        self._add(given, extras, env_ids, valid)
 
     @exclusive
     def _add(
-        self, plain: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
+        self, given: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
     ) -> None:
         self.open()
-        if self._takes_arrays and valid is None and not extras:
-            kinds = {array.__class__ for array in plain}
-            are_ids = env_ids is None or (env_ids.__class__ is np.ndarray and env_ids.size)
-            if kinds == _ONLY_ARRAYS and are_ids:
-                shape = plain[3].shape  # of rewards
-                is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
-                if is_small and self._add_at_once(shape[0], env_ids, plain):
-                    return
-        columns = {**dict(zip(_PLAIN, plain, strict=True)), **extras}
-        given = {name: column for name, column in columns.items() if column is not None}
-        self._add_checked(given, env_ids, valid)
+        assert self._plan is not None
+        num_envs, table = self._plan.num_envs, self._table
+        read = self._arrays.read(given, extras, env_ids, valid, num_envs, _CPU)
+        arrays, ids, stops, cuts = read
+        count = len(arrays["rewards"])
+        if count:
+            self._wait()
+        if count <= self._piece:
+            table.add(arrays, ids, stops, cuts)
+            return
+        if num_envs and not len(ids):
+            ids = np.arange(count) % num_envs
+        for begin in range(0, count, self._piece):
+            piece = slice(begin, begin + self._piece)
+            part = {path: array[piece] for path, array in arrays.items()}
+            is_stop = None if stops is None else stops[piece]
+            table.add(part, ids[piece], is_stop, None if begin else cuts)
 
-    def _add_at_once(self, count: int, env_ids: Any, arrays: tuple[np.ndarray, ...]) -> bool:
-        """The compiled way; whether the columns were for it."""
-        words, slot, before = self._words, self._slot, int(self._words[self._slot + BEGUN])
-        ids = _NO_IDS if env_ids is None else env_ids
-        self._wait(count)
-        try:
-            if add_arrays(self._storage.addresses.words, id(ids), *map(id, arrays)):
-                commit_rows(words, slot, count)
-                return True
-        except BaseException:  # an interrupt: the rows are written again
-            self._go_on()
-            raise
-        words[slot + BEGUN] = before  # nothing was written
-        return False
-
-    def _wait(self, count: int) -> None:
-        """Wait until rows may be added, and say that `count` will be written."""
-        deadline = 0.0
+    def _wait(self) -> None:
+        """Wait until rows may be added."""
+        deadline, header = 0.0, self._header
         while True:
             now = time.monotonic()
-            answer = begin_rows(self._words, self._limits, self._slot, count, True)
-            if answer == CLOSED or now > self._next_look:
+            if header["is_closed"] or now > self._next_look:
                 self._next_look = now + _LOOK_EVERY
                 self._memory.check_open()
-            if answer == DONE:
+            added = int(self._memory.slots["committed"].sum())
+            ahead = added * header["ratio"] - header["num_sampled"]
+            if not header["is_limited"] or ahead <= header["most"]:
                 return
             deadline = deadline or now + self._timeout
             if now >= deadline:
                 raise TimeoutError(
                     f"add has waited {self._timeout:g} s: the learner (process "
-                    f"{self._memory.address.pid}) has drawn {int(self._words[SAMPLED])} "
-                    f"transitions of {count_rows(self._words)} added, and samples_per_insert="
-                    f"{self._limits[0]:g} asks for more before others are added"
+                    f"{self._memory.address.pid}) has drawn {header['num_sampled']} "
+                    f"transitions of {added} added, and samples_per_insert="
+                    f"{header['ratio']:g} asks for more before others are added"
                 )
             time.sleep(min(_PAUSE, max(0.0, deadline - now)))
-
-    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
-        assert self._options is not None
-        layout, num_envs = self._options.layout, self._options.num_envs
-        arrays, ids, gaps, cuts = read_transitions(columns, layout, env_ids, valid, num_envs, _CPU)
-        stops = arrays["terminations"] | arrays["truncations"]
-        stops = stops if gaps is None else stops | gaps
-        if not len(ids):
-            ids = np.arange(len(stops)) % max(1, num_envs)
-        if len(stops):
-            self._wait(0)
-        if cuts is not None:
-            mark_cut(self._state, cuts)
-        for begin in range(0, len(stops), self._piece):
-            piece = slice(begin, begin + self._piece)
-            part = {path: array[piece] for path, array in arrays.items()}
-            try:
-                self._write(part, ids[piece], stops[piece])
-            except BaseException:  # an interrupt: the rows are written again
-                self._go_on()
-                raise
-
-    def _write(self, arrays: dict[str, np.ndarray], ids: np.ndarray, is_over: np.ndarray) -> None:
-        """Write rows field by field, and commit them."""
-        assert self._options is not None
-        layout, count, link_at = self._options.layout, len(is_over), self._link_at
-        begin_rows(self._words, self._limits, self._slot, count, False)
-        rows, befores, envs = np.empty((3, count), np.int64)
-        place_rows(self._state, ids, is_over, rows, befores, envs)
-        if "env_ids" in layout.fields:
-            arrays["env_ids"] = (envs + self._first_env).astype(np.int32)
-        scatter_fields(self._table, rows, layout.places(), arrays)
-        codes = (rows + 1 + self._first).astype(np.int32)
-        if link_at >= 0:  # of the rows that were here before
-            write_links(self._table, rows, np.full(count, -1), codes, link_at)
-        commit_rows(self._words, self._slot, count)
-        if link_at >= 0:
-            write_links(self._table, rows, befores, codes, link_at)
 
     @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
         self.open()
-        assert self._options is not None
-        num_envs = self._options.num_envs
-        if num_envs:
-            mark_cut(self._state, read_distinct_ids(env_ids, num_envs, _CPU))
+        assert self._plan is not None
+        if self._plan.num_envs:
+            self._table.cut(read_distinct_ids(env_ids, self._plan.num_envs, _CPU))
 
     @exclusive
     def close(self) -> None:
@@ -683,8 +656,8 @@ def _plan(
     num_writers: Any,
     num_envs: int | None,
     rows: PlainOptions,
-) -> ReplayOptions:
-    """Check arguments; the options are those of rings, of which each writer has one."""
+) -> Plan:
+    """Check arguments; the plan is that of rings, of which each writer has one."""
     if unknown := sorted(rows.keys() - PlainOptions.__annotations__):
         raise TypeError(f"a MultiprocessReplayBuffer takes no {unknown[0]!r}")
     whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
@@ -695,7 +668,8 @@ def _plan(
             f"capacity is {whole.capacity}, expected a multiple of num_writers = {rings}, two "
             f"transitions for each at least; take {fits}"
         )
-    return whole._replace(capacity=whole.capacity // rings, num_rings=rings)
+    of_each = whole.capacity // rings
+    return plan_replay(of_each, *spaces, num_envs=num_envs, num_writers=rings, **rows)
 
 
 def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, float, float]:

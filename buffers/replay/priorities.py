@@ -6,9 +6,6 @@ begins. A node is always computed anew from its children, never changed by a dif
 drifts. Levels are handled one after the other for the whole batch, so that waits for memory
 overlap.
 
-The kernels that are called from Python keep the interpreter's lock, so that no other thread changes
-the tree meanwhile.
-
 On devices sums are kept for groups of 32 rows, and for blocks of 32 groups: a draw searches the
 sums of the blocks, then those of the groups of its block, then its group, 512 bytes in all. None of
 it waits for the device; what the host would have to look at stays there.
@@ -22,10 +19,7 @@ import numpy as np
 import torch
 
 from buffers.core.compiling import njit
-from buffers.core.device_kernels import Launch
-from buffers.core.kernels import prefetch, random_word, unit_float
-from buffers.replay import layout as at
-from buffers.replay.device_kernels import draw_kernel, sum_kernel, update_kernel
+from buffers.core.kernels import prefetch
 
 __all__ = [
     "BlockSums",
@@ -34,7 +28,6 @@ __all__ = [
     "largest_value",
     "level_sizes",
     "nodes_of",
-    "set_newest",
     "sum_node",
     "values_fit",
 ]
@@ -43,7 +36,6 @@ FAN_OUT = 16
 GROUP = 32  # rows
 BLOCK = GROUP * GROUP
 ROUNDING = 1e-6  # of powers
-_WORDS_PER_LINE = 8
 _NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
 
 
@@ -77,85 +69,63 @@ class SumTree:
     Args:
         capacity: See above.
         memory: float64 (sum of `level_sizes(capacity)`,) for the tree, to be restored; or None.
-        inserted: int64 (1,), memory of the attribute; or None.
 
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
         arrays: Tree and `starts`, for kernels.
-        inserted: int64 (1,), the number of rows that `insert` knows of.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        memory: np.ndarray | None = None,
-        inserted: np.ndarray | None = None,
-    ):
+    def __init__(self, capacity: int, memory: np.ndarray | None = None):
         sizes = level_sizes(capacity)
         self._capacity = capacity
         self._starts = np.cumsum([0, *sizes[:-1]])
-        self._tree = _aligned_zeros(sum(sizes)) if memory is None else memory
+        self._tree = np.zeros(sum(sizes)) if memory is None else memory
         self.leaves = self._tree[:capacity]
         self.arrays = self._tree, self._starts
-        self._nodes, self._masses = np.zeros(0, np.int64), np.zeros(0, np.float64)
-        self.inserted = np.zeros(1, np.int64) if inserted is None else inserted
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._tree.nbytes + self._nodes.nbytes + self._masses.nbytes
+        return self._tree.nbytes
 
     @property
     def total(self) -> float:
         """The sum of all values."""
         return float(self._tree[-1])
 
-    def insert(self, state: np.ndarray, value: float) -> None:
-        """Give one value to the leaves of all rows that were added since the last call.
-
-        Args:
-            state: int64 of the buffer, see `layout`.
-            value: See above.
-        """
-        insert_newest(self._tree, self._starts, state, self.inserted, value)
+    def set_numbers(self, first: int, stop: int, value: float) -> None:
+        """Give one value to the leaves of the numbers from `first` to before `stop`."""
+        count = min(stop - first, self._capacity)
+        if count > 0:
+            begin = (stop - count) % self._capacity
+            end = min(begin + count, self._capacity)
+            set_range(*self.arrays, begin, end, value)
+            if (rest := begin + count - self._capacity) > 0:
+                set_range(*self.arrays, 0, rest, value)
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
-        nodes = self._nodes  # which another thread may replace
-        if len(nodes) < len(leaves):
-            nodes = self._nodes = np.zeros(len(leaves), np.int64)
-        set_leaves(self._tree, self._starts, leaves, values, nodes)
+        set_leaves(*self.arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
-        self, generator: np.ndarray, leaves: np.ndarray, weights: np.ndarray, beta: float
+        self, points: np.ndarray, leaves: np.ndarray, weights: np.ndarray, beta: float
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
         Args:
-            generator: uint64 (2,), see `core.kernels`.
+            points: float64 (B,), random numbers from 0 to below 1; overwritten.
             leaves: int64 (B,), written.
             weights: float32 (B,), written.
             beta: Exponent.
         """
-        masses = self._masses
-        if len(masses) < len(leaves):
-            masses = self._masses = np.zeros(len(leaves))
-        draw_leaves(self._tree, self._starts, generator, leaves, masses, weights)
+        draw_leaves(*self.arrays, leaves, points, weights)
         np.power(weights, np.float32(beta), out=weights)
 
     def restore(self, values: np.ndarray) -> None:
         """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
         values = values.copy() if np.may_share_memory(values, self._tree) else values
-        self.inserted[0] = 0  # rows of a file that loses its values halfway count as new
         self._tree[:] = 0
         self.update(np.arange(self._capacity), values)
-
-
-def _aligned_zeros(size: int) -> np.ndarray:
-    """Zeros float64 (size,) that begin at a cache line, as nodes then take two lines each."""
-    words = np.zeros(size + _WORDS_PER_LINE, np.float64)
-    start = -words.ctypes.data % 64 // 8
-    return words[start : start + size]
 
 
 class BlockSums:
@@ -165,10 +135,9 @@ class BlockSums:
         leaves: float64 (capacity,) on the device, view; read only.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or too large.
-        alpha, beta: float64 (), exponents of values and weights. These two and the next two are on
+        alpha, beta: float64 (), exponents of values and weights. These two and the next are on
             the device, so that a captured CUDA graph reads them anew.
         bound: float64 (), the largest priority that is taken.
-        num_rows: int64 (), leaves that are in use: 0 .. num_rows - 1.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -189,37 +158,33 @@ class BlockSums:
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
         exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.alpha, self.beta, self.bound = exponents.unbind(0)
-        self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return self._written.nbytes + self._written_groups.nbytes + self._written_sums.nbytes
 
-    def insert(self, end: int, count: int, num_rows: int) -> None:
-        """Give the largest priority to the newest `count` leaves, the last of them before `end`.
+    def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
+        """Give one value to the leaves of the numbers from `first` to before `stop`."""
+        count = min(stop - first, self._capacity)
+        if count > 0:
+            begin = (stop - count) % self._capacity
+            end = min(begin + count, self._capacity)
+            self._fill(begin, end, value)
+            if (rest := begin + count - self._capacity) > 0:
+                self._fill(0, rest, value)
 
-        `num_rows` are in use then.
-        """
-        value = self.largest.pow(self.alpha)
-        self.num_rows.fill_(num_rows)
-        if count >= self._capacity:
-            spans = [(0, self._capacity)]
-        elif count > end:
-            spans = [(self._capacity - (count - end), self._capacity), (0, end)]
-        else:
-            spans = [(end - count, end)]
-        for begin, stop in spans:
-            if stop > begin:
-                self.leaves[begin:stop] = value
-                self._sum_up(begin, stop)
-        # An add that is captured in a graph needs it, and can't compile it.
-        sum_kernel().on(self.leaves.device)
+    def new_value(self) -> torch.Tensor:
+        """The value of new rows, float64 ()."""
+        return self.largest.pow(self.alpha)
 
-    def insert_rows(self, leaves: torch.Tensor, num_rows: torch.Tensor) -> None:
-        """The same of distinct leaves int64 (K,), and a number int64 (), that are on the device."""
-        self.num_rows.copy_(num_rows)
-        self._write(leaves, self.largest.pow(self.alpha).expand(len(leaves)))
+    def _fill(self, begin: int, stop: int, value: torch.Tensor | float) -> None:
+        self.leaves[begin:stop] = value
+        self._sum_up(begin, stop)
+
+    def insert_rows(self, leaves: torch.Tensor) -> None:
+        """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
+        self._write(leaves, self.new_value().expand(len(leaves)))
 
     def _sum_up(self, begin: int, stop: int) -> None:
         """Add up what leaves begin .. stop - 1 are a part of."""
@@ -229,41 +194,32 @@ class BlockSums:
         first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
         torch.sum(self._groups[first:last], 1, out=self._sums[first:last])
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor) -> None:
+    def update(
+        self,
+        leaves: torch.Tensor,
+        priorities: torch.Tensor,
+        live: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
         """Give priorities to leaves; those not in 0 .. bound are left out and counted.
 
         Args:
             leaves: int (K,), on the device; those not in use are left out and counted too. Equal
                 ones should have equal priorities.
             priorities: float (K,), on the device.
+            live: int64 (1,) each, the first number in use, and the one behind the last.
         """
         if not len(leaves):
             return
         given = priorities.detach().to(torch.float64)
-        if write := update_kernel().on(leaves.device):
-            self._update_there(write, leaves.long().contiguous(), given.contiguous())
-            return
-        is_there = (leaves >= 0) & (leaves < self.num_rows)
+        begin, end = live
+        is_there = (leaves >= 0) & (leaves < self._capacity)
+        is_there &= (leaves - begin).remainder(self._capacity) < end - begin
         is_good = (given >= 0) & (given <= self.bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())
         self._write(leaves, given.pow(self.alpha))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
-
-    def _update_there(self, write: Launch, leaves: torch.Tensor, given: torch.Tensor) -> None:
-        """The same by kernels of our own."""
-        count = len(leaves)
-        targets, refused = torch.empty_like(leaves), torch.empty_like(leaves)
-        taken = torch.empty_like(given)
-        spare = self._values.numel()
-        write(
-            count, leaves, given, given.pow(self.alpha), self.num_rows, self.bound, self._written,
-            targets, taken, refused, count, spare,
-        )  # fmt: skip
-        self._sum_parts(targets)
-        torch.maximum(self.largest, taken.amax(), out=self.largest)
-        self.num_refused.add_(refused.sum())
 
     def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
         """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
@@ -272,12 +228,6 @@ class BlockSums:
 
     def _sum_parts(self, leaves: torch.Tensor) -> None:
         """Sum anew what leaves int64 (K,) are a part of."""
-        count = len(leaves)
-        if count and (add := sum_kernel().on(leaves.device)):
-            leaves = leaves.contiguous()
-            add(count, leaves, self._written, self._written_groups, count, GROUP, GROUP)
-            add(count, leaves, self._written_groups, self._written_sums, count, BLOCK, GROUP)
-            return
         written, groups = self._written.view(-1, GROUP), self._written_groups
         parts = torch.div(leaves, GROUP, rounding_mode="floor")
         groups.view(-1).index_copy_(0, parts, written.index_select(0, parts).sum(1))
@@ -302,20 +252,13 @@ class BlockSums:
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = self._sums.cumsum(0)
-        if size and leaves.is_contiguous() and (find := draw_kernel().on(device)):
-            drawn = torch.empty_like(uniforms)
-            find(
-                size, ends, self._sums, self._groups, self._values, uniforms, leaves, drawn,
-                size, len(ends), GROUP,
-            )  # fmt: skip
-        else:
-            drawn = self._find_leaves(uniforms, ends, leaves)
+        drawn = self._find_leaves(uniforms, ends, leaves)
         weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
 
     def _find_leaves(
         self, uniforms: torch.Tensor, ends: torch.Tensor, leaves: torch.Tensor
     ) -> torch.Tensor:
-        """Do what `draw_thread` does by operations of torch; return the values of the leaves."""
+        """Find the leaves that cover points, written; return their values."""
         size = len(uniforms)
         places = torch.arange(size, dtype=torch.float64, device=uniforms.device).add_(uniforms)
         masses = places * (ends[-1] / size)
@@ -330,10 +273,9 @@ class BlockSums:
         torch.add(place, group, alpha=GROUP, out=leaves)
         return drawn
 
-    def restore(self, values: torch.Tensor, num_rows: int) -> None:
-        """Take over all values, float64 (capacity,), of which the first `num_rows` are in use."""
+    def restore(self, values: torch.Tensor) -> None:
+        """Take over all values, float64 (capacity,)."""
         self.leaves.copy_(values)
-        self.num_rows.fill_(num_rows)
         self._sum_up(0, self._capacity)
 
 
@@ -413,19 +355,6 @@ def set_range(tree, starts, begin, stop, value):
             tree[here + node] = sum_node(rows, below + node)
 
 
-@njit(nogil=True, cache=True)
-def set_newest(tree, starts, capacity, end, count, value):
-    """Write one value to the newest `count` leaves of a ring whose next place is `end`."""
-    if count >= capacity:
-        set_range(tree, starts, 0, capacity, value)
-    elif count > end:
-        set_range(tree, starts, capacity - (count - end), capacity, value)
-        if end:
-            set_range(tree, starts, 0, end, value)
-    elif count:
-        set_range(tree, starts, end - count, end, value)
-
-
 @njit(nogil=True, cache=True, inline="always")
 def sum_four(tree, begin):
     """Sum of four values."""
@@ -445,22 +374,6 @@ def choose(mass, a, b, c, d):
     return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
 
 
-@njit(cache=True)
-def insert_newest(tree, starts, state, inserted, value):
-    """Write one value to the leaves of all rows added since the last call, at most all leaves.
-
-    Args:
-        tree, starts: See above.
-        state: int64 of a buffer with one ring, see `layout`.
-        inserted: int64 (1,), the number of rows added ever until the last call; brought up to date.
-        value: See above.
-    """
-    count = state[at.ADDED] - inserted[0]
-    if count > 0:
-        set_newest(tree, starts, state[at.CAPACITY], state[state[at.POINTERS]], count, value)
-    inserted[0] = state[at.ADDED]  # last: what is in files must be right if the process is killed
-
-
 @njit(nogil=True, cache=True)
 def walk_level(tree, starts, level, masses, nodes):
     """Find the node of a level that covers each of some points, if they lie end to end.
@@ -476,43 +389,35 @@ def walk_level(tree, starts, level, masses, nodes):
     while last > 0 and not tree[here + last] > 0.0:
         last -= 1
     node, begin = 0, 0.0
-    below = starts[level - 1] if level > 0 else 0
     for i in range(nodes.shape[0]):
         while node < last and masses[i] >= begin + tree[here + node]:
             begin += tree[here + node]
             node += 1
         masses[i] -= begin
         nodes[i] = node
-        if level > 0:
-            prefetch(tree, 8 * (below + 16 * node))
-            prefetch(tree, 8 * (below + 16 * node) + 64)
 
 
 @njit(cache=True)
-def draw_leaves(tree, starts, generator, leaves, masses, ratios):
+def draw_leaves(tree, starts, leaves, masses, ratios):
     """Draw leaves with probability proportional to their values, one from each B-th of the sum.
 
     Args:
         tree, starts: See above; the sum must be positive.
-        generator: uint64 (2,), see `core.kernels`; moves on.
         leaves: int64 (B,), written; leaves with value 0 are never drawn.
-        masses: float64 (B,), scratch memory.
+        masses: float64 (B,), random numbers from 0 to below 1; overwritten.
         ratios: float32 (B,), written: the smallest value drawn over the value drawn.
     """
     size, top = leaves.shape[0], starts.shape[0] - 1
-    key, counter = generator[0], generator[1]
     share = tree[starts[top]] / size
     for i in range(size):
-        word = random_word(key, np.add(counter, np.uint64(i)))
-        masses[i] = (i + unit_float(word)) * share
+        masses[i] = (i + masses[i]) * share
         leaves[i] = 0
-    generator[1] = np.add(counter, np.uint64(size))
     # The points ascend, so levels of few nodes are passed through once for all of them.
     while top > 0 and starts[top] - starts[top - 1] <= _NODES_EACH * size:
         top -= 1
     walk_level(tree, starts, top, masses, leaves)
     for level in range(top - 1, -1, -1):
-        here, below = starts[level], starts[max(level - 1, 0)]
+        here = starts[level]
         for i in range(size):
             begin = here + 16 * leaves[i]
             a, b = sum_four(tree, begin), sum_four(tree, begin + 4)
@@ -524,9 +429,10 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
             )
             masses[i] = rest - passed
             leaves[i] = 16 * leaves[i] + 4 * quarter + child
-            if level > 0:
-                prefetch(tree, 8 * (below + 16 * leaves[i]))
-                prefetch(tree, 8 * (below + 16 * leaves[i]) + 64)
+            if level:  # the node that comes next, two lines
+                begin = 8 * (starts[level - 1] + 16 * leaves[i])
+                prefetch(tree, begin)
+                prefetch(tree, begin + 64)
     smallest = tree[leaves[0]]
     for i in range(size):
         smallest = min(smallest, tree[leaves[i]])
@@ -535,27 +441,31 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
 
 
 @njit(cache=True)
-def check_update(leaves, priorities, count, bound, largest, rows, values):
-    """Look for a leaf not in 0 .. count - 1, or a priority not in 0 .. bound.
+def check_update(leaves, priorities, begin, end, span, bound, largest, rows, values):
+    """Look for a leaf that holds nothing, or a priority not in 0 .. bound.
 
     Args:
         leaves: int64 (K,).
         priorities: float64 (K,).
-        count: See above.
+        begin, end: The first number that can be drawn, and the one behind the last.
+        span: Rows.
         bound: See above.
         largest: float64 (1,), raised to the largest priority if all is well.
-        rows: int64 (K,), written: the leaves as they were checked. Another thread may change those
-            that were given.
-        values: float64 (K,), written: the priorities as they were checked.
+        rows: int64 (K,), written: the leaves that can be drawn.
+        values: float64 (K,), written: their priorities.
 
     Returns:
-        The index of the first that is wrong, or -1.
+        -1 - the number of these, or the index of the first that is wrong.
     """
-    found = largest[0]
+    found, count, first = largest[0], 0, begin % span
     for i in range(leaves.shape[0]):
-        rows[i], values[i] = leaves[i], priorities[i]
-        if not (0 <= rows[i] < count and 0.0 <= values[i] <= bound):
+        row, value = leaves[i], priorities[i]
+        if not (0 <= row < span and row < end and 0.0 <= value <= bound):
             return i
-        found = max(found, values[i])
+        found = max(found, value)
+        age = row - first
+        if age + (span if age < 0 else 0) < end - begin:  # else it can't be drawn any more
+            rows[count], values[count] = row, value
+            count += 1
     largest[0] = found
-    return -1
+    return -1 - count

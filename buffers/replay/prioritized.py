@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,14 +16,11 @@ from buffers.core.arguments import as_array, as_tensor, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.core.staging import StagingBlocks
-from buffers.core.state import LoadedState, Placed, contradiction
-from buffers.replay import layout as at
-from buffers.replay.base import ReplayBuffer
+from buffers.core.state import checked_array, contradiction
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.folder import RowFolder
-from buffers.replay.frames import FrameStack
-from buffers.replay.layout import ReplayOptions
+from buffers.replay.buffer import ReplayBuffer
+from buffers.replay.folder import Folder
+from buffers.replay.plan import Plan, ReplayOptions
 from buffers.replay.priorities import (
     ROUNDING,
     BlockSums,
@@ -34,6 +30,7 @@ from buffers.replay.priorities import (
     level_sizes,
     values_fit,
 )
+from buffers.replay.state import Taken
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -100,44 +97,59 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         alpha: float | None = None,
         beta: float | None = None,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[ReplayOptions],
     ):
         self._given = {"alpha": alpha, "beta": beta}
         self._sums: BlockSums | None = None
         self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
         self.alpha = _ALPHA if alpha is None else alpha
         self.beta = _BETA if beta is None else beta
-        super().__init__(
-            capacity, observation_space, action_space,
-            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
-            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
-            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
-            storage=storage, folder=folder, read_only=False,
-        )  # fmt: skip
-        self._num_inserted = 0  # rows that `_sums` knows of
+        if options.get("read_only"):
+            raise BufferMisuseError(
+                "read_only needs a SharedReplayBuffer: that draws all transitions of this folder "
+                "alike"
+            )
+        super().__init__(capacity, observation_space, action_space, num_envs=num_envs, **options)
+        self._known = 0, 0  # numbers, from .. to, whose leaves have a value
         self._origin = secrets.randbits(63)  # of batches; another for each state that is loaded
         self._largest = np.ones(1)
-        if self._storage.folder is not None:
-            self._open_priorities(self._storage.folder)
+        # In a folder: the largest priority, the exponents, and the numbers that have a priority.
+        self._numbers = np.array([1.0, self.alpha, self.beta, 0.0])
+        if self._folder is not None:
+            self._open_priorities(self._folder)
 
-    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
-        return PrioritizedReplayBuffer, self._given
+    def _own_arguments(self) -> Mapping[str, Any]:
+        return self._given
+
+    def _open_priorities(self, folder: Folder) -> None:
+        """Go on with the priorities in a folder; rows it doesn't know of are new."""
+        assert self._tree is not None
+        numbers, (begin, end) = folder.arrays["priority_numbers"], self._live()
+        if not folder.is_new:
+            largest, alpha, beta, until = numbers.tolist()
+            if not _are_exponents(largest, alpha, beta):
+                largest, alpha, beta = 1.0, self.alpha, self.beta
+            ages = (np.arange(self._table.plan.span) - begin) % self._table.plan.span
+            values = self._tree.leaves.copy()
+            is_good = (values >= 0) & (values <= largest_value(len(values)))
+            is_good &= begin + ages < (until if until <= end else begin)
+            values[~is_good] = largest**alpha
+            values[ages >= end - begin] = 0.0
+            exponents = np.array([largest, alpha, beta])
+            numbers[3] = 0.0  # until all are written they are taken for new ones
+            is_live = ages < end - begin
+            self._take_own_arrays({"exponents": exponents, "priorities": values}, is_live)
+        self._numbers = numbers
+        self._note_numbers()
+
+    def _note_numbers(self) -> None:
+        self._numbers[:] = self._largest[0], self.alpha, self.beta, self._known[1]
 
     @classmethod
-    def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
-        others = super()._bytes_for(options)
-        return lambda capacity: others(capacity) + 8 * sum(level_sizes(capacity))
+    def _bytes_for(cls, plan: Plan) -> Callable[[int], int]:
+        more = plan.span - plan.capacity
+        others = super()._bytes_for(plan)
+        return lambda capacity: others(capacity) + 8 * sum(level_sizes(capacity + more))
 
     @property
     def alpha(self) -> float:
@@ -162,36 +174,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._sums is not None:
             self._sums.beta.fill_(self._beta)
 
-    def _num_sums(self, capacity: int) -> int:
-        return sum(level_sizes(capacity))
+    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        sizes = sum(level_sizes(plan.span))
+        return {"priorities": (_FLOAT64, (sizes,)), "priority_numbers": (_FLOAT64, (4,))}
 
-    def _make_priorities(self, is_staged: bool) -> None:
-        folder = self._storage.folder
-        memory = (None, None) if folder is None else (folder.sums, folder.inserted)
-        self._tree = None if is_staged else SumTree(self.capacity, *memory)
-        self._sums = BlockSums(self.capacity, self.device) if is_staged else None
-        self._updates = StagingBlocks(self.device, "update fewer at once")
+    def _make_priorities(self, plan: Plan) -> None:
+        memory = None if self._folder is None else self._folder.arrays["priorities"]
+        self._tree = None if self._is_staged else SumTree(plan.span, memory)
+        self._sums = BlockSums(plan.span, self.device) if self._is_staged else None
         self.alpha, self.beta = self._alpha, self._beta  # on the device, too
-
-    def _open_priorities(self, folder: RowFolder) -> None:
-        """Go on with the priorities in a folder; rows it doesn't know of are new."""
-        assert self._tree is not None
-        exponents, count = folder.exponents, len(self)
-        if not folder.is_new:
-            values, limit = self._tree.leaves.copy(), largest_value(self.capacity)
-            inserted = min(max(int(folder.inserted[0]), 0), self.num_added)
-            # After a power loss maybe not; pages that were never written have zeros.
-            is_good = (values <= limit) & ((values > 0) if folder.is_restarted else (values >= 0))
-            largest, alpha, beta = exponents.tolist()
-            if not _are_exponents(largest, alpha, beta):
-                largest, alpha, beta = 1.0, self.alpha, self.beta
-            values[~is_good], values[count:] = largest**alpha, 0.0
-            saved = np.array([largest, alpha, beta])
-            self._take_own_arrays({"exponents": saved, "priorities": values})
-            folder.inserted[0] = inserted
-        exponents[:] = self._largest[0], self.alpha, self.beta
-        self._largest = exponents[:1]
-        self._insert_new()
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
@@ -212,36 +203,53 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Priorities on a device that were left out as they did not fit; waits for the device."""
         return 0 if self._sums is None else int(self._sums.num_refused)
 
-    def add(self, *, env_ids: Any = None, **columns: Any) -> None:
-        """Add K transitions with the largest priority so far; otherwise as `SharedReplayBuffer`."""
-        super().add(env_ids=env_ids, **columns)
-        self._insert_new()
+    def _store(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        ids: np.ndarray,
+        stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
+        is_captured = self._there is not None and self._there.is_captured
+        if is_captured:
+            self._settle()
+        first = self._live()[1]
+        super()._store(arrays, ids, stops, cuts)
+        if is_captured and self._sums is not None:  # only the device knows which rows are new else
+            span, end = self._table.plan.span, self._live()[1]
+            rows = np.arange(max(first, end - span), end) % span
+            self._sums.insert_rows(torch.from_numpy(rows).to(self.device))
+        else:
+            self._insert_new()
 
     def _insert_new(self) -> None:
         """Give rows their first priority: all that were added since this was done the last time.
 
-        An interrupt may have come between an `add` and this, or another thread.
+        An interrupt may have come between an `add` and this.
         """
-        if self._tree is not None:
-            self._tree.insert(self._state, self._largest[0] ** self.alpha)
-        else:
-            self._insert_sums()
-
-    @exclusive
-    def _insert_sums(self) -> None:
-        self._bring_sums_up_to_date()
-
-    def _bring_sums_up_to_date(self) -> None:
-        state, ring = self._state, self._storage.ring
-        if ring is not None and ring.is_captured:  # the host does not know which rows are new
-            rows, ring.added = ring.added, None
-            if rows is not None and self._sums is not None:
-                self._sums.insert_rows(rows, ring.count)
+        if self._there is not None and self._there.is_captured:  # the device knows which are new
             return
-        count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
-        if self._sums is not None and count:
-            self._sums.insert(end, count, int(state[at.COUNT]))
-            self._num_inserted += count
+        begin, end = self._live()
+        known, until = self._known
+        if (begin, end) == (known, until):
+            return
+        sums: Any = self._sums if self._tree is None else self._tree
+        first = max(begin, until)
+        if end - begin < self._table.plan.span:  # those that left are not all overwritten
+            sums.set_numbers(known, min(begin, until), 0.0)
+        value = self._largest[0] ** self.alpha if self._sums is None else self._sums.new_value()
+        sums.set_numbers(first, end, value)
+        self._known = begin, end
+        self._note_numbers()
+
+    def _note_rows(self, rows: torch.Tensor) -> None:
+        assert self._sums is not None and self._there is not None
+        self._sums.insert_rows(rows)
+        if not self._there.is_captured:
+            self._known = self._live()
+
+    def _live(self) -> tuple[int, int]:
+        return self._table.live_of_one()
 
     def sample(
         self,
@@ -264,30 +272,32 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 only), or an argument does not fit.
         """
         exponent = None if beta is None else read_number("beta", beta, math.inf)
-        is_ahead, tree = self._guard.ahead is not None and self._guard.settle(), self._tree
-        if tree is not None and not tree.total > 0 and len(self):
-            self._insert_new()
-            if not tree.total > 0:
-                raise BufferMisuseError(
-                    "all priorities are 0; give some a positive one with update_priorities"
-                )
-        batch = self._batch(batch_size, out, columns)
-        batch.num_added, batch.drawn_from = int(self._state[at.ADDED]), self._origin
-        if tree is None:
-            self._draw_on_device(batch, exponent)
-            return batch
-        memory = batch.memory
-        exponent = self._beta if exponent is None else exponent
-        tree.draw(self._reader.words, memory.rows, memory.weights, exponent)
-        if is_ahead or not self._reader.gather_at_once(batch):
-            self._gather(batch)
+        batch, tree = self._batch(batch_size, out, columns), self._tree
+        self._insert_new()
+        if tree is not None and not tree.total > 0:
+            raise BufferMisuseError(
+                "all priorities are 0; give some a positive one with update_priorities"
+            )
+        batch.num_added, batch.drawn_from = self._table.num_added, self._origin
+        self._draw(batch, exponent)
         return batch
 
     @exclusive
-    def _draw_on_device(self, batch: ReplayBatch, exponent: float | None) -> None:
-        assert self._sums is not None
-        self._sums.draw(self._reader.generator.torch, batch.indices, batch.weights, exponent)
-        self._reader.gather(batch)
+    def _draw(self, batch: ReplayBatch, exponent: float | None) -> None:
+        memory, generator = batch.memory, self._random.torch
+        if self._sums is not None:
+            if self._is_capturing() and self._table.once is not None:
+                self._table.once.is_captured = True
+            self._sums.draw(generator, memory.indices, memory.weights, exponent)
+        elif self._tree is not None:
+            points = torch.empty(batch.size, dtype=torch.float64, device="cpu")
+            points.uniform_(generator=generator)
+            rows, weights = memory.indices.numpy(), memory.weights.numpy()
+            exponent = self._beta if exponent is None else exponent
+            self._tree.draw(points.numpy(), rows, weights, exponent)
+        self._reader.fill(batch)
+        if self._folder is not None:
+            self._folder.arrays["generator"][...] = self._random.get_state()
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give transitions new priorities.
@@ -307,7 +317,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """
         self._guard.settle()
         if self._folder is not None:
-            self._folder.check_writable()
+            self._folder.require_writable()
         if isinstance(indices, ReplayBatch):
             indices, priorities = self._not_overwritten(indices, priorities)
         if self._sums is not None and _is_on(indices, priorities, self.device):
@@ -319,28 +329,30 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise BufferMisuseError(
                 f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
-        bound = self._largest_priority()
-        if self._tree is None:
-            self._refresh()
+        bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
+        self._insert_new()
         rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
-        wrong = check_update(
-            leaves, given, self._state[at.COUNT], bound, self._largest, rows, values
-        )
+        wrong = check_update(leaves, given, begin, end, span, bound, self._largest, rows, values)
         if wrong >= 0:
             raise BufferMisuseError(
-                f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {values[wrong]}, "
-                f"expected a row from 0 to {len(self) - 1} and a priority from 0 to {bound:.4g}, "
-                "so that no sum overflows"
+                f"indices[{wrong}] is {leaves[wrong]} and priorities[{wrong}] {given[wrong]}, "
+                f"expected a row from 0 to {min(end, span) - 1} and a priority from 0 to "
+                f"{bound:.4g}, so that no sum overflows"
             )
+        count = -1 - wrong
+        rows, values = rows[:count], values[:count]
         if self._tree is not None:
             self._tree.update(rows, np.power(values, self.alpha, out=values))
+            self._note_numbers()
         elif len(rows):
-            self._send_update(rows, values)
+            self._update_sums(
+                *(torch.from_numpy(array).to(self.device) for array in (rows, values))
+            )
 
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
-        drawn_at, state = batch.num_added, self._state
-        if not self._storage.are_counts_known:
+        drawn_at, span = batch.num_added, self._table.plan.span
+        if self._there is not None and self._there.is_captured:
             raise BufferMisuseError(
                 "an add was captured in a CUDA graph, so the host does not know which rows of the "
                 "batch were overwritten since; pass batch.indices, before the next add"
@@ -354,7 +366,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 "the batch was drawn from another buffer, or before a state was loaded into this "
                 "one, and its rows hold other transitions now; draw anew"
             )
-        now, rows = int(state[at.ADDED]), batch.indices
+        now, rows = self.num_added, batch.indices
         if now == drawn_at:
             return rows, priorities
         given = as_tensor("priorities", priorities)
@@ -362,7 +374,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise BufferMisuseError(
                 f"priorities has shape {tuple(given.shape)}, expected {tuple(rows.shape)}"
             )
-        kept = at.were_not_overwritten(rows, self.capacity, drawn_at, now)
+        kept = now - drawn_at <= (rows - drawn_at) % span  # adds that leave a row alone
         return rows[kept], given[kept.to(given.device)]
 
     def sample_sequences(
@@ -444,88 +456,65 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @exclusive
     def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
         assert self._sums is not None
-        self._sums.update(indices, priorities)
-
-    @exclusive
-    def _send_update(self, rows: np.ndarray, priorities: np.ndarray) -> None:
-        assert self._sums is not None
-        with self._updates.sent("an update of priorities", rows, priorities) as sent:
-            self._sums.update(*sent)
+        self._sums.update(indices, priorities, self._table.live_there())
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""
         alpha, bound = self._bound
         if alpha != self.alpha:
-            logarithm = math.log(largest_value(self.capacity))
+            logarithm = math.log(largest_value(self._table.plan.span))
             is_free = logarithm >= self.alpha * _LOG_MAX
             bound = sys.float_info.max if is_free else math.exp(logarithm / self.alpha)
             self._bound = self.alpha, bound
         return bound
 
-    def _saved_arrays(self) -> dict[str, Any]:
-        # What is loaded takes all its rows for inserted, so those of an `add` half done have to be.
-        if self._storage.folder is not None:  # priorities are in there
-            self._insert_new()
-            return super()._saved_arrays()
-        if self._tree is not None:
-            self._insert_new()
-            largest, values = self._largest[0], self._tree.leaves
-        else:
-            assert self._sums is not None
-            self._bring_sums_up_to_date()
-            largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
-        exponents = np.array([largest, self.alpha, self.beta])
-        return {**super()._saved_arrays(), "exponents": [exponents], "priorities": [values]}
+    def _own_state(self) -> dict[str, Any]:
+        self._insert_new()
+        if self._folder is not None:  # which has the priorities
+            return {}
+        largest = self._largest[0] if self._sums is None else float(self._sums.largest)
+        exponents = torch.from_numpy(np.array([largest, self.alpha, self.beta]))
+        return {**super()._own_state(), "exponents": exponents, "priorities": self.priorities.cpu()}
 
-    def _check_arrays(self, state: LoadedState) -> None:
-        super()._check_arrays(state)
-        if self._storage.folder is not None:
-            return
-        num_rows, values = state.shapes["rows"][0], state.small["priorities"]
-        largest, alpha, beta = state.small["exponents"].tolist()
+    def _check_own_state(self, state: Mapping[str, Any], taken: Taken) -> Any:
+        own, span = super()._check_own_state(state, taken), self._table.plan.span
+        values = checked_array("priorities", state["priorities"], np.float64, (span,))
+        exponents = checked_array("exponents", state["exponents"], np.float64, (3,))
+        largest, alpha, beta = exponents.tolist()
+        begun, committed = (int(numbers[0]) for numbers in taken.rings.T)
+        begin = min(max(begun - self.capacity, 0), committed)
+        is_live = (np.arange(span) - begin) % span < committed - begin
         fits = (
             _are_exponents(largest, alpha, beta)
-            and alpha * math.log(largest) <= math.log(largest_value(self.capacity)) + ROUNDING
+            and alpha * math.log(largest) <= math.log(largest_value(span)) + ROUNDING
             and values_fit(values)
-            and not values[num_rows:].any()
+            and not values[~is_live].any()
         )
         if not fits:
             raise contradiction(
                 "it has priorities or exponents that cannot be: "
                 f"alpha {alpha}, beta {beta}, largest {largest}"
             )
+        return own, {"exponents": exponents, "priorities": values}, is_live
 
-    def _place(self, state: LoadedState) -> Placed:
-        targets, take_rows = super()._place(state)
-
-        def finish() -> None:
-            take_rows()
-            if self._storage.folder is not None:
-                return
-            self._take_own_arrays(state.small)
-
-        return targets, finish
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._restore(1.0, np.zeros(self.capacity))
+    def _take_own_state(self, found: Any) -> None:
+        own, arrays, is_live = found
+        super()._take_own_state(own)
+        self._take_own_arrays(arrays, is_live)
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
+        given, self._given = self._given, {"alpha": None, "beta": None}  # those of the original
         super()._take_copied_state(state)
-        arrays = state["arrays"]
-        self._take_priorities({n: np.array(arrays[n][0]) for n in ("exponents", "priorities")})
+        self._given = given
 
-    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray], held: np.ndarray) -> None:
         """Restore priorities; exponents given to the constructor win over the saved ones."""
         alpha, beta = self.alpha, self.beta
         self._take_priorities(arrays)
         if self._given["beta"] is not None:
             self.beta = beta
         if self._given["alpha"] is not None and alpha != self.alpha:
-            values, held = (
-                arrays["priorities"].copy(),
-                slice(0, int(self._state[at.COUNT])),
-            )  # later rows are empty
+            values = arrays["priorities"].copy()
             powers, largest = values[held], arrays["exponents"][0]
             # With an exponent of 0 nothing is known of the priorities: all are like new.
             with np.errstate(over="ignore"):  # limited below
@@ -543,13 +532,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _restore(self, largest: float, values: np.ndarray) -> None:
         self._largest[0], self._origin = largest, secrets.randbits(63)
-        self._num_inserted = int(self._state[at.ADDED])
+        self._known = self._live()
         if self._tree is not None:
             self._tree.restore(values)
-            self._tree.inserted[0] = self._num_inserted
         elif self._sums is not None:
-            count = int(self._state[at.COUNT])
-            self._sums.restore(torch.from_numpy(values).to(self.device), count)
+            self._sums.restore(torch.from_numpy(np.array(values)).to(self.device))
             self._sums.largest.fill_(largest)
 
 

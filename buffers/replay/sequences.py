@@ -10,8 +10,8 @@ start of a whole sequence, and removes what it overwrites, so that no draw searc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,21 +19,21 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.sequences import SequenceOptions
-from buffers.core.state import contradiction
-from buffers.replay import layout as at
+from buffers.core.state import checked_array, contradiction
 from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
-from buffers.replay.storage import ReplayStorage
+from buffers.replay.table import Table
 
 __all__ = ["SequenceIndex", "SequenceMemory", "sequence_bytes"]
 
 _EMPTY = -1  # in `steps`, of rows that hold nothing
 _MAX_STEPS = 2**31 - 2
 _ENV_BYTES = 8 * 4  # tails, candidates, reaches, following steps
+_STEPS, _NEXTS = "sequence_steps", "sequence_following"
 
 
 def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
     """Bytes a `SequenceIndex` takes."""
-    return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 8 * num_rings
+    return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 16 * num_rings
 
 
 class SequenceMemory(NamedTuple):
@@ -49,8 +49,7 @@ class SequenceIndex:
     """Which rows follow one another, which begin a sequence, and draws of these.
 
     Args:
-        storage: Of the buffer, with links and env ids.
-        num_rows: Rows of the table.
+        table: With links and env ids.
 
     Attributes:
         options: Which sequences there are, or None before any was asked for.
@@ -59,45 +58,34 @@ class SequenceIndex:
         version: Changes with the options, and with every state that is loaded.
     """
 
-    def __init__(self, storage: ReplayStorage, num_rows: int):
-        state, fields = storage.state, storage.layout.fields
-        self._storage, self._state, self._capacity = storage, state, int(state[at.CAPACITY])
-        self._links_at, self._envs_at = (fields[n].offset // 4 for n in ("link", "env_ids"))
-        self._num_envs, num_rings = int(state[at.NUM_ENVS]), int(state[at.NUM_RINGS])
-        self.tree = SumTree(num_rows)
-        self._following, self._steps, self._envs = np.zeros((3, num_rows), np.int32)
-        self._per_env = np.zeros((4, self._num_envs), np.int64)
-        self._done = np.zeros(num_rings, np.int64)
+    def __init__(self, table: Table):
+        plan = table.plan
+        self._table, self._num_rows, num_rings = table, plan.num_rows, plan.num_rings
+        self.tree = SumTree(self._num_rows)
+        self._following, self._steps, self._envs = np.zeros((3, self._num_rows), np.int32)
+        self._per_env = np.zeros((4, plan.num_envs), np.int64)
+        self._done, self._dead = np.zeros((2, num_rings), np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.version = 1.0, False, 0
-        # Of a device the host keeps links and ids, so that no draw has to wait for it.
-        self._mirror = np.zeros((num_rows, 2), np.int32) if storage.is_staged else None
+        # Of a device the host keeps the environments of rows, so that no draw has to wait for it.
+        self._row_envs = table.columns.get("env_ids", np.zeros(self._num_rows, np.int32))
         self.reset()
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = (self._following, self._steps, self._envs, self._per_env, self._done)
-        mirror = 0 if self._mirror is None else self._mirror.nbytes
-        return self.tree.nbytes + mirror + sum(array.nbytes for array in arrays)
+        arrays = [self._following, self._steps, self._envs, self._per_env, self._done, self._dead]
+        arrays += [self._row_envs] if self._table.is_staged else []
+        return self.tree.nbytes + sum(array.nbytes for array in arrays)
 
     def reset(self) -> None:
         """Know of no row."""
         self._steps[:] = _EMPTY
-        self._following[:], self._envs[:], self._per_env[:], self._done[:] = 0, 0, 0, 0
+        self._following[:], self._envs[:], self._per_env[:] = 0, 0, 0
+        self._done[:], self._dead[:] = 0, 0
         fill_leaves(*self.tree.arrays, np.zeros(len(self._steps)))
         self.options, self.largest, self.is_updated = None, 1.0, False
         self.version += 1
-
-    def _totals(self) -> np.ndarray:
-        begin = self._state[at.TOTALS]
-        return self._state[begin : begin + len(self._done)]
-
-    def _table(self) -> tuple[np.ndarray, int, int]:
-        """int32 (rows, words), where in a row the link is, and where the env id."""
-        if self._mirror is None:
-            return self._storage.table.view(np.int32), self._links_at, self._envs_at
-        return self._mirror, 0, 1
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
@@ -111,7 +99,7 @@ class SequenceIndex:
             is_over: bool (K,), the next row of the env begins another episode.
         """
         left = np.zeros(len(self._done), np.int64)
-        count_overwritten(envs, is_over, self._capacity, left, self._per_env[3])
+        count_overwritten(envs, is_over, self._table.plan.capacity, left, self._per_env[3])
 
     def follow(self, value: float) -> None:
         """Take note of the rows that were added since the last call.
@@ -119,27 +107,33 @@ class SequenceIndex:
         Args:
             value: Of the sequences that are new, in the tree.
         """
-        if self._mirror is not None:
-            self._fetch(self._mirror)
+        table, plan = self._table, self._table.plan
+        begin, _ = table.live()
+        if table.is_staged:
+            self._fetch(begin)
         options = self.options or SequenceOptions(1, 0, 0, False)
         follow_rows(
-            *self._table(), self._state, self._done, self._following, self._steps, self._envs,
-            self._per_env, *self.tree.arrays, options.needed, options.needed_at_start,
-            options.period, float(value),
+            table.links, self._row_envs, table.envs["is_open"], begin, table.committed, plan.span,
+            self._done, self._dead, self._following, self._steps, self._envs, self._per_env,
+            *self.tree.arrays, options.needed, options.needed_at_start, options.period,
+            float(value),
         )  # fmt: skip
 
-    def _fetch(self, mirror: np.ndarray) -> None:
-        """Copy links and ids of new rows from the device, and links of the newest before them."""
-        found, capacity = [], self._capacity
-        for ring, total in enumerate(self._totals()):
-            count = min(int(total - self._done[ring]), capacity)
-            found.append(ring * capacity + np.arange(total - count, total) % capacity)
-        tails = self._per_env[0]
-        rows = np.concatenate([*found, tails[tails > 0] - 1])
-        words = self._storage.rows.view(torch.int32)
-        index = torch.from_numpy(rows).to(words.device)
-        for place, word in enumerate((self._links_at, self._envs_at)):
-            mirror[rows, place] = words[:, word].index_select(0, index).cpu().numpy()
+    def _fetch(self, begin: np.ndarray) -> None:
+        """Copy env ids of new rows from the device."""
+        table, span = self._table, self._table.plan.span
+        found = [
+            ring * span + np.arange(max(first, done), end) % span
+            for ring, (first, done, end) in enumerate(
+                zip(begin, self._done, table.committed, strict=True)
+            )
+        ]
+        rows = np.concatenate(found)
+        if len(rows):
+            field = table.plan.layout.fields["env_ids"]
+            column = table.rows.view(torch.int32)[:, field.offset // 4]
+            where = torch.from_numpy(rows).to(table.device)
+            self._row_envs[rows] = column.index_select(0, where).cpu().numpy()
 
     def prepare(self, options: SequenceOptions, value: float) -> None:
         """Mark the rows that begin a sequence, if that was not done for these options.
@@ -165,15 +159,16 @@ class SequenceIndex:
     def _mark(self, options: SequenceOptions, values: np.ndarray) -> None:
         is_start = np.zeros(len(self._steps), np.bool_)
         mark_starts(
-            self._state, self._following, self._steps, self._envs, self._per_env, options.needed,
-            options.needed_at_start, options.period, np.zeros(len(self._steps), np.int32), is_start,
+            *self._table.live(), self._table.plan.span, self._following, self._steps, self._envs,
+            self._per_env, options.needed, options.needed_at_start, options.period,
+            np.zeros(len(self._steps), np.int32), is_start,
         )  # fmt: skip
         fill_leaves(*self.tree.arrays, np.where(is_start, values, 0.0))
         self.options = options
         self.version += 1
 
     def draw(
-        self, generator: np.ndarray, batch_size: int, beta: float
+        self, generator: torch.Generator, batch_size: int, beta: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SequenceMemory]:
         """Draw sequences in proportion to their values; `prepare` was called.
 
@@ -188,23 +183,27 @@ class SequenceIndex:
         assert options is not None
         if not self.tree.total > 0:
             raise BufferMisuseError(
-                f"none of the {int(self._state[at.COUNT])} transitions begins {_described(options)}"
+                f"none of the {len(self._table)} transitions begins {_described(options)}"
                 + (", or all priorities are 0" if self.is_updated else "")
                 + "; add longer episodes, or ask for shorter sequences"
             )
         starts, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
-        self.tree.draw(generator, starts, weights, beta)
+        points = torch.empty(batch_size, dtype=torch.float64, device=generator.device)
+        points.uniform_(generator=generator)
+        self.tree.draw(points.cpu().numpy(), starts, weights, beta)
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
         walk(self._following, self._steps, starts, rows, steps)
-        memory = SequenceMemory(self, starts, self._totals().copy(), self.version)
+        memory = SequenceMemory(self, starts, self._table.committed.copy(), self.version)
         return rows, steps, weights, memory
 
     def are_alive(self, rows: np.ndarray, memory: SequenceMemory) -> np.ndarray:
         """Whether rows int64 (K,) of a batch still hold what they held when it was drawn."""
-        rings = rows // self._capacity
-        before, now = memory.totals[rings], self._totals()[rings]
-        return at.were_not_overwritten(rows % self._capacity, self._capacity, before, now)
+        span, table = self._table.plan.span, self._table
+        rings, newest = rows // span, memory.totals - 1
+        numbers = newest[rings] - (newest[rings] - rows % span) % span  # when it was drawn
+        begin, _ = table.live()
+        return numbers >= begin[rings]
 
     def update(self, memory: SequenceMemory, priorities: np.ndarray, alpha: float) -> None:
         """Give sequences priorities float64 (B,); those whose first row is gone are left out."""
@@ -224,35 +223,51 @@ class SequenceIndex:
             values = np.where(values > 0, self.largest**alpha, 0.0)
         fill_leaves(*self.tree.arrays, values)
 
-    def saved(self, has_priorities: bool) -> dict[str, list[np.ndarray]]:
-        """What does not follow from the rows, as arrays by name."""
-        arrays = {"sequence_steps": [self._steps], "sequence_following": [self._per_env[3]]}
+    def state(self, *, has_priorities: bool) -> dict[str, torch.Tensor]:
+        """What does not follow from the rows."""
+        arrays = {_STEPS: self._steps, _NEXTS: self._per_env[3]}
         if has_priorities:
             options = self.options or SequenceOptions(0, 0, 0, False)
             numbers = np.array([*options, self.is_updated, self.largest], np.float64)
-            arrays |= {"sequence_options": [numbers], "sequence_priorities": [self.tree.leaves]}
-        return arrays
+            arrays |= {"sequence_options": numbers, "sequence_priorities": self.tree.leaves}
+        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
-    def check(
-        self, small: dict[str, np.ndarray], num_rows: int, read: Callable[..., SequenceOptions]
-    ) -> None:
-        """Raise BufferMisuseError unless saved arrays can be restored.
+    def checked(
+        self,
+        state: Mapping[str, Any],
+        rings: np.ndarray,
+        read: Callable[..., SequenceOptions],
+        *,
+        has_priorities: bool,
+    ) -> dict[str, np.ndarray]:
+        """The same of a state; raise BufferMisuseError unless it can be restored.
 
         Args:
-            small: The arrays by name, those of `saved` among them.
-            num_rows: Rows that hold transitions.
+            state: With the entries of `state`.
+            rings: int64 (R, 2), numbers begun and committed.
             read: Checks options.
+            has_priorities: See `state`.
         """
-        steps = small["sequence_steps"]
-        held = steps[steps != _EMPTY]
-        if len(held) != num_rows or (num_rows and not 0 <= held.min() <= held.max() <= _MAX_STEPS):
+        plan, num_rows = self._table.plan, self._num_rows
+        steps = checked_array(_STEPS, state[_STEPS], np.int32, (num_rows,))
+        nexts = checked_array(_NEXTS, state[_NEXTS], np.int64, (plan.num_envs,))
+        begun, committed = np.repeat(rings.T, plan.span, axis=1)
+        numbers = committed - 1 - (committed - 1 - np.arange(num_rows) % plan.span) % plan.span
+        is_live = numbers >= np.maximum(begun - plan.capacity, 0)
+        held = steps[is_live]
+        if (steps[~is_live] != _EMPTY).any() or (
+            len(held) and not 0 <= held.min() <= held.max() <= _MAX_STEPS
+        ):
             raise contradiction("it has numbers of steps that cannot be")
-        nexts = small["sequence_following"]
         if nexts.min() < 0 or nexts.max() > _MAX_STEPS:
             raise contradiction("it has numbers of following steps that cannot be")
-        if "sequence_options" not in small:
-            return
-        numbers, values = small["sequence_options"], small["sequence_priorities"]
+        found = {_STEPS: steps, _NEXTS: nexts}
+        if not has_priorities:
+            return found
+        name = "sequence_options"
+        numbers = found[name] = checked_array(name, state[name], np.float64, (6,))
+        name = "sequence_priorities"
+        values = found[name] = checked_array(name, state[name], np.float64, (num_rows,))
         fits = (  # false of NaN
             np.isfinite(numbers).all()
             and (numbers[:5] == numbers[:5].astype(np.int64)).all()
@@ -264,23 +279,26 @@ class SequenceIndex:
             fits = read(length, burn_in, length - period, pad) == (length, burn_in, period, pad)
         if not fits:
             raise contradiction("it has sequences or priorities of these that cannot be")
+        return found
 
-    def restore(self, small: dict[str, np.ndarray]) -> None:
-        """Take over arrays that `saved` gave, when the rows and integers are those saved."""
+    def restore(self, found: Mapping[str, np.ndarray]) -> None:
+        """Take over what `checked` returned, when the table is that of the state."""
         self.reset()
-        totals = self._totals()
-        if self._mirror is not None:
-            self._fetch(self._mirror)
-        self._steps[:] = small["sequence_steps"]
-        self._per_env[3] = small["sequence_following"]
+        table = self._table
+        begin, end = table.live()
+        if table.is_staged:
+            self._fetch(begin)
+        self._steps[:] = found[_STEPS]
+        self._per_env[3] = found[_NEXTS]
         restore_rows(
-            *self._table(), self._state, self._following, self._steps, self._envs, self._per_env
-        )
-        self._done[:] = totals
-        if "sequence_options" in small and small["sequence_options"][0]:
-            length, burn_in, period, pad, is_updated, largest = small["sequence_options"].tolist()
+            table.links, self._row_envs, begin, end, table.plan.span,
+            self._following, self._steps, self._envs, self._per_env,
+        )  # fmt: skip
+        self._done[:], self._dead[:] = end, begin
+        if "sequence_options" in found and found["sequence_options"][0]:
+            length, burn_in, period, pad, is_updated, largest = found["sequence_options"].tolist()
             options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
-            self._mark(options, small["sequence_priorities"])
+            self._mark(options, found["sequence_priorities"])
             self.is_updated, self.largest = bool(is_updated), largest
 
 
@@ -317,54 +335,50 @@ def fill_leaves(tree, starts, values):
 
 @njit(cache=True)
 def follow_rows(
-    table, link_at, env_at, state, done, following, step_of, env_of, per_env, tree, starts, needed,
-    needed_at_start, period, value,
+    links, row_envs, is_open, begin, end, span, done, dead, following, step_of, env_of, per_env,
+    tree, starts, needed, needed_at_start, period, value,
 ):  # fmt: skip
-    """Take note of the rows that were added since the last call.
+    """Take note of the rows that were added since the last call, and of those that are gone.
 
     Args:
-        table: int32 (rows, words), with the link of a row at word `link_at`, its env at `env_at`.
-        state: int64, see `layout`.
-        done: int64 (rings,), rows of each ring taken note of; brought up to date.
+        links: int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the rows.
+        row_envs: int32 (rows,), environments of rows.
+        is_open: bool (N,), the newest row of the env did not end its episode.
+        begin, end: int64 (R,), numbers that can be drawn.
+        span: Rows of a ring.
+        done: int64 (R,), rows of each ring taken note of; brought up to date.
+        dead: int64 (R,), those of them that are gone; the same.
         following, step_of, env_of: int32 (rows,), written: row + 1 of the next one in the episode
             or 0, its number in that or -1, its environment.
-        per_env: int64 (4, N), written: tails, row + 1 of the newest, or 0 if it is overwritten;
+        per_env: int64 (4, N), written: tails, row + 1 of the newest, or 0 if it is gone;
             candidates, row + 1 of the oldest row of the open episode that is not the start of a
             sequence yet, or 0; reaches, rows from that to the newest, both included; numbers of
-            the next rows if the episodes go on, which rows behind overwritten ones get.
+            the next rows if the episodes go on, which rows behind those that are gone get.
         tree, starts: Of a `SumTree`, written.
         needed, needed_at_start: See `SequenceOptions`.
         period: The same; 0 as long as no sequences are wanted.
         value: Of new sequences.
     """
     tails, candidates, reaches, nexts = per_env[0], per_env[1], per_env[2], per_env[3]
-    capacity = state[at.CAPACITY]
+    num_rows = links.shape[0]
     for ring in range(done.shape[0]):
-        total = state[state[at.TOTALS] + ring]
-        begin = done[ring]
-        if total - begin > capacity:  # all that was known of is gone
-            begin = total - capacity
-            first, last = (ring, ring + 1) if done.shape[0] > 1 else (0, tails.shape[0])
-            for env in range(first, last):
+        for number in range(dead[ring], min(begin[ring], done[ring])):
+            row = ring * span + number % span
+            env = env_of[row]
+            if tree[row] > 0.0:
+                set_leaf(tree, starts, row, 0.0)
+            if candidates[env] == row + 1:
+                candidates[env] = following[row]
+                reaches[env] -= 1
+            if tails[env] == row + 1:
                 tails[env] = 0
-                candidates[env] = 0
-        for number in range(begin, total):
-            row = ring * capacity + number % capacity
-            if step_of[row] >= 0:
-                env = env_of[row]
-                if tree[row] > 0.0:
-                    set_leaf(tree, starts, row, 0.0)
-                if candidates[env] == row + 1:
-                    candidates[env] = following[row]
-                    reaches[env] -= 1
-                if tails[env] == row + 1:
-                    tails[env] = 0
-            env = np.int64(table[row, env_at])
+            step_of[row] = -1
+        dead[ring] = begin[ring]
+        for number in range(max(done[ring], begin[ring]), end[ring]):
+            row = ring * span + number % span
+            env = np.int64(row_envs[row])
             before = tails[env] - 1
-            # The table has all new rows already, maybe one in place of the row before this.
-            if before >= 0 and number - (row - before) % capacity < total - capacity:
-                before = -1
-            is_joined = before >= 0 and table[before, link_at] == row + 1
+            is_joined = before >= 0 and links[before] == row + 1
             env_of[row] = env
             following[row] = 0
             tails[env] = row + 1
@@ -373,7 +387,8 @@ def follow_rows(
                 step_of[row] = step_of[before] + 1
             else:
                 step_of[row] = nexts[env] if before < 0 else 0
-            nexts[env] = 0 if state[state[at.STOPPED] + env] else step_of[row] + 1
+            is_last = links[row] <= 0 or links[row] > num_rows
+            nexts[env] = 0 if is_last and not is_open[env] else step_of[row] + 1
             if is_joined and candidates[env]:
                 reaches[env] += 1
             else:
@@ -387,7 +402,7 @@ def follow_rows(
                     set_leaf(tree, starts, start, value)
                 candidates[env] = following[start]
                 reaches[env] -= 1
-        done[ring] = total
+        done[ring] = end[ring]
 
 
 @njit(cache=True)
@@ -414,24 +429,23 @@ def count_overwritten(envs, is_over, capacity, left, nexts):
 
 @njit(cache=True)
 def mark_starts(
-    state, following, step_of, env_of, per_env, needed, needed_at_start, period, remaining, is_start
-):
+    begin, end, span, following, step_of, env_of, per_env, needed, needed_at_start, period,
+    remaining, is_start,
+):  # fmt: skip
     """Find the rows that begin a sequence.
 
     Args:
-        state, following, step_of, env_of, per_env: As in `follow_rows`; of per_env candidates and
-            reaches are written.
+        begin, end, span, following, step_of, env_of, per_env: As in `follow_rows`; of per_env
+            candidates and reaches are written.
         needed, needed_at_start, period: As there.
         remaining: int32 (rows,), written: steps from the row to the last known of its episode.
         is_start: bool (rows,), zeros; written.
     """
     tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
-    capacity, num_rings = state[at.CAPACITY], state[at.NUM_RINGS]
     candidates[:] = 0
-    for ring in range(num_rings):
-        total = state[state[at.TOTALS] + ring]
-        for age in range(min(total, capacity)):  # from the newest row
-            row = ring * capacity + (total - 1 - age) % capacity
+    for ring in range(begin.shape[0]):
+        for age in range(end[ring] - begin[ring]):  # from the newest row
+            row = ring * span + (end[ring] - 1 - age) % span
             after, env = following[row], env_of[row]
             remaining[row] = remaining[after - 1] + 1 if after else 1
             if remaining[row] >= (needed if step_of[row] else needed_at_start):
@@ -443,18 +457,16 @@ def mark_starts(
 
 
 @njit(cache=True)
-def restore_rows(table, link_at, env_at, state, following, step_of, env_of, per_env):
+def restore_rows(links, row_envs, begin, end, span, following, step_of, env_of, per_env):
     """Fill following, env_of and tails of all rows that hold something; see `follow_rows`."""
-    tails = per_env[0]
-    capacity, num_rings = state[at.CAPACITY], state[at.NUM_RINGS]
+    tails, num_rows = per_env[0], links.shape[0]
     tails[:] = 0
-    for ring in range(num_rings):
-        total = state[state[at.TOTALS] + ring]
-        for number in range(total - min(total, capacity), total):
-            row = ring * capacity + number % capacity
-            env_of[row] = table[row, env_at]
+    for ring in range(begin.shape[0]):
+        for number in range(begin[ring], end[ring]):
+            row = ring * span + number % span
+            env_of[row] = row_envs[row]
             tails[env_of[row]] = row + 1
-            following[row] = max(table[row, link_at], 0)
+            following[row] = links[row] if 0 < links[row] <= num_rows else 0
             step_of[row] = max(step_of[row], 0)
 
 

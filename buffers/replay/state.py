@@ -1,339 +1,478 @@
-"""What a state of a replay buffer says of itself, and what is checked before it is believed."""
+"""States of replay buffers: a dict of tensors and numbers, and a file of it by `torch.save`.
+
+Nothing in a state is believed: sizes, dtypes and ranges are checked before anything is changed, so
+that none can make a buffer read or write other memory; which slots are free, sums of priorities and
+counts are found out anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import errno
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from buffers.core.compiling import njit
-from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
-from buffers.core.state import (
-    FieldWatcher,
-    LoadedState,
-    check_settings,
-    contradiction,
-    name_fields,
-)
-from buffers.replay import layout as at
-from buffers.replay.layout import constant_part, new_state
-from buffers.replay.storage import ReplayStorage
+from buffers.core.copies import Rebuilt
+from buffers.core.errors import BufferMisuseError, CheckpointError
+from buffers.core.generator import other_generator
+from buffers.core.guard import exclusive
+from buffers.core.rows import row_views
+from buffers.core.sequences import read_sequences
+from buffers.core.state import check_settings, checked_array, contradiction, name_fields
+from buffers.replay.folder import Folder
+from buffers.replay.plan import Plan, own_settings
+from buffers.replay.table import Table
+from vecenv.files import whole_file
 
-__all__ = [
-    "amended_integers",
-    "check_meta",
-    "checked_integers",
-    "describe",
-    "describe_rows",
-    "watch_fields",
-]
+__all__ = ["STATE_VERSION", "TableState", "Taken", "check_described", "describe"]
 
-_VERSION = 2  # 1 had no settings
+STATE_VERSION = 3
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
-# What of the integers does not follow from others: where an array begins, and how long it is.
-_KEPT_PARTS = {at.TOTALS: at.NUM_RINGS, at.LAST: at.NUM_ENVS, at.STOPPED: at.NUM_ENVS}
+_PER_ENV = {"last": np.int64, "slot": np.int32, "is_open": np.bool_}
 
 
-def describe(kind: str, storage: ReplayStorage, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Version, kind, fields of the rows and settings.
+class Taken(NamedTuple):
+    """A state of a table that was checked."""
+
+    rings: np.ndarray  # int64 (R, 2)
+    rows: list[np.ndarray]  # uint8 (?, stride), the rows of each ring that hold something
+    links: np.ndarray  # int32 (num_rows,), or (0,)
+    envs: dict[str, np.ndarray]
+    once: dict[str, np.ndarray]
+
+
+class TableState(Rebuilt):
+    """Gives a replay buffer `state_dict`, `load_state_dict`, `save`, `load` and copies."""
+
+    _table: Table
+    _kind: str
+    _folder: Folder | None
+    _random: Any
+    _sequences: Any
+    _has_weights: bool
+    _new_sequence_value: Any
+    _settle: Any
+    _there: Any
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Further settings that a state must share with the buffer it is loaded into."""
+        return {}
+
+    def _own_state(self) -> dict[str, Any]:
+        """What the class holds besides the table, as tensors; views will do."""
+        if self._sequences is None:
+            return {}
+        self._sequences.follow(self._new_sequence_value())
+        return self._sequences.state(has_priorities=self._has_weights)
+
+    def _check_own_state(self, state: Mapping[str, Any], taken: Taken) -> Any:
+        """Raise BufferMisuseError unless that fits; return what `_take_own_state` takes."""
+        if self._sequences is None:
+            return None
+        has = self._has_weights
+        return self._sequences.checked(state, taken.rings, read_sequences, has_priorities=has)
+
+    def _take_own_state(self, found: Any) -> None:
+        """Take over what `_check_own_state` returned; the table was taken over before."""
+        if self._sequences is not None:
+            self._sequences.restore(found)
+
+    def _described(self) -> dict[str, Any]:
+        return describe(self._kind, self._table.plan, self._own_settings())
+
+    def _views(self) -> dict[str, Any]:
+        """All that is held, as tensors over the memory itself where that is on the CPU."""
+        table = self._table
+        self._settle()
+        if table.is_torn:
+            table.recover()
+        if self._folder is not None:  # the rest is in there
+            self._folder.flush()
+            return {
+                **self._described(),
+                "rings": torch.from_numpy(table.rings.view(np.int64).reshape(-1, 2)),
+                "generator": torch.from_numpy(self._random.get_state()),
+                "is_open": torch.from_numpy(table.envs["is_open"].copy()),
+            }
+        state = {
+            **self._described(),
+            "rows": [torch.from_numpy(block) for block in held_blocks(table)],
+            "rings": torch.from_numpy(table.rings.view(np.int64).reshape(-1, 2)),
+            "generator": torch.from_numpy(self._random.get_state()),
+        }
+        if table.plan.num_envs:
+            state |= {name: torch.from_numpy(table.envs[name].copy()) for name in _PER_ENV}
+        if table.once is not None:
+            state |= {n: torch.from_numpy(a) for n, a in table.once.state().items()}
+        return {**state, **self._own_state()}
+
+    @exclusive
+    def state_dict(self) -> dict[str, Any]:
+        """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
+        self._guard.rewind()
+        return _mapped(self._views(), _copied)
+
+    @exclusive
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
+                made with other spaces, sizes or options, which are listed, or it contradicts
+                itself; nothing was changed.
+        """
+        self._take_state(state)
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        check_described(state, self._described())
+        expected = self._views()
+        missing = sorted(set(expected) - set(state))
+        if missing:
+            raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
+        besides = sorted(str(n) for n in set(state) - set(expected))
+        if besides:
+            raise BufferMisuseError(
+                f"state has {besides} besides, which a buffer like this one does not save"
+            )
+        generator = checked_array("generator", state["generator"], np.uint8, (None,))
+        if not self._random.accepts_state(generator):
+            raise other_generator()
+        if self._folder is not None:
+            self._take_folder_state(self._folder, state, generator)
+            return
+        taken = check_table(self._table, state)
+        own = self._check_own_state(state, taken)
+        self._guard.rewind()
+        take_table(self._table, taken)
+        if self._there is not None:
+            self._there.push()
+        self._random.set_state(generator)
+        self._take_own_state(own)
+
+    def _take_folder_state(
+        self, folder: Folder, state: Mapping[str, Any], generator: np.ndarray
+    ) -> None:
+        """Bring back where episodes were; rows that were added since stay."""
+        table, plan = self._table, self._table.plan
+        rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
+        is_open = checked_array("is_open", state["is_open"], np.bool_, (plan.num_envs,))
+        _check_bools("is_open", is_open.view(np.uint8))
+        folder.require_writable()
+        if (rings[:, 1] == table.committed).all():
+            table.envs["is_open"] = is_open
+        if (rings[:, 1] > table.committed).any():
+            warnings.warn(
+                f"the folder has had {table.num_added} rows added, fewer than the "
+                f"{rings[:, 1].sum()} when the state was taken: it is another folder, or the "
+                "power was lost; the rows that it has are kept",
+                stacklevel=5,
+            )
+        self._guard.rewind()
+        self._random.set_state(generator)
+        folder.arrays["generator"][...] = generator
+
+    @exclusive
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is held into a file, all or nothing.
+
+        Raises:
+            OSError: The disk is full or the folder is not there; a file that was there stays.
+        """
+        self._guard.rewind()
+        with whole_file(Path(path)) as aside:
+            try:
+                with aside.open("wb") as file:
+                    torch.save(self._views(), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except RuntimeError as error:  # of torch's writer, when the disk refuses
+                raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
+
+    @exclusive
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue where the buffer stood that `save` was called on.
+
+        Nothing in a file is believed, but others must not write to it meanwhile.
+
+        Raises:
+            CheckpointError: The file is damaged, cut off, or no checkpoint; nothing was changed.
+            BufferMisuseError: It does not fit this buffer, as in `load_state_dict`; nothing was
+                changed.
+            OSError: It cannot be opened.
+        """
+        state = read_file(path)
+        try:
+            self._take_state(state)
+        except BufferMisuseError as error:
+            raise CheckpointError(f"{os.fspath(path)}: {error}") from None
+
+    def _copied_state(self) -> dict[str, Any]:
+        self._guard.rewind()
+        return _mapped(self._views(), _as_array)
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_state(_mapped(state, _as_tensor))
+
+
+def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Version, kind, settings and fields of the rows; JSON has all of it.
 
     Args:
         kind: Name of the buffer class.
-        storage: Of the buffer.
-        settings: Of the buffer, besides what the storage tells: numbers and strings.
+        plan: Of the table.
+        own: Settings of the class.
     """
-    frames = storage.layout.frames
-    if frames is not None:
-        settings = {
-            "frame_stack": frames.num_frames,
-            "frame": f"{frames.dtype} {frames.shape}",
-            "axis of the stack": frames.axis,
-            "frame_bytes": storage.frames.main.shape[1] if storage.frames is not None else 0,
-            **settings,
-        }
-    return describe_rows(kind, storage.layout, storage.state, settings)
-
-
-def describe_rows(
-    kind: str, layout: RowLayout, state: np.ndarray, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The same, of a layout and the integers of a buffer."""
-    sizes = {
-        "capacity": int(state[at.CAPACITY]),
-        "rings": int(state[at.NUM_RINGS]),
-        "num_envs": int(state[at.NUM_ENVS]),
-        "store_next": not layout.has_successors,
-    }
     return {
-        "state_version": _VERSION,
+        "state_version": STATE_VERSION,
         "kind": kind,
-        "fields": layout.describe(),
-        "constants": constant_part(state),
-        "settings": {**sizes, **settings},
+        "settings": {**own_settings(plan), **own},
+        "fields": plan.layout.describe(),
+        "stride": plan.layout.stride,
     }
 
 
-def check_meta(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_described(state: Any, own: Mapping[str, Any]) -> None:
     """Raise BufferMisuseError unless a state is of a buffer that describes itself as ours."""
-    version = meta.get("state_version")
-    if type(version) is int and version == 1:  # all that the first release had
-        meta = {**meta, "state_version": _VERSION, "settings": own["settings"]}
+    if not isinstance(state, Mapping):
+        raise BufferMisuseError(
+            f"state is a {type(state).__name__}, expected what state_dict() returned"
+        )
     for name in ("kind", "state_version"):
-        found = meta.get(name)
+        found = state.get(name)
         if type(found) is not type(own[name]) or found != own[name]:
             raise BufferMisuseError(
                 f"state has {name} {found!r:.99}, expected {own[name]!r}; pass what "
                 "state_dict() of such a buffer returned"
             )
-    check_settings(_listed(meta), _listed(own))
-    # Where the fields lie, if another release places them otherwise.
-    check_settings(*({"layout": [s.get("fields"), s.get("constants")]} for s in (meta, own)))
+    check_settings(_listed(state), _listed(own))
+    check_settings(*({"layout": [s.get("fields"), s.get("stride")]} for s in (state, own)))
 
 
-def watch_fields(storage: ReplayStorage, num_rows: int) -> dict[str, FieldWatcher]:
-    """What looks at the bytes of transitions and observations.
+def read_file(path: str | os.PathLike[str]) -> Any:
+    """What `save` wrote, mapped into memory; nothing in it is executed.
 
     Raises:
-        BufferMisuseError: There are more transitions than there is room for.
+        CheckpointError: It is no such file.
+        OSError: It can't be opened.
     """
-    if num_rows > len(storage.rows):
-        raise BufferMisuseError(
-            f"state holds {num_rows} rows, expected at most {len(storage.rows)}"
-        )
-    layout = storage.layout
-    kept = {n: layout.fields[n].offset for n in ("link", "env_ids") if n in layout.fields}
-    if "frame_ids" in layout.fields:
-        kept |= _places_of_frames(layout)
-    truths = [(f.offset, f.nbytes) for f in layout.fields.values() if f.dtype == np.bool_]
-    watchers = {"rows": FieldWatcher(num_rows, kept, truths)}
-    if storage.successors is not None:
-        for name in ("pending", "finals"):
-            watchers[name] = FieldWatcher(0, {}, _obs_truths(layout))
-    if layout.frames is not None and layout.frames.dtype == np.bool_:
-        watchers["frames"] = FieldWatcher(0, {}, [(0, layout.frames.nbytes)])
-    return watchers
+    path = Path(path)
+    with path.open("rb"):  # says why it can't be
+        pass
+    if not path.is_file():
+        raise OSError(f"{path} is no regular file")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place that the file does not have
+            raise
+        reason = "it is cut off"
+    except (
+        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
+        pickle.UnpicklingError, zipfile.BadZipFile, UnicodeDecodeError,
+    ) as error:  # fmt: skip
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    raise CheckpointError(
+        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
+    )
 
 
-def _places_of_frames(layout: RowLayout) -> dict[str, int]:
-    """Where the ids of frames are in a row, by name."""
-    field = layout.fields["frame_ids"]
-    return {f"frame {k}": field.offset + 4 * k for k in range(field.shape[0])}
+def held_blocks(table: Table) -> list[np.ndarray]:
+    """The rows of each ring that hold something, in the order of the table; on the CPU.
+
+    What is on the CPU is not copied, and each block has memory of no more than its rows.
+    """
+    span, rows = table.plan.span, table.rows
+    counts = np.minimum(table.begun, span)
+    if (counts == span).all():
+        return [rows.cpu().numpy()]
+    blocks = [rows[r * span : r * span + int(counts[r])].cpu().numpy() for r in range(len(counts))]
+    return [block for block in blocks if len(block)] or [rows[:0].cpu().numpy()]
 
 
-def _check_frames(storage: ReplayStorage, state: LoadedState) -> None:
-    """Raise BufferMisuseError if a row, or a stack that goes on, has frames that are not there."""
-    kept, heads = state.watchers["rows"].kept, state.small["heads"]
-    num_frames = state.shapes["frames"][0]
-    ids = [kept[name] for name in _places_of_frames(storage.layout)]
-    for values in ids:
-        if values.size and (values.min() < 0 or values.max() >= num_frames):
-            raise contradiction(f"it has rows of frames that are not among its {num_frames}")
-    if (ids[0] == ids[-1]).any():  # the newest was never there before
-        raise contradiction("it has rows whose first and last frame are the same")
-    is_closed = (heads == -1).all(1)
-    is_open = ((heads >= 0) & (heads < num_frames)).all(1)
-    if not (is_closed | is_open).all():
-        raise contradiction("it has newest stacks of frames that cannot be")
+def check_table(table: Table, state: Mapping[str, Any]) -> Taken:
+    """Check what a state says of the table.
+
+    Raises:
+        BufferMisuseError: It does not fit the table, or its parts not one another.
+    """
+    plan = table.plan
+    span, num_rows, stride = plan.span, plan.num_rows, plan.layout.stride
+    rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
+    begun, committed = rings.T
+    bad = (committed < 0) | (begun < committed) | (begun - committed > span)
+    if bad.any() or begun.max() > _MOST_ADDED // plan.num_rings:
+        raise contradiction("it has numbers of transitions that cannot be")
+    counts = np.minimum(begun, span)
+    sizes = [num_rows] if (counts == span).all() else [int(n) for n in counts if n] or [0]
+    blocks = state["rows"]
+    if not isinstance(blocks, list) or len(blocks) != len(sizes):
+        raise contradiction(f"it has not {len(sizes)} blocks of rows")
+    arrays = [
+        checked_array("rows", block, np.uint8, (size, stride))
+        for block, size in zip(blocks, sizes, strict=True)
+    ]
+    is_held = (np.arange(span) < counts[:, None]).reshape(-1)
+    held = np.flatnonzero(is_held)
+    columns = _read_fields(plan, arrays)
+    if "env_ids" in columns:
+        _check_env_ids(plan, columns["env_ids"], held)
+    envs: dict[str, np.ndarray] = {}
+    if plan.num_envs:
+        for name, dtype in _PER_ENV.items():
+            envs[name] = checked_array(name, state[name], dtype, (plan.num_envs,))
+        _check_bools("is_open", envs["is_open"].view(np.uint8))
+        own = committed[np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)]
+        if envs["last"].min() < 0 or (envs["last"] > own).any():
+            raise contradiction("it has newest transitions that cannot be")
+    once = {} if table.once is None else table.once.checked(state)
+    links = np.zeros(0, np.int32)
+    if plan.is_linked:
+        links = np.zeros(num_rows, np.int32)
+        links[held] = columns["link"]
+        num_slots = len(once["units"]) if once else 0
+        links_there = _check_links(plan, rings, links, is_held, num_slots, envs)
+        if table.once is not None:
+            table.once.check_links(once, links_there)
+    return Taken(rings, arrays, links, envs, once)
 
 
-def _obs_truths(layout: RowLayout) -> Iterable[tuple[int, int]]:
-    """Where bools lie in an observation that is kept apart: bytes from its start, and how many."""
-    leaves = [layout.fields[path] for path in layout.obs]
-    return [(leaf.offset - layout.obs_at, leaf.nbytes) for leaf in leaves if leaf.dtype == np.bool_]
+def _read_fields(plan: Plan, blocks: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Links and env ids of the rows; bools are looked at."""
+    fields, found = plan.layout.fields, {}
+    bools = [path for path, field in fields.items() if field.dtype == np.bool_]
+    for block in blocks:
+        if not block.flags.aligned or block.ctypes.data % 8:
+            block = block.copy()
+        views = row_views(block.view(np.int64), fields)
+        for path in bools:
+            _check_bools(path, views[path].view(np.uint8))
+        for path in ("link", "env_ids"):
+            if path in views:
+                found.setdefault(path, []).append(views[path].copy())
+    return {path: np.concatenate(parts) for path, parts in found.items()}
 
 
-def _listed(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _check_bools(name: str, values: np.ndarray) -> None:
+    """What takes a byte that is neither 0 nor 1 for a bool may count it wrongly."""
+    if (values > 1).any():
+        number = int((values > 1).sum())
+        raise contradiction(f"{number} bytes of bools in {name} are no bools")
+
+
+def _check_env_ids(plan: Plan, env_ids: np.ndarray, held: np.ndarray) -> None:
+    per_ring = plan.num_envs // plan.num_rings
+    if len(env_ids) and (
+        env_ids.min() < 0
+        or env_ids.max() >= plan.num_envs
+        or (plan.num_rings > 1 and (env_ids // per_ring != held // plan.span).any())
+    ):
+        raise contradiction("it has rows of environments that there are not")
+
+
+def _check_links(
+    plan: Plan,
+    rings: np.ndarray,
+    links: np.ndarray,
+    is_held: np.ndarray,
+    num_slots: int,
+    envs: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """Return the links of rows that hold something, int64, 0 elsewhere.
+
+    Raises:
+        BufferMisuseError: A row leads to one that does not follow, or to none.
+    """
+    span, num_rows = plan.span, plan.num_rows
+    begun, committed = np.repeat(rings.T, span, axis=1)
+    places = np.arange(num_rows) % span
+    numbers = committed - 1 - (committed - 1 - places) % span
+    is_there = is_held & (numbers >= np.maximum(begun - span, 0))
+    links = np.where(is_there, links, 0).astype(np.int64)
+    if links.min() < 0 or links.max() > num_rows + num_slots:
+        raise contradiction("it has rows that lead to none")
+    rows = np.flatnonzero((links > 0) & (links <= num_rows))
+    led = links[rows] - 1
+    wrong = ~is_there[led] | (numbers[led] <= numbers[rows]) | (led // span != rows // span)
+    if wrong.any():
+        raise contradiction(f"row {rows[np.argmax(wrong)]} says wrongly what follows it")
+    used = links[links > 0]
+    if len(np.unique(used)) < len(used):
+        raise contradiction("two rows lead to the same one")
+    if num_slots:
+        slots = envs["slot"]
+        if slots.min() < 0 or slots.max() >= num_slots:
+            raise contradiction("it has newest observations that there are not")
+    last = envs["last"] - 1
+    ring = np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)
+    alive = last >= np.maximum(rings[ring, 0] - span, 0)
+    newest = links[ring[alive] * span + last[alive] % span]
+    expected = envs["slot"][alive] + num_rows + 1 if num_slots else np.zeros(alive.sum())
+    if (newest != expected).any():
+        env = int(np.flatnonzero(alive)[np.argmax(newest != expected)])
+        raise contradiction(f"the newest transition of env {env} is another one")
+    if num_slots and (is_there & (links == 0)).any():
+        raise contradiction("it has rows without a next observation")
+    return links
+
+
+def take_table(table: Table, taken: Taken) -> None:
+    """Take over a state that was checked."""
+    table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
+    span, counts = table.plan.span, np.minimum(taken.rings[:, 0], table.plan.span)
+    if len(taken.rows) == 1 and len(taken.rows[0]) == table.plan.num_rows:
+        table.rows.copy_(_tensor(taken.rows[0]))
+    else:
+        table.rows.zero_()
+        blocks = iter(taken.rows)
+        for ring in np.flatnonzero(counts).tolist():
+            begin = ring * span
+            table.rows[begin : begin + counts[ring]].copy_(_tensor(next(blocks)))
+    if table.is_staged and len(table.links):
+        table.links[...] = taken.links
+    for name, array in taken.envs.items():
+        table.envs[name] = array
+    if table.once is not None:
+        table.once.take(taken.once)
+    table.begun[...], table.committed[...] = taken.rings.T
+    table.is_torn = True  # so that what follows from the rest is found out
+    table.recover()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
     """Settings and fields by name, to be compared."""
-    fields = name_fields(meta.get("fields"))
+    fields = name_fields(state.get("fields"))
     fields.pop("link", None)  # follows from the settings
-    settings = meta.get("settings")
+    settings = state.get("settings")
     return {**(settings if isinstance(settings, Mapping) else {}), "field": fields}
 
 
-def checked_integers(storage: ReplayStorage, state: LoadedState) -> np.ndarray:
-    """The integers of a state, checked, with all that follows from others made anew.
-
-    Of the rest it is checked whether it fits them, and this buffer.
-
-    Raises:
-        BufferMisuseError: The arrays do not fit this buffer, or not one another.
-    """
-    found, own = state.small["state"], storage.state
-    num_rows = state.shapes["rows"][0]
-    made = amended_integers(storage.layout, own, found)
-    if num_rows != made[at.COUNT]:
-        raise contradiction(f"it has {num_rows} rows, expected {made[at.COUNT]}")
-    for name, watcher in state.watchers.items():
-        watcher.check_bools(name)
-    if storage.frames is not None:
-        _check_frames(storage, state)
-    _check_links(made, state)
-    return made
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A state of which each entry that is no list or dict is changed."""
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return change(value)
 
 
-def amended_integers(layout: RowLayout, own: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Integers checked as far as that goes without rows; what follows from others is made anew.
-
-    Raises:
-        BufferMisuseError: They do not fit those of this buffer, or not one another.
-    """
-    sizes = own[[at.CAPACITY, at.NUM_RINGS, at.NUM_ENVS]].tolist()
-    capacity, num_rings, num_envs = sizes
-    if constant_part(found) != constant_part(own):
-        raise contradiction("its sizes are not those of its settings")
-    made = new_state(layout, *sizes)
-    for place, size in _KEPT_PARTS.items():
-        part = slice(own[place], own[place] + own[size])
-        made[part] = found[part]
-    totals = made[made[at.TOTALS] :][:num_rings]
-    if totals.min() < 0 or totals.max() > _MOST_ADDED // num_rings:
-        raise contradiction("it has numbers of transitions that cannot be")
-    pointers, counts = totals % capacity, np.minimum(totals, capacity)
-    made[made[at.POINTERS] :][:num_rings] = pointers
-    made[at.ADDED], made[at.COUNT] = totals.sum(), counts.sum()
-    made[at.NUM_FREE] = found[at.NUM_FREE]
-    if (made[[at.ADDED, at.COUNT]] != found[[at.ADDED, at.COUNT]]).any() or (
-        found[found[at.POINTERS] :][:num_rings] != pointers
-    ).any():
-        raise contradiction("its counts of transitions differ from one another")
-    stopped = made[made[at.STOPPED] :][:num_envs]
-    if stopped.size and (stopped.min() < 0 or stopped.max() > 1):
-        raise contradiction("it has marks of ended episodes that are neither 0 nor 1")
-    return made
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _check_links(integers: np.ndarray, state: LoadedState) -> None:
-    """Raise BufferMisuseError if a row leads to one that does not follow, or to none."""
-    kept, small, shapes = state.watchers["rows"].kept, state.small, state.shapes
-    if not kept:
-        return
-    nothing = np.zeros(0, np.int32)
-    num_finals = shapes["finals"][0] if "finals" in shapes else 0
-    num_live, num_envs = int(integers[at.COUNT]), int(integers[at.NUM_ENVS])
-    slots, free = small.get("slots", nothing), small.get("free", np.zeros(0, np.int64))
-    if len(free) != num_finals:
-        raise contradiction(f"it has {num_finals} final observations and {len(free)} places")
-    is_marked = np.zeros(num_live + num_finals, np.uint8)
-    links, env_ids = kept.get("link", nothing), kept.get("env_ids", nothing)
-    newest = np.zeros(num_envs, np.int64)
-    row = _first_wrong_row(integers, links, env_ids, slots, num_finals, newest, is_marked)
-    if row < -1:
-        raise contradiction(f"the newest transition of env {-2 - row} is another one")
-    if row >= 0:
-        raise contradiction(f"row {row} says wrongly what follows it, or whose it is")
-    if "finals" in shapes and not _are_free(free, integers[at.NUM_FREE], is_marked[num_live:]):
-        raise contradiction("its free places of final observations are not those not in use")
+def _as_array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
-@njit(nogil=True, cache=True)
-def _first_wrong_row(state, links, env_ids, slots, num_finals, newest, is_marked):
-    """The first row of a ring whose link, env id or slot contradicts the others; -1 for none.
-
-    What a row has to say follows from the order of the rows: the link of a row is the next row of
-    its env, or says where the observation between them is kept, or is 0; that of the newest row of
-    an env is 0, and the newest rows are listed. Where it isn't kept whose rows these are, links
-    lead to newer rows, and no two to the same.
-
-    Args:
-        state: int64, see `layout`; its constants, counts and pointers are right.
-        links: int32 (L,), of the live rows in the order of the table, or (0,).
-        env_ids: int32 (L,), or (0,) if they aren't kept.
-        slots: int32 (rows,), slot + 1 of each row of the table, or 0; or (0,) if next observations
-            are stored.
-        num_finals: Number of slots.
-        newest: int64 (num_envs,), scratch memory.
-        is_marked: uint8 (L + num_finals,), zeros: written. For the slots, behind the rows: whether
-            they are in use.
-
-    Returns:
-        A row of the table, or the negative number -2 - env if what the state says of an env is
-        wrong, or -1.
-    """
-    capacity, num_rings, num_envs = state[at.CAPACITY], state[at.NUM_RINGS], state[at.NUM_ENVS]
-    has_links, has_ids = state[at.LINK_AT] >= 0, state[at.ENV_AT] >= 0
-    is_once = slots.shape[0] > 0
-    num_live = state[at.COUNT]
-    newest[:] = 0
-    first = 0  # of the ring, among the live rows
-    for ring in range(num_rings):
-        total = state[state[at.TOTALS] + ring]
-        count = min(total, capacity)
-        for number in range(total - count, total):
-            k = number % capacity
-            row, place = ring * capacity + k, first + k
-            env = -1
-            if has_ids:
-                env = np.int64(env_ids[place])
-                if env < 0 or env >= num_envs or (num_rings > 1 and env != ring):
-                    return row
-            elif num_rings > 1 or num_envs == 1:
-                env = ring
-            if not has_links:
-                continue
-            link = np.int64(links[place])
-            if is_once:
-                slot = np.int64(slots[row])
-                if slot != max(-link, 0) or slot > num_finals:
-                    return row
-                if slot:
-                    if is_marked[num_live + slot - 1]:
-                        return row
-                    is_marked[num_live + slot - 1] = 1
-            elif link < 0:
-                return row
-            if link > 0:
-                following = link - 1 - ring * capacity
-                if following < 0 or following >= count:
-                    return row
-                newer = number + (following - k) % capacity
-                if newer == number or newer >= total or is_marked[first + following]:
-                    return row
-                is_marked[first + following] = 1
-            if env >= 0:
-                if newest[env]:  # what the row before it says
-                    before = (newest[env] - 1) % capacity
-                    code = np.int64(links[first + before])
-                    if code != row + 1 and (code == 0) == is_once:
-                        return ring * capacity + before
-                    if code > 0 and code != row + 1:
-                        return ring * capacity + before
-                newest[env] = number + 1
-        if has_links:
-            is_known = has_ids or num_rings > 1 or num_envs == 1
-            for env in range(ring, ring + 1 if num_rings > 1 else num_envs):
-                last = state[state[at.LAST] + env]
-                if (
-                    last < 0
-                    or last > total
-                    or (is_known and newest[env] > 0 and newest[env] != last)
-                ):
-                    return -2 - env
-                if last > total - count:
-                    if is_known and newest[env] == 0:
-                        return -2 - env
-                    if links[first + (last - 1) % capacity]:
-                        return ring * capacity + (last - 1) % capacity
-        first += count
-    for row in range(slots.shape[0]):  # those of no live row
-        if slots[row] and row % capacity >= state[state[at.TOTALS] + row // capacity]:
-            return row
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def _are_free(free, num_free, is_used):
-    """Whether free int64 (F,) begins with exactly the slots not in use, uint8 (F,); written."""
-    if num_free < 0 or num_free > free.shape[0]:
-        return False
-    num_used = 0
-    for slot in range(is_used.shape[0]):
-        num_used += is_used[slot]
-    if num_used + num_free != is_used.shape[0]:
-        return False
-    for i in range(num_free):
-        if free[i] < 0 or free[i] >= is_used.shape[0] or is_used[free[i]]:
-            return False
-        is_used[free[i]] = 1
-    return True
+def _as_tensor(value: Any) -> Any:
+    return _tensor(value) if isinstance(value, np.ndarray) else value

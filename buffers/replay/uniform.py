@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
 
 import numpy as np
-import torch
 from gymnasium import Space
 
 from buffers.core.errors import BufferMisuseError
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.replay import layout as at
-from buffers.replay.base import ReplayBuffer
-from buffers.replay.batches import Draw, ReplayBatch
-from buffers.replay.frames import FrameStack
+from buffers.replay.batches import ReplayBatch
+from buffers.replay.buffer import ReplayBuffer
+from buffers.replay.draws import Draw
+from buffers.replay.plan import ReplayOptions
 from buffers.replay.sequences import SequenceIndex
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
@@ -55,11 +53,7 @@ class UniformReplayBuffer(ReplayBuffer):
                 raise BufferMisuseError("replace=False needs over='transitions'")
             draw = "distinct"
         batch = self._batch(batch_size, out, columns)
-        guard = self._guard
-        # On the thread that draws ahead the lock of the interpreter is given up.
-        is_ahead = guard.ahead is not None and guard.settle()
-        if is_ahead or not self._reader.fill_at_once(batch, draw):
-            self._fill(batch, draw)
+        self._fill(batch, draw)
         return batch
 
     def sample_sequences(
@@ -145,38 +139,6 @@ class SharedReplayBuffer(UniformReplayBuffer):
     (3, (256, 4))
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
-        read_only: bool = False,
-    ):
-        super().__init__(
-            capacity, observation_space, action_space,
-            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
-            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
-            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
-            storage=storage, folder=folder, read_only=read_only,
-        )  # fmt: skip
-
-    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
-        return SharedReplayBuffer, {}
-
 
 class PerEnvReplayBuffer(UniformReplayBuffer):
     """The newest `capacity` transitions of each environment, in a ring of its own.
@@ -227,33 +189,12 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         *,
         num_envs: int,
         over: str = "transitions",
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
-        read_only: bool = False,
+        **options: Unpack[ReplayOptions],
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
         self.over = over
-        super().__init__(
-            capacity, observation_space, action_space,
-            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
-            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
-            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
-            storage=storage, folder=folder, read_only=read_only,
-        )  # fmt: skip
-
-    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
-        return PerEnvReplayBuffer, {"over": self.over}
+        super().__init__(capacity, observation_space, action_space, num_envs=num_envs, **options)
 
     @property
     def _draws(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -261,6 +202,8 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     def _own_settings(self) -> dict[str, Any]:
         return {"over": self.over}
+
+    _own_arguments = _own_settings
 
     def _require_sequences(self) -> SequenceIndex:
         if self.over != "transitions":
@@ -270,6 +213,5 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
     @property
     def counts(self) -> np.ndarray:
         """int64 (num_envs,), transitions held of each environment; a copy."""
-        self._refresh()
-        state = self._state
-        return np.minimum(state[state[at.TOTALS] :][: state[at.NUM_RINGS]], self.capacity)
+        begin, end = self._table.live()
+        return end - begin

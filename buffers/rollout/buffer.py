@@ -167,7 +167,7 @@ class RolloutBuffer(StatefulBuffer):
         gae_lambda: Lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
-        allocate: `envs.allocate`, so that the environment can write without a copy: called with
+        allocate: `envs.allocate`, so that what a device's envs write needs no copy: called with
             (shape, dtype) for observations, actions, rewards and flags. None for own memory. If
             `envs.device` is `device`, not the CPU, slots, and actions that `put` returns, are
             tensors there.
@@ -1187,14 +1187,6 @@ class RolloutBuffer(StatefulBuffer):
         """
         return super().state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the buffer stood that `state_dict` was called on.
-
-        Raises:
-            BufferMisuseError: As in other buffers; nothing was changed.
-        """
-        super().load_state_dict(_with_first(state, self.autoreset_mode))
-
     def _described(self) -> dict[str, Any]:
         if not self._open_steps or any(self._has_policy) or self._has_any_results():
             raise BufferMisuseError(
@@ -1202,7 +1194,7 @@ class RolloutBuffer(StatefulBuffer):
                 "start(obs)"
             )
         key, counter = self._sampler.generator.words.tolist()
-        shuffle = key | counter << 64  # earlier releases had the key alone
+        shuffle = key | counter << 64
         return {"version": _STATE_VERSION, "settings": self._settings(), "shuffle": shuffle}
 
     def _settings(self) -> dict[str, Any]:
@@ -1292,19 +1284,6 @@ def _missing_final(t: int, env_id: int) -> BufferMisuseError:
         f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
         f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
     )
-
-
-def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, Any]:
-    """A state with `is_first`, which earlier releases did not save; unchanged if it is damaged."""
-    over, lengths = (state.get(name) for name in ("over_before", "running_lengths"))
-    if "is_first" in state or not isinstance(over, torch.Tensor) or over.dtype is not torch.bool:
-        return state
-    if mode is not AutoresetMode.NEXT_STEP:
-        return {**state, "is_first": over.clone()}
-    if not isinstance(lengths, torch.Tensor) or lengths.shape != over.shape:
-        return state
-    # The episode has no steps yet: it has just begun, unless the next step is what resets.
-    return {**state, "is_first": (lengths.cpu() == 0) & ~over.cpu()}
 
 
 def _missing_steps(marks: bytearray) -> str:

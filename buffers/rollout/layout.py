@@ -13,6 +13,7 @@ from buffers.core.arguments import check_count
 from buffers.core.columns import ColumnSpec, spec_bytes
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
+from vecenv.core.arguments import read_autoreset_mode
 
 __all__ = ["RolloutLayout", "parse_autoreset_mode", "plan_rollout"]
 
@@ -160,20 +161,14 @@ def _rollout_columns(
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode of an enum member, or of its name or value in any spelling.
+    """Return the mode of an enum member, or of its name or value in any spelling.
 
-    >>> parse_autoreset_mode("NextStep"), parse_autoreset_mode("same_step")
-    (<AutoresetMode.NEXT_STEP: 'NextStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
+    Raises:
+        BufferMisuseError: There is no such mode.
     """
-    if isinstance(mode, AutoresetMode):
-        return mode
-    if isinstance(mode, str):
-        spelled = mode.rpartition(".")[2].replace("_", "").replace("-", "").replace(" ", "").lower()
-        for member in AutoresetMode:
-            if spelled == member.value.lower():
-                return member
-    known = ", ".join(repr(member.value) for member in AutoresetMode)
-    raise BufferMisuseError(
-        f"autoreset_mode is {mode!r}, expected one of {known}; pass "
-        'envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
-    )
+    try:
+        return read_autoreset_mode(mode)
+    except ValueError as error:
+        raise BufferMisuseError(
+            f'{error}; pass envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
+        ) from None

@@ -18,8 +18,9 @@ from vecenv.jit import JitVectorEnv
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecCheckNan,
@@ -417,6 +418,62 @@ def test_actions_of_policies_for_bits():
     envs.step(np.array([[0.0, 1.0, 1.0]], np.float32))
     action = envs.envs.envs[0].calls[-1][1]
     assert action.tolist() == [0, 1, 1] and action.dtype == np.int8
+
+
+def two_runs(envs):
+    """The observations of 40 steps with actions of the action space."""
+    found = [envs.reset()]
+    for _ in range(40):
+        found.append(envs.step(np.array([envs.action_space.sample() for _ in range(3)]))[0])
+    envs.close()
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_seed_means_what_it_means_in_make_vec_env(backend):
+    """The same first observations, env by env, and the same run; other seeds give others."""
+    theirs = two_runs(make_vec_env("CartPole-v1", 3, seed=5))
+    ours = two_runs(make_sb3_env("CartPole-v1", 3, seed=5, backend=backend))
+    np.testing.assert_array_equal(ours, theirs)
+    assert (two_runs(make_sb3_env("CartPole-v1", 3, seed=6, backend=backend)) != theirs).any()
+
+
+def test_compiled_envs_are_seeded_too():
+    runs = [two_runs(make_sb3_env("JitCartPole-v1", 3, seed=seed)) for seed in (5, 5, 6)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert (runs[0] != runs[2]).any()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_monitor_dir_holds_what_make_vec_env_writes(backend, tmp_path):
+    """A file per env with the same returns and lengths, which `load_results` reads."""
+    tables = []
+    for make, options in ((make_vec_env, {}), (make_sb3_env, {"backend": backend})):
+        folder = tmp_path / make.__name__ / "new"
+        two_runs(make("CartPole-v1", 3, seed=5, monitor_dir=str(folder), **options))
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["0.monitor.csv", "1.monitor.csv", "2.monitor.csv"]
+        bodies = [(folder / name).read_text().splitlines()[2:] for name in names]
+        tables.append([[line.split(",")[:2] for line in body] for body in bodies])
+        assert len(load_results(str(folder))) == sum(map(len, bodies)) > 2
+    assert tables[0] == tables[1]
+
+
+def test_compiled_envs_write_one_file(tmp_path):
+    """There may be thousands of them."""
+    envs = make_sb3_env("JitCartPole-v1", 3, seed=1, monitor_dir=tmp_path)
+    two_runs(envs)
+    assert [path.name for path in tmp_path.iterdir()] == ["0.monitor.csv"]
+    assert len(load_results(str(tmp_path))) > 2
+    with pytest.raises(ValueError, match="monitor_dir is given, but monitor=False"):
+        make_sb3_env("JitCartPole-v1", 3, monitor=False, monitor_dir=tmp_path)
+
+
+def test_vec_monitor_writes_a_file(tmp_path):
+    """Around envs without `monitor`, as the docs have it."""
+    envs = VecMonitor(make_sb3_env("JitCartPole-v1", 3, monitor=False), str(tmp_path / "run"))
+    two_runs(envs)
+    assert len(load_results(str(tmp_path))) > 2
 
 
 def test_wrappers_of_sb3_go_around_it():

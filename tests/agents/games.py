@@ -117,6 +117,39 @@ def runners(num_runners=3, **options):
     return Tag(num_runners, with_catcher=False, **options)
 
 
+class Reusing:
+    """Two players that are given the same dict of the same arrays at every step and reset."""
+
+    metadata = {}
+    possible_agents = ["player_0", "player_1"]
+
+    def __init__(self):
+        self.obs = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+
+    def observation_space(self, agent):
+        return Box(-9, 9, (2,), np.float32)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def _set(self, value):
+        for array in self.obs.values():
+            array[:] = value
+        return self.obs
+
+    def reset(self, seed=None, options=None):
+        self.agents = self.possible_agents
+        return self._set(7), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        agents, self.agents = self.agents, []
+        no, yes = dict.fromkeys(agents, False), dict.fromkeys(agents, True)
+        return self._set(3), dict.fromkeys(agents, 0.0), yes, no, {agent: {} for agent in agents}
+
+    def close(self):
+        pass
+
+
 class Masked:
     """Two players whose masks change at each step: of the observations, the infos, or neither."""
 

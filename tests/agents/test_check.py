@@ -35,7 +35,7 @@ def test_games_pass(factory, mode):
 
 @pytest.mark.slow
 def test_games_in_workers_pass():
-    options = {"num_workers": 2, "threads_per_worker": 1}
+    options = {"num_workers": 2}
     envs = make_vec_agents(TAG, 3, backend="async", vector_kwargs=options)
     check_vector_env(envs, num_steps=25)
 

@@ -34,7 +34,7 @@ from vecenv import (
     make_vec_agents,
 )
 
-TWO = {"num_workers": 2, "threads_per_worker": 1}
+TWO = {"num_workers": 2}
 
 
 @pytest.fixture

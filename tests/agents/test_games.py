@@ -6,7 +6,7 @@ import gc
 import gymnasium as gym
 import numpy as np
 import pytest
-from agents.games import Crowd, Faulty, Masked, Tag, runners
+from agents.games import Crowd, Faulty, Masked, Reusing, Tag, runners
 from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
@@ -24,8 +24,8 @@ from vecenv.agents import AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 
 WORKERS = {
     "sync": {"backend": "sync"},
-    "async 1": {"backend": "async", "vector_kwargs": {"num_workers": 1, "threads_per_worker": 1}},
-    "async 3": {"backend": "async", "vector_kwargs": {"num_workers": 3, "threads_per_worker": 1}},
+    "async 1": {"backend": "async", "vector_kwargs": {"num_workers": 1}},
+    "async 3": {"backend": "async", "vector_kwargs": {"num_workers": 3}},
 }
 
 
@@ -57,8 +57,22 @@ def test_one_group_does_as_bare_games(mode):
     play(runners, 3, 20, autoreset_mode=mode, **WORKERS["async 1"])
 
 
+@pytest.mark.parametrize("where", ["sync", "async 1"])
+def test_final_observations_survive_games_that_reuse_their_arrays(where):
+    envs = make_vec_agents(Reusing, 2, autoreset_mode=SAME_STEP, **WORKERS[where])
+    first, _ = envs.reset(seed=0)
+    obs, *_, infos = envs.step(np.zeros(4, np.int64))
+    for _ in range(2):
+        envs.step(np.zeros(4, np.int64))
+    envs.close()
+    for kept in (first, obs):
+        np.testing.assert_array_equal(kept, np.full((4, 2), 7, np.float32))
+    assert infos["_final_obs"].all()
+    np.testing.assert_array_equal(np.stack(infos["final_obs"]), np.full((4, 2), 3, np.float32))
+
+
 def test_the_caller_may_step_a_share_of_the_games():
-    options = {"num_workers": 1, "caller_steps": True, "threads_per_worker": 1}
+    options = {"num_workers": 1, "caller_steps": True}
     play(Tag, 3, 20, backend="async", vector_kwargs=options)
 
 

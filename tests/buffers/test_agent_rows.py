@@ -295,18 +295,24 @@ def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():
     assert len(buffer) == 5
 
 
-def test_a_writer_under_disabled_refuses_agents_that_act_after_their_end():
+def test_a_writer_under_disabled_refuses_rows_that_act_after_their_end():
+    """Unless a step was left out, in which what comes next was observed."""
     _, envs = made(DISABLED, 1, 2)
-    writer = TransitionWriter(envs, SharedReplayBuffer(50, SEEN, Discrete(3)))
-    obs, no, ended = np.ones((2, 1), np.float32), np.zeros(2, bool), np.array([False, True])
-    writer.reset(obs)
-    for _ in range(2):
-        writer.step(np.zeros(2, int), obs, np.zeros(2), ended, no, {}, valid=~no)
-        for _ in range(2):  # the other agent plays on
-            writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~ended)
-        with pytest.raises(BufferMisuseError, match=r"episodes of envs \[1\] have ended"):
-            writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)
-        writer.reset(obs)
+    buffer = EpisodicReplayBuffer(50, SEEN, Discrete(3), num_envs=2)
+    writer = TransitionWriter(envs, buffer)
+    no, ended = np.zeros(2, bool), np.array([False, True])
+
+    def step(obs, terminations, valid):
+        obs = np.array([[obs], [obs + 10]], np.float32)
+        writer.step(np.zeros(2, int), obs, np.zeros(2), terminations, no, {}, valid=valid)
+
+    writer.reset(np.array([[1.0], [11.0]], np.float32))
+    step(2, ended, ~no)
+    with pytest.raises(BufferMisuseError, match=r"episodes of envs \[1\] have ended.*pass valid="):
+        step(3, no, ~no)
+    step(3, no, ~ended)  # the other agent plays on
+    step(4, ended, ~no)
+    assert episodes_of(buffer) == [([11.0, 12.0], True, False), ([13.0, 14.0], True, False)]
 
 
 @pytest.mark.parametrize(("valid", "message"), WRONG)

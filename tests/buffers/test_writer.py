@@ -622,3 +622,100 @@ def test_results_may_be_tensors_of_the_device_that_the_envs_are_on(mode):
         assert getattr(rows[0], name).equal(getattr(rows[1], name)), name
     with pytest.raises(BufferMisuseError, match="lies on cuda:0, expected the CPU"):
         writers[0].step(moved(actions), *result, infos)
+
+
+class Shelf:
+    """A buffer that takes tensors of its device, which is the host's here, as they are."""
+
+    device = torch.device("cpu")
+    takes_tensors = True
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, *, env_ids=None, **columns):
+        self.rows.append(
+            {name: (given, np.asarray(given).copy()) for name, given in columns.items()}
+        )
+
+
+def on_a_device(buffer, num_envs=3):
+    """A writer of envs whose results lie where the buffer is."""
+    space = spaces.Box(-9, 9, (2,), np.float32)
+    like = SimpleNamespace(
+        metadata={"autoreset_mode": SAME_STEP},
+        num_envs=num_envs,
+        single_observation_space=space,
+        single_action_space=spaces.Discrete(4),
+        device=buffer.device,
+    )
+    return TransitionWriter(like, buffer)
+
+
+def a_step(number, num_envs=3, over=1):
+    """Actions, results and infos of a step in which one env ends, as tensors."""
+    obs = torch.full((num_envs, 2), float(number))
+    ends = torch.arange(num_envs) == over
+    infos = {"final_obs": obs + 5, "_final_obs": ends}
+    actions, rewards = torch.full((num_envs,), number % 4), torch.arange(num_envs) + 0.5
+    return actions, obs, rewards, ends, torch.zeros(num_envs, dtype=torch.bool), infos
+
+
+def test_a_buffer_on_the_envs_device_gets_their_tensors_as_they_are():
+    shelf = Shelf()
+    writer = on_a_device(shelf)
+    writer.reset(torch.zeros(3, 2))
+    for number in (1, 2):
+        given = a_step(number)
+        writer.step(*given)
+        row = shelf.rows[-1]
+        assert row["actions"][0] is given[0]
+        assert row["rewards"][0] is given[2]
+        assert row["terminations"][0] is given[3]
+        before = 0 if number == 1 else 1
+        np.testing.assert_array_equal(row["obs"][1], np.full((3, 2), before))
+        after = [[number] * 2, [number + 5] * 2, [number] * 2]
+        np.testing.assert_array_equal(row["next_obs"][1], after)
+    assert len(shelf.rows) == 2
+    assert writer.num_transitions == 6
+
+
+def hosts(step):
+    return (step[0].numpy(), *step[1:])
+
+
+def with_other_finals(step):
+    return (*step[:-1], {**step[-1], "final_obs": step[-1]["final_obs"].double()})
+
+
+@pytest.mark.parametrize("changed", [hosts, with_other_finals])
+def test_a_step_that_does_not_fit_the_devices_path_is_written_all_the_same(changed):
+    shelf = Shelf()
+    writer = on_a_device(shelf)
+    writer.reset(torch.zeros(3, 2))
+    writer.step(*a_step(1))
+    writer.step(*changed(a_step(2)))
+    writer.step(*a_step(3))
+    assert writer.num_transitions == 9
+    obs = [row["obs"][1][:, 0].tolist() for row in shelf.rows]
+    following = [row["next_obs"][1][:, 0].tolist() for row in shelf.rows]
+    assert obs == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+    assert following == [[1, 6, 1], [2, 7, 2], [3, 8, 3]]
+
+
+def test_rows_of_a_device_that_did_not_act_are_not_written():
+    shelf = Shelf()
+    writer = on_a_device(shelf)
+    writer.reset(torch.zeros(3, 2))
+    *step, infos = a_step(1)
+    writer.step(*step, infos, valid=torch.tensor([True, True, False]))
+    assert shelf.rows[0]["rewards"][1].tolist() == [0.5, 1.5]
+    assert writer.num_transitions == 2
+
+
+@pytest.mark.parametrize("known", [[0, 1], [2]])
+def test_steps_of_a_device_before_a_reset_are_refused(known):
+    writer = on_a_device(Shelf())
+    writer.reset(torch.zeros(3, 2), known)
+    with pytest.raises(BufferMisuseError, match="are not known"):
+        writer.step(*a_step(1))

@@ -17,27 +17,18 @@ from gymnasium.spaces import Box, Discrete
 import vecenv.cage
 from vecenv.cage import Cage4Player, cage2_scenario, evaluate, find_policy
 from vecenv.cage.challenge4.play.policies import find_policy as find_cage4_policy
-from vecenv.cage.saved import save_network
+from vecenv.cage.saved import find_vecnormalize, save_network
 from vecenv.files import load_arrays, save_arrays
 
 
 def save_policy(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
-    """Write a random network, and return it as a function; `old` as examples/ppo.py once did."""
+    """Write a random network, and return it as a function."""
     torch.manual_seed(1)
     widths = (num_inputs, *hidden, num_actions)
     matrices = [torch.randn(a + 1, b) for a, b in pairwise(widths)]
     moments = torch.rand(3, num_inputs + 1) + 0.1
-    if changes.pop("old", False):
-        actor = torch.cat([matrix.flatten() for matrix in matrices])
-        saved = {
-            "kind": f"spaces not read, hidden {hidden}, normalize {normalize}",
-            "tensors": [actor, torch.zeros(7), torch.zeros(0), moments],
-        }
-        save_arrays(path, {**saved, **changes})
-    else:
-        layers = [(matrix[:-1], matrix[-1]) for matrix in matrices]
-        scale = moments[1:, :-1] if normalize else None
-        save_network(path, layers, scale=scale, **changes)
+    layers = [(matrix[:-1], matrix[-1]) for matrix in matrices]
+    save_network(path, layers, scale=moments[1:, :-1] if normalize else None, **changes)
 
     def act(obs):
         x = torch.from_numpy(obs).float()
@@ -51,13 +42,12 @@ def save_policy(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=F
     return act
 
 
-@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(
     ("num_inputs", "hidden", "normalize"), [(52, (), True), (81, (5,), False), (81, (64, 64), True)]
 )
-def test_a_saved_network_acts_as_it_did(tmp_path, num_inputs, hidden, normalize, old):
+def test_a_saved_network_acts_as_it_did(tmp_path, num_inputs, hidden, normalize):
     path = tmp_path / "policy.npz"
-    act = save_policy(path, num_inputs, hidden=hidden, normalize=normalize, old=old)
+    act = save_policy(path, num_inputs, hidden=hidden, normalize=normalize)
 
     policy = find_policy(path)
 
@@ -183,13 +173,6 @@ def test_what_a_model_of_stable_baselines3_needs_is_said(tmp_path, monkeypatch):
         find_policy(path)
 
 
-def test_files_of_torch_are_not_read_but_named(tmp_path):
-    path = tmp_path / "policy.pt"
-    torch.save({"kind": "", "tensors": [torch.ones(3)]}, path)
-    with pytest.raises(ValueError, match=r"is a file of torch, .*convert_policy\.py .*policy\.pt"):
-        find_policy(path)
-
-
 def test_only_files_named_zip_are_given_to_a_library_that_runs_what_is_in_them(tmp_path):
     path = tmp_path / "model.npz"
     save_as_sb3(path, {"clip_range": 0}, "stable_baselines3.common.policies")
@@ -208,13 +191,8 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
     contents += [{"layers": [layer]}, {"layers": [layer], "scale": [layer[1], layer[1]]}]
     zeros = np.zeros(52)
     contents += [{"layers": [layer], "scale": [zeros, zeros]}]
-    kinds = ["hidden (9,)", "hidden 8", f"hidden ({'9' * 99},)"]
     for content in (*contents, {}, [1], {"kind": "", "tensors": []}, {"kind": 3}, np.ones(3), 5):
         save_arrays(path, content)
-        with pytest.raises(ValueError, match="is no saved policy"):
-            find_policy(path)
-    for kind in [f"{kind}, normalize False" for kind in kinds] + ["hidden ()"]:
-        save_policy(path, kind=kind, old=True)
         with pytest.raises(ValueError, match="is no saved policy"):
             find_policy(path)
     for wrong in ("nan", "inf"):
@@ -236,3 +214,19 @@ def test_a_run_folder_stands_for_the_policy_in_it(tmp_path):
         shutil.copy(trained / challenge / "play" / "defender.npz", tmp_path / name)
     assert type(find_policy(str(tmp_path))) is type(find_policy("defender"))
     assert isinstance(find_cage4_policy(str(tmp_path)), Cage4Player)
+
+
+def test_statistics_are_found_where_they_are_kept(tmp_path):
+    """Beside the model, in a folder of its name, or those of a checkpoint, which go first."""
+    model = tmp_path / "rl_model_1000_steps.zip"
+    assert find_vecnormalize(model) is None
+    for name in (
+        "vecnormalize.pkl",
+        "rl_model_1000_steps/vecnormalize.pkl",
+        "rl_model_vecnormalize_1000_steps.pkl",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert find_vecnormalize(model) == path
+        assert find_vecnormalize(tmp_path / "a.zip") == tmp_path / "vecnormalize.pkl"

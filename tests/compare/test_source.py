@@ -37,7 +37,7 @@ def test_cartpole_has_a_compiled_twin_and_other_envs_say_that_they_have_none():
     with pytest.raises(BackendUnavailableError, match="is a factory of single envs"):
         read_source("compare.toy_envs:Counter").make_compiled(3)
     with pytest.raises(BackendUnavailableError, match="has no single envs"):
-        read_source("JitCartPole-v1").env_fn()
+        read_source("vecenv.jit.cartpole:CARTPOLE").env_fn()
 
 
 @pytest.mark.parametrize(

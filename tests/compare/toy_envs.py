@@ -71,9 +71,9 @@ class OnlyInMainProcess(Counter):
     """Breaks in worker processes."""
 
     def step(self, action):
-        import multiprocess
+        import multiprocessing
 
-        if multiprocess.parent_process() is not None:
+        if multiprocessing.parent_process() is not None:
             raise RuntimeError("not in a worker")
         return super().step(action)
 

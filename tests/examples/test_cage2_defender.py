@@ -8,7 +8,7 @@ import pytest
 from example_files import load_example
 
 from vecenv.cage import evaluate, load_defender
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 
 if is_jit_off():
     pytest.skip("takes too long without compiled code", allow_module_level=True)

@@ -10,7 +10,7 @@ from example_files import load_example
 
 from vecenv.cage import Cage4Player, evaluate_cage4
 from vecenv.cage.challenge4.play.player import defender_logits
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 from vecenv.learn import load_checkpoint
 
 if is_jit_off():

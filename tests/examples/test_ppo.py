@@ -74,8 +74,7 @@ def countdown_is_registered(monkeypatch):
 def make_trainer(seed=1, envs=None, **options):
     options = ppo.Options(**{**SMALL, "env_id": "Countdown-v0", "seed": seed, **options})
     torch.manual_seed(seed)
-    # "auto" may find workers faster, whose envs note nothing here.
-    envs = envs or ppo.make_vec(options.env_id, options.num_envs, backend="sync")
+    envs = envs or ppo.make_vec(options.env_id, options.num_envs)
     return ppo.Trainer(options, envs, ppo.Agent(envs, options))
 
 
@@ -84,8 +83,7 @@ def make_envs(obs_space=None, action_space=None, num_envs=4):
 
 
 def main(tmp_path, **options):
-    # "auto" would try out workers first.
-    given = {**SMALL, "env_id": "Countdown-v0", "save": tmp_path, "backend": "sync", **options}
+    given = {**SMALL, "env_id": "Countdown-v0", "save": tmp_path, **options}
     return ppo.main(ppo.Options(**given))
 
 

@@ -31,8 +31,7 @@ def trainer_for(backend, **changes):
     torch.manual_seed(1)
     trainer = sac.Trainer(options, sac.make_envs(options))
     # On the CPU a buffer looks at values; here it is to be one on a device.
-    storage = trainer.buffer._storage
-    trainer.buffer._takes_tensors = storage.staging is not None and storage.takes_tensors
+    trainer.buffer._takes_tensors = trainer.buffer._there is not None
     trainer.start()
     return trainer
 
@@ -132,7 +131,7 @@ def test_a_writer_goes_from_the_device_to_the_host_and_back():
     buffers = [
         SharedReplayBuffer(200, *spaces, num_envs=3, seed=0, staged=s) for s in (True, False)
     ]
-    buffers[0]._takes_tensors = buffers[0]._storage.takes_tensors
+    buffers[0]._takes_tensors = True
     writers = [TransitionWriter(e, b) for e, b in zip((envs, plain), buffers, strict=True)]
     for env, writer in zip((envs, plain), writers, strict=True):
         writer.reset(env.reset(seed=0)[0])

@@ -33,6 +33,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from vecenv import StepTimeoutError
+
 UNIT = "calls"
 _PATIENCE_S = 120
 _CALLS = 60  # of a case
@@ -223,13 +225,9 @@ def odd_things():
     """What is no array of numbers at all."""
     import torch
 
-    looped, twice = [], [[], []]
-    looped.append(looped)
-    twice[0].append(twice), twice[1].append(twice)
     return [
         None, "text", b"bytes", 3, 2**70, np.nan, {}, {"a": 1}, {1: 2, None: 3}, set(), [], (),
-        [[]], looped, (looped,), twice,
-        [[1], [1, 2]], [None], ["x"], object(), Refuses(), int, len, iter([1]), range(3),
+        [[]], [[1], [1, 2]], [None], ["x"], object(), Refuses(), int, len, iter([1]), range(3),
         Ellipsis, slice(2), np.float64(1), np.zeros(3, object), np.array([{}, []], object),
         np.zeros(2, [("x", "f4"), ("y", "O")]), np.dtype("f4"), memoryview(b"abcd"), torch.empty(0),
         torch.zeros(2, 3).to_sparse(), torch.zeros(3, dtype=torch.complex64), torch.float32,
@@ -318,20 +316,12 @@ class Values:
         return items[self.rng.integers(len(items))]
 
 
-def clean(value, around=()):
-    """The same as plain contiguous arrays; what can't be made one, or is in itself, stays as it is.
-
-    Args:
-        around: Ids of the containers that the value is in.
-    """
+def clean(value):
+    """The same as plain contiguous arrays; what can't be made one stays as it is."""
     import torch
 
-    if isinstance(value, dict | tuple | list):
-        if id(value) in around:
-            return value
-        around = (*around, id(value))
     if isinstance(value, dict):
-        return {key: clean(item, around) for key, item in value.items()}
+        return {key: clean(item) for key, item in value.items()}
     if isinstance(value, torch.Tensor):
         if value.is_sparse or value.device.type != "cpu":
             return value
@@ -341,9 +331,9 @@ def clean(value, around=()):
         with np.errstate(all="ignore"):
             return np.array(plain, plain.dtype.newbyteorder("="), order="C")
     if isinstance(value, Converts):
-        return clean(value._array, around)
+        return clean(value._array)
     if isinstance(value, tuple | list):
-        cleaned = [clean(item, around) for item in value]
+        cleaned = [clean(item) for item in value]
         return type(value)(*cleaned) if hasattr(value, "_fields") else type(value)(cleaned)
     return value
 
@@ -395,6 +385,8 @@ class Twins:
             return None
         try:
             expected = getattr(self.reference, name)(*cleaned[0], **cleaned[1])
+        except StepTimeoutError:  # the envs of the other one were ready within a short timeout
+            return None
         except Exception as error:
             raise Finding(
                 f"{told} was taken, but not its values in plain arrays: {error!r}"
@@ -404,19 +396,15 @@ class Twins:
         return found, expected
 
 
-def describe(value, around=()):
-    """A value in few words; `around` has the ids of the containers that it is in."""
-    if isinstance(value, dict | tuple | list):
-        if id(value) in around:
-            return "itself"
-        around = (*around, id(value))
+def describe(value):
+    """A value in few words."""
     if isinstance(value, np.ndarray):
         return f"{type(value).__name__} {value.dtype} {np.ndarray.shape.__get__(value)}"
     if isinstance(value, dict):
-        parts = (f"{key!r}: {describe(item, around)}" for key, item in value.items())
+        parts = (f"{key!r}: {describe(item)}" for key, item in value.items())
         return "{" + ", ".join(parts) + "}"
     if isinstance(value, tuple | list):
-        return "(" + ", ".join(describe(item, around) for item in value[:8]) + ")"
+        return "(" + ", ".join(describe(item) for item in value[:8]) + ")"
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) < 100 else text[:100] + "..."
 
@@ -660,20 +648,9 @@ def leaves(tree):
 def compare_states(twins):
     found, expected = twins.hostile.state_dict(), twins.reference.state_dict()
     for state in (found, expected):  # rows of the pool and of dead slots are as they were left
-        for name in ("finals", "free", "slots", "pending"):
+        for name in ("units", "back", "slot"):
             state.pop(name, None)
-        if "constants" in state:  # and sums over rings are made anew when they are needed
-            forget_tally(state["state"].numpy())
     compare(found, expected, f"{twins.path}: state")
-
-
-def forget_tally(words):
-    from buffers.replay import layout as at
-
-    num_rings = words[at.NUM_RINGS]
-    for name in (at.CUMULATED, at.OCCUPIED):
-        words[words[name] : words[name] + num_rings] = 0
-    words[[at.IS_TALLIED, at.NUM_OCCUPIED]] = 0
 
 
 def run_episodic(case):

@@ -274,12 +274,10 @@ class Case:
 
     def make_async(self, rng, **options):
         num_workers = int(rng.integers(1, min(3, self.num_envs) + 1))
-        threads = [1, 1, 2, "auto"][rng.integers(4)]
         starts = ["fork"] * 60 + ["forkserver", "spawn"]
         context = os.environ.get("VECENV_FUZZ_CONTEXT") or starts[rng.integers(len(starts))]
         kwargs = {
             "num_workers": num_workers,
-            "threads_per_worker": threads,
             "context": context,
             "copy": bool(rng.random() < 0.7),
             "caller_steps": bool(rng.random() < 0.25) and self.num_envs > num_workers,
@@ -521,7 +519,7 @@ def draw_actions(space, count):
 
 
 def run_by_hand(number):
-    """First-ready stepping, halves and slots, against envs stepped one by one."""
+    """First-ready stepping and slots, against envs stepped one by one."""
     case = Case(number, fixed_shape=number % 3 == 0)
     case.is_wild = False
     level, *rest = case.options["infos"]
@@ -543,12 +541,10 @@ def run_by_hand(number):
         try:
             can_out = hasattr(envs, "allocate") and is_fixed(envs.single_observation_space)
             for turn in range(case.num_steps // 8 + 1):
-                way = rng.integers(3 if can_out else 2)
+                way = rng.integers(2 if can_out else 1)
                 path = f"{where} turn {turn} of {type(envs).__name__}"
-                if way == 2:
+                if way == 1:
                     num_env_steps += by_slots(envs, model, space, rng, path)
-                elif way == 1 and can_halve(envs, case):
-                    num_env_steps += by_halves(envs, model, space, rng, path)
                 else:
                     num_env_steps += by_sends(envs, model, space, rng, path)
         finally:
@@ -562,20 +558,6 @@ def is_fixed(space):
         return all(map(is_fixed, parts))
     arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     return isinstance(space, arrays)
-
-
-def can_halve(envs, case):
-    if not isinstance(envs, AsyncVectorEnv) or envs.num_workers < 2:
-        return False
-    shapes = is_fixed(envs.single_observation_space) and is_fixed(envs.single_action_space)
-    return shapes and is_native(envs.single_action_space) and envs._exchange.own is None
-
-
-def is_native(space):
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return all(map(is_native, parts))
-    return space.dtype.isnative
 
 
 def restart_over(envs, model, path):
@@ -617,24 +599,6 @@ def receive(envs, model, waiting, least, path):
     expected = comparable(model.batch([waiting.pop(k) for k in ids]))
     assert_same(comparable(tuple(batch[:5])), expected, f"{path}, envs {ids}")
     return len(ids)
-
-
-def by_halves(envs, model, space, rng, path, num_rounds=4):
-    halves = envs.halves()
-    count = 0
-    for _ in range(num_rounds):
-        expected = []
-        for half in halves:
-            actions, rows = draw_actions(space, half.num_envs)
-            half.step_async(actions)
-            pairs = zip(half.env_ids.tolist(), rows, strict=True)
-            expected.append(model.batch([model.step(k, action) for k, action in pairs]))
-        for half, wanted in zip(halves, expected, strict=True):
-            result = half.step_wait(timeout=60)
-            assert_same(comparable(result), comparable(wanted), f"{path}, half {half.env_ids}")
-            count += half.num_envs
-        restart_over(envs, model, path)
-    return count
 
 
 def make_slot(envs, rng):

@@ -228,18 +228,14 @@ class Evil:
 
 def pack_checkpoint(header, arrays):
     """A checkpoint whose checksums are right, whatever it says."""
-    from buffers.core import checkpoint
-
-    text = json.dumps(header).encode()
-    start = b"RLBUFFER" + len(text).to_bytes(8, "little") + text + checkpoint._checksum_of(text)
-    parts, checksums = [start, bytes(-len(start) % 64)], []
-    for array in arrays:
-        pages = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        checksum = checkpoint._Checksum()
-        checksum.add(pages)
-        checksums.append(checksum.digest())
-        parts += [pages.tobytes(), bytes(-len(pages) % 64)]
-    return b"".join(parts + checksums)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("header.json", json.dumps(header))
+        for name, array in arrays.items():
+            one = io.BytesIO()
+            np.lib.format.write_array(one, array, allow_pickle=True)
+            archive.writestr(f"{name}.npy", one.getvalue())
+    return stream.getvalue()
 
 
 def pack_npz(arrays, rng, lie=True):
@@ -399,7 +395,8 @@ def buffer_kinds(folder):
         held = make()
         held.load_state_dict(states[1])
         loaded = loader(held, states[1], use, make)
-        kinds.append(Kind(f"file, {name}", files, change_checkpoint, loaded, errors))
+        change = change_checkpoint if "episodic" in name else change_saved
+        kinds.append(Kind(f"file, {name}", files, change, loaded, errors))
         kinds.append(Kind(f"state, {name}", states, change_state, loaded, errors))
     rollout = buffers.RolloutBuffer(4, 2, obs, actions, autoreset_mode="NextStep", seed=3)
     rollout.start(obs_at(3, 2))
@@ -440,33 +437,48 @@ def loader(buffer, whole, use, make):
 
 def describe(state):
     """What a state holds, to be compared."""
-    return {k: v.numpy().tobytes() if hasattr(v, "numpy") else repr(v) for k, v in state.items()}
+
+    def told(value):
+        if isinstance(value, list):
+            return [told(item) for item in value]
+        return value.numpy().tobytes() if hasattr(value, "numpy") else repr(value)
+
+    return {name: told(value) for name, value in state.items()}
+
+
+def change_saved(content, rng):
+    """Change the bytes of a file of torch, or the entries of the state in it."""
+    import torch
+
+    if rng.random() < 0.3:
+        changed = bytearray(content)
+        for _ in range(rng.choice((1, 2, 9))):
+            changed[rng.randrange(len(changed))] = rng.choice((0, 1, 2, 31, 127, 128, 255))
+        return bytes(
+            changed[: rng.choice((len(changed), len(changed), rng.randrange(len(changed))))]
+        )
+    state, file = torch.load(io.BytesIO(content), weights_only=True), io.BytesIO()
+    torch.save(change_state(state, rng), file)
+    return file.getvalue()
 
 
 def change_checkpoint(content, rng):
     """Change the header or the columns of a checkpoint."""
-    size = int.from_bytes(content[8:16], "little")
-    header = json.loads(content[16 : 16 + size])
-    place = 24 + size
-    place += -place % 64
-    arrays = {}
-    for name, dtype, shape in header["columns"]:
-        count = int(np.prod(shape))
-        arrays[name] = np.frombuffer(content, dtype, count, place).reshape(shape)
-        place += arrays[name].nbytes + -arrays[name].nbytes % 64
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        header = json.loads(archive.read("header.json"))
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        arrays = {n.removesuffix(".npy"): np.load(io.BytesIO(archive.read(n))) for n in names}
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if rng.random() < 0.2:
             header = mutate_tree(header, rng)
             break
         name = rng.choice(list(arrays))
         arrays[name] = mutate_array(arrays[name], rng)
-        if rng.random() < 0.9:  # as it is now
-            header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
-    if rng.random() < 0.02 and isinstance(header, dict):
-        name = rng.choice(list(arrays))
-        arrays.pop(name)
-        header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
-    return pack_checkpoint(header, arrays.values())
+    if rng.random() < 0.02:
+        arrays.pop(rng.choice(list(arrays)))
+    if rng.random() < 0.1:  # compressed, or with headers that say what isn't so
+        return pack_npz({"header.json": np.zeros(0), **arrays}, rng)
+    return pack_checkpoint(header, arrays)
 
 
 def change_state(state, rng):
@@ -496,11 +508,23 @@ def change_state(state, rng):
                     state[name] = torch.from_numpy(np.ascontiguousarray(array))
             if how == 4 and isinstance(state[name], torch.Tensor):
                 state[name] = state[name].to(rng.choice((torch.bfloat16, torch.complex64)))
+        elif name == "rows" and how > 2 and _are_tensors(value):
+            k = rng.randrange(len(value))
+            with contextlib.suppress(TypeError, ValueError):  # torch has no such dtype
+                array = np.ascontiguousarray(mutate_array(value[k].numpy(), rng))
+                value[k] = torch.from_numpy(array)
         elif isinstance(value, dict | list):
             state[name] = mutate_tree(value, rng)
         else:
             state[name] = copy.deepcopy(rng.choice(VALUES))
     return state
+
+
+def _are_tensors(value):
+    """Whether this is a list of tensors, which an earlier change may have made it no longer."""
+    import torch
+
+    return isinstance(value, list) and value and all(isinstance(x, torch.Tensor) for x in value)
 
 
 def npz_changer(marker):
@@ -536,10 +560,9 @@ def change_json(content, rng):
 
 
 def policy_kind(folder, marker):
-    """Policies of examples/ppo.py and of `save_defender`, of now and of before."""
+    """Policies of examples/ppo.py and of `save_defender`."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
     from vecenv.cage.saved import save_network
-    from vecenv.files import save_arrays
 
     rng, scenario, path = np.random.default_rng(0), cage2_scenario(), folder / "whole"
     made_for, policies = scenario.identity(), []
@@ -549,24 +572,12 @@ def policy_kind(folder, marker):
 
     memory, scale = BlueMemory(1, scenario), (np.zeros(52), np.ones(52))
     defender = layers(memory.num_features, 3, len(memory.choices))
-    old = {"kind": "spaces, hidden (2,), normalize True", "made_for": made_for}
-    vector = rng.standard_normal(52 * 2 + 2 + 3 * 145).astype(np.float32)
-    old["tensors"] = [vector, vector[:9], np.ones((3, 53), np.float32)]
-    names = [f"{kind}{n}" for n in range(2) for kind in ("weight", "bias")]
-    arrays = dict(
-        zip(names, [x.astype(np.float16) for pair in defender for x in pair], strict=True)
-    )
-    arrays["facts"] = np.array(json.dumps({"made_for": made_for}))
     for save in (
         lambda file: save_network(file, layers(52, 2, 145), scale=scale, made_for=made_for),
         lambda file: save_defender(file, defender, scenario, steps=5),
-        lambda file: save_arrays(file, old),
     ):
         save(path)
         policies.append(path.read_bytes())
-    stream = io.BytesIO()
-    np.savez(stream, format=np.array("vecenv cage defender 1"), **arrays)
-    policies.append(stream.getvalue())
 
     def play(file):
         policy = find_policy(file)

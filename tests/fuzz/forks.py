@@ -303,14 +303,13 @@ class AsyncCase(EnvCase):
             "num_workers": int(rng.integers(1, 4)),
             "context": "fork" if rng.random() < 0.8 else "forkserver",
             "caller_steps": bool(rng.random() < 0.2),
-            "threads_per_worker": int(rng.choice([1, 1, 2])),
             "on_error": str(rng.choice(["raise", "restart"])),
         }
 
     def make(self):
         factories = [functools.partial(Walk, self.pause_s)] * self.num_envs
         envs = AsyncVectorEnv(factories, autoreset_mode=self.mode, **self.options)
-        self.pids = [process.pid for process in envs._exchange.pool.processes]
+        self.pids = [seat.process.pid for seat in envs._pool.seats]
         return envs
 
     def make_twin(self):
@@ -331,7 +330,6 @@ class AsyncCase(EnvCase):
             envs.recv,
             lambda: envs.call("answer", 1),
             lambda: envs.set_attr("mark", 1),
-            lambda: envs.allocate((3,)),
             envs.step_wait,
             envs.timing.enable,
         ]

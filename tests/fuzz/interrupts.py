@@ -513,7 +513,6 @@ class AsyncCase:
             "num_workers": int(rng.integers(1, 4)),
             "context": "fork" if rng.random() < 0.96 else "forkserver",
             "caller_steps": bool(rng.random() < 0.2),
-            "threads_per_worker": int(rng.choice([1, 1, 1, 2])),
         }
 
     def run(self, interrupts, num_rounds):
@@ -549,8 +548,7 @@ class AsyncCase:
             if not struck:
                 break
             self.require_no_workers("an interrupted constructor")
-        pool = self.envs._exchange.pool
-        self.pids = [process.pid for process in pool.processes]
+        self.pids = [seat.process.pid for seat in self.envs._pool.seats]
 
     def require_no_workers(self, what):
         """Workers are gone; what starts them may stay."""

@@ -3,7 +3,7 @@
 import pytest
 from fuzz.nursery import run_apart
 
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 
 pytestmark = pytest.mark.skipif(
     is_jit_off(), reason="steps in Python are interrupted in their midst"

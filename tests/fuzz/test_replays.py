@@ -4,8 +4,9 @@ import pytest
 from fuzz import replays
 
 from buffers import BufferMisuseError
-from buffers.replay import layout, prioritized, storage
+from buffers.replay import prioritized
 from buffers.replay.sequences import SequenceIndex
+from buffers.replay.table import Table
 
 
 @pytest.mark.slow
@@ -13,24 +14,32 @@ def test_a_few_cases_of_replay_buffers():
     assert sum(replays.run_case(number, 40) for number in range(15)) == 600
 
 
-def never_overwritten(rows, capacity, before, now):
-    return rows >= 0
+def whole_batch(buffer, batch, priorities):
+    return batch.indices, priorities
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
-        (layout, "were_not_overwritten", never_overwritten),
+        (prioritized.PrioritizedReplayBuffer, "_not_overwritten", whole_batch),
+        (SequenceIndex, "are_alive", lambda self, rows, memory: rows >= 0),
         (prioritized.secrets, "randbits", lambda _: 1),
         (SequenceIndex, "follow", lambda self, value: None),
         (SequenceIndex, "pass_over", lambda self, envs, is_over: None),
-        (storage, "mark_cut", lambda state, ids: None),
+        (Table, "cut", lambda self, ids: None),
     ],
-    ids=["overwritten rows", "loaded states", "followers", "steps", "cuts"],
+    ids=[
+        "overwritten rows",
+        "overwritten sequences",
+        "loaded states",
+        "followers",
+        "steps",
+        "cuts",
+    ],
 )
 def test_what_is_left_out_is_found(where, name, wrong, monkeypatch):
     monkeypatch.setattr(where, name, wrong)
     with pytest.raises((AssertionError, IndexError, KeyError, BufferMisuseError)):
-        for number in range(40):
+        for number in range(80):
             replays.run_case(number, 60)

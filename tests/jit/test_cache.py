@@ -20,8 +20,8 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.environment import Environment
 
 import vecenv
-from vecenv import fingerprint as module
-from vecenv.fingerprint import cached_njit, fingerprint, fresh_njit, is_jit_off
+from vecenv.core import compiling as module
+from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, binding
 from vecenv.jit.binding import tidy
 
@@ -403,7 +403,9 @@ def test_fingerprints_are_equal_in_every_process(tmp_path, monkeypatch):
     for folder, text in (("now", rules), ("then", rules.replace("LEFT = 2", "LEFT = 3"))):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rules.py").write_text(text)
-    script = "import rules; from vecenv.fingerprint import *; print(fingerprint([rules.allowed]))"
+    script = (
+        "import rules; from vecenv.core.compiling import *; print(fingerprint([rules.allowed]))"
+    )
     paths = os.pathsep.join([str(tmp_path / "now"), str(Path(vecenv.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "1"}
     command = [sys.executable, "-B", "-c", script]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from choices import fast_are
 
-from vecenv.fingerprint import cached_njit
+from vecenv.core.compiling import cached_njit
 from vecenv.jit.copying import copy_numbers, write_bits
 
 COUNT = 21

@@ -10,7 +10,7 @@ from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for, spl
 
 from vecenv import ActionError, SyncVectorEnv
 from vecenv.check import check_vector_env
-from vecenv.fingerprint import fresh_njit, is_jit_off
+from vecenv.core.compiling import fresh_njit, is_jit_off
 from vecenv.jit import binding
 from vecenv.jit.kernels import as_record
 

@@ -11,7 +11,7 @@ from jit.toy_env import PARAMS, TOY
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, interpreted, pack_record
 from vecenv.jit.random import integers
 
@@ -179,27 +179,12 @@ def local_step(state, action, rng):
 
 
 @needs_jit
+@pytest.mark.filterwarnings("ignore:.* allocates memory")
 def test_narrow_local_integers_and_constants_are_widened_as_in_compiled_code():
     kernels = dataclasses.replace(WIDE, name="local", step=local_step)
     compiled, interpreted = JitVectorEnv(kernels, 3), JitVectorEnv(kernels, 3, debug=True)
     actions = np.random.default_rng(0).integers(0, 2, (30, 3))
     assert_same(roll(compiled, actions), roll(interpreted, actions))
-
-
-def drawing_step(state, action, rng):
-    state.cell = np.random.randint(0, SIZE)  # noqa: NPY002  # the global one
-    return 0.0, False, False
-
-
-@needs_jit
-def test_the_trial_leaves_the_callers_random_numbers_alone():
-    kernels = dataclasses.replace(WALK, name="drawing", step=drawing_step)
-    before = np.random.get_state()[1:3]  # noqa: NPY002  # the global one
-    with binding.uncompiled():  # which is not what this is about
-        JitVectorEnv(kernels)
-    after = np.random.get_state()[1:3]  # noqa: NPY002  # the global one
-    assert before[1] == after[1]
-    np.testing.assert_array_equal(before[0], after[0])
 
 
 def endless_step(state, action, rng):

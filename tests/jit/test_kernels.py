@@ -9,7 +9,7 @@ from numba import njit
 
 from vecenv import ActionError
 from vecenv.check import check_vector_env
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
 from vecenv.jit.arrays import ActionReader, copy_checked, element_bounds, first_invalid_row
 
@@ -134,10 +134,33 @@ def step_that_calls_a_plain_function(state, action, rng):
     return plain_helper(1.0), False, False
 
 
+def reset_that_replaces_an_array(state, rng):
+    state.total = 0.0
+    state.hand = state.hand[:]
+
+
+def reset_that_replaces_an_array_by_a_number(state, rng):
+    state.total = 0.0
+    state.hand = 0
+
+
+HAND = [("total", float), ("hand", np.int8, (3,))]
+
+
 @needs_jit
 @pytest.mark.parametrize(
     ("changes", "line", "message"),
     [
+        (
+            {"reset": reset_that_replaces_an_array, "state_dtype": HAND},
+            "state.hand = state.hand[:]",
+            r"the field 'hand' is an array, .*write into it, state.hand\[:\] = .*kernel reset\(",
+        ),
+        (
+            {"reset": reset_that_replaces_an_array_by_a_number, "state_dtype": HAND},
+            "state.hand = 0",
+            r"the field 'hand' is an array, .*write into it, state.hand\[:\] = ",
+        ),
         (
             {"step": misspelt_step},
             "return state.totall, False, False",

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from jit.toy_env import slow_word
 
-from vecenv.fingerprint import cached_njit, is_jit_off
+from vecenv.core.compiling import cached_njit, is_jit_off
 from vecenv.jit import random
 
 SMALL = is_jit_off()  # in plain Python a word takes 10 us

@@ -21,7 +21,7 @@ import vecenv
 from vecenv import make_vec
 from vecenv.command.cli import main
 from vecenv.compare.source import BackendUnavailableError, read_source
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cartpole import CARTPOLE
 

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from jit.toy_rolls import split_jobs
 
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 

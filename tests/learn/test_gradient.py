@@ -150,7 +150,7 @@ def test_a_module_moved_afterwards_is_an_error():
         gradient(make_batch())
 
 
-@pytest.mark.parametrize("options", [{"compile": "off"}, {"dtype": "auto", "num_calls": 1}])
+@pytest.mark.parametrize("options", [{"compile": "off"}, {"num_calls": 1}])
 def test_a_loss_may_change_the_batch_in_place_once_a_call(options):
     def loss(module, batch):
         batch["y"].mul_(2)

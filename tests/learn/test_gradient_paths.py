@@ -498,95 +498,29 @@ def test_a_loss_that_is_not_a_mean_over_rows_is_not_split(monkeypatch):
     assert "loss of all rows is not the mean" in tested[2][1]
     assert "not split: loss" in tested[3][1] and "not split: rms" in tested[4][1]
 
+
+@pytest.mark.slow
+def test_a_mean_that_only_parts_of_the_first_batch_share_is_left_to_autograd_later():
+    said = []
+
     def masked(agent, batch):
         errors = (agent.value(batch["x"]) - 1).square() * batch["mask"]
         return errors.sum() / batch["mask"].sum() + 0 * agent.policy(batch["x"]).logits.sum()
 
-    def constant(agent, batch):  # choices, which have to stay what they may be
-        chosen = torch.eye(1)[batch["mask"].long().flatten()]
-        return (agent.value(batch["x"]) * chosen[:, 0]).mean() + agent.policy(
-            batch["x"]
-        ).logits.mean()
-
-    tested.clear()
-    ones = torch.ones(ROWS)
-    last = ones.clone()
-    last[-1] = 0
-    for mask in (ones, ones.bool(), last, last.bool(), ones[:, None]):
-        batch = {"x": make_batch().obs, "mask": mask}
-        Gradient(make_agent(), masked, compile="on", threads=2)(batch)
-    batch = {"x": make_batch().obs, "mask": torch.zeros(ROWS)}
-    Gradient(make_agent(), constant, compile="on", threads=2)(batch)
-    assert [combine for combine, _ in tested] == [None] * 5 + ["rows"]
-
-
-def test_a_mean_that_only_parts_of_the_first_batch_share_is_not_split(monkeypatch):
-    """Later ones have fewer rows, steps or members of a group in some part."""
-    from vecenv.learn import choosing
-
-    tested = []
-    monkeypatch.setattr(
-        choosing._Choice, "_compile",
-        lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
-    )  # fmt: skip
-
-    def averaged(agent, batch):  # of rows, or of several steps in each
-        mask = batch["mask"].view(ROWS, -1)
-        errors = (agent.value(batch["x"])[:, None] - 1).square() * mask
-        return errors.sum() / mask.sum() + 0 * agent.policy(batch["x"]).logits.sum()
-
-    def allowing(agent, batch):  # a row that allows nothing has no finite loss
-        logits = agent.policy(batch["x"]).logits[:, :2].masked_fill(~batch["mask"], -torch.inf)
-        return agent.value(batch["x"]).mean() - logits.log_softmax(-1)[:, 0].mean()
-
-    def grouped(agent, batch):  # each group counts the same, however many it has
-        errors, is_first = (agent.value(batch["x"]) - 1).square(), batch["mask"] == 0
-        loss = (errors * is_first).sum() / is_first.sum()
-        loss = loss + (errors * ~is_first).sum() / (~is_first).sum()
-        return loss + 0 * agent.policy(batch["x"]).logits.sum()
-
-    ones = torch.ones(ROWS)
-    last = ones.clone()
-    last[-1] = 0
-    pairs = ones[:, None].expand(ROWS, 2)
-    last_pair = torch.stack([last, ones], 1)
-    for mask in (ones.long(), last.byte(), pairs, pairs.bool(), last_pair, last_pair.int()):
-        batch = {"x": make_batch().obs, "mask": mask}
-        Gradient(make_agent(), averaged, compile="on", threads=2)(batch)
-    for group in (torch.arange(ROWS) % 2, torch.arange(ROWS) % 3):
-        batch = {"x": make_batch().obs, "mask": group}
-        Gradient(make_agent(), grouped, compile="on", threads=2)(batch)
-    batch = {"x": make_batch().obs, "mask": torch.ones(ROWS, 2, dtype=torch.bool)}
-    Gradient(make_agent(), allowing, compile="on", threads=2)(batch)
-    assert tested == [None] * 8 + ["rows"]
-
-
-@pytest.mark.slow
-def test_a_mean_over_rows_with_a_reward_is_not_split(monkeypatch):
-    """Though there are none in the first batch, or one in each part; a penalty likewise."""
-    tested = []
-    monkeypatch.setattr(
-        choosing._Choice, "_compile",
-        lambda self, plan, combine, why, *_: (tested.append(combine), (plan, None))[1],
-    )  # fmt: skip
-
-    def bounded(sign, bound=0.0):
-        def loss(agent, batch):
-            is_counted = sign * batch["rewards"] > bound
-            errors = (agent.value(batch["x"]) - 1).square() * is_counted
-            policy = agent.policy(batch["x"]).logits.square().mean()
-            return errors.sum() / is_counted.sum().clamp(min=1) + policy
-
-        return loss
-
-    one_each = torch.zeros(ROWS)
-    one_each[[5, 41]] = 1.0
-    for sign, rewards in ((1, one_each), (1, 0 * one_each), (-1, 0 * one_each), (-1, -one_each)):
-        batch = {"x": make_batch().obs, "rewards": rewards}
-        Gradient(make_agent(), bounded(sign), compile="on", threads=2)(batch)
-    batch = {"x": make_batch().obs, "rewards": 0 * one_each}  # which are 1 later
-    Gradient(make_agent(), bounded(1, 0.5), compile="on", threads=2)(batch)
-    assert tested == [None] * 5
+    agent, mask = make_agent(), torch.ones(ROWS)
+    gradient = Gradient(agent, masked, compile="on", threads=2, log=said.append)
+    gradient({"x": make_batch().obs, "mask": mask})
+    assert gradient.plan["parts"] == 2
+    mask = mask.clone()
+    mask[: ROWS // 2 - 1] = 0
+    batch = {"x": make_batch().obs, "mask": mask}
+    scalars = gradient(batch)
+    found = [p.grad.clone() for p in agent.parameters()]
+    loss = masked(agent, batch)
+    expected = torch.autograd.grad(loss, [*agent.parameters()])
+    torch.testing.assert_close(scalars["loss"], loss.detach())
+    torch.testing.assert_close(found, [*expected])
+    assert gradient.plan["path"] == "autograd" and "not a mean over rows" in said[-1]
 
 
 def test_the_compiled_tanh_is_that_of_torch_to_float32():
@@ -615,53 +549,12 @@ def test_layers_are_compiled_as_products_and_sums():
         assert table == before
 
 
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "bfloat16"), (0.95, "float32")])
-def test_the_dtype_is_chosen_by_time(seconds, chosen, monkeypatch):
-    times = {torch.float32: 1.0, torch.bfloat16: seconds}
-    monkeypatch.setattr(
-        "vecenv.learn.gradient.time_autograd", lambda eager, batch: times[eager.dtype]
-    )
-    said = []
-    gradient = Gradient(make_agent(), ppo_loss, compile="off", dtype="auto", log=said.append)
-    batch = make_batch()
-    assert_equal(gradient, batch, 0.2 if chosen == "bfloat16" else 1e-4)
-    assert gradient.plan["dtype"] == chosen
-    assert f"bfloat16 takes {seconds:.2f} x the time of float32" in said[0]
-    monkeypatch.setattr("vecenv.learn.gradient.time_autograd", None)  # is not asked again
-    resumed = Gradient(make_agent(), ppo_loss, dtype="auto", plan=gradient.plan)
-    named = Gradient(make_agent(), ppo_loss, compile="off", dtype=chosen)
-    loss = float(gradient(batch)["loss"])
-    assert float(resumed(batch)["loss"]) == float(named(batch)["loss"]) == loss
-
-
-def test_timing_dtypes_leaves_no_trace():
-    class Drawing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-            self.layer = nn.Linear(3, 1)
-
-        def forward(self, x):
-            self.calls += 1
-            return self.layer(x) + torch.rand(len(x), 1)
-
-    draws = []
-    for dtype in ("auto", "float32"):
-        torch.manual_seed(1)
-        module = Drawing()
-        gradient = Gradient(module, lambda module, x: module(x).mean(), compile="off", dtype=dtype)
-        gradient(torch.ones(8, 3))
-        assert float(module.calls) == 1
-        draws.append(float(torch.rand(())))
-    assert draws[0] == draws[1]
-
-
 def test_arguments_are_checked():
     agent = make_agent()
     for wrong, message in [
         ({"compile": True}, "compile is True"),
         ({"dtype": torch.float16}, "dtype is torch.float16"),
-        ({"dtype": "float64"}, "dtype is float64, expected .* or 'auto'"),
+        ({"dtype": "auto"}, "dtype is auto, expected torch.float32 or torch.bfloat16"),
         ({"threads": 0}, "threads is 0"),
         ({"plan": {"path": "compiled"}}, "expected what Gradient.plan was"),
     ]:

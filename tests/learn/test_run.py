@@ -479,21 +479,6 @@ def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_a_run_of_a_version_with_fewer_options_goes_on(options):
-    with begin(options) as run:
-        run.save({"steps": 1})
-    path = options.folder / "options.json"
-    had = json.loads(path.read_text())
-    del had["learning_rate"]
-    path.write_text(json.dumps(had))
-    message = "of a run with learning_rate = 0.001, this one has 0.5"
-    with pytest.raises(RunError, match=message):
-        resume(Options(options.folder, 0.5))
-    with resume(load_options(options.folder, Options)) as run:
-        assert run.load() == {"steps": 1}
-    assert json.loads(path.read_text())["learning_rate"] == 1e-3
-
-
 def test_a_run_with_an_option_that_is_nan_goes_on(tmp_path):
     options = {"scale": math.nan, "limits": [math.nan, 1.0]}
     with Run(tmp_path / "run", options) as run:

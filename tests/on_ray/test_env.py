@@ -63,7 +63,7 @@ def test_timing_counts_calls_and_waiting():
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_slow_env_is_seen_in_its_actor(way, tmp_path):
     fns = [functools.partial(SyntheticEnv, wait_ms=30.0 if k == 2 else 3.0) for k in range(4)]
-    options = {"worker_options": {"threads_per_worker": 2}} if way == "async" else {}
+    options = {"worker_options": {"num_workers": 2}} if way == "async" else {}
     spread = RayVectorEnv(fns, num_workers=2, worker_backend=way, **options)
     spread.reset()
     spread.step([0] * 4)

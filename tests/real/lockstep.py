@@ -103,9 +103,9 @@ def open_envs(name: str, backend: str) -> Any:
     if backend == "sync":
         return vecenv.SyncVectorEnv(factories)
     if backend == "auto":
-        return vecenv.make_vec(globals()[name], NUM_ENVS)
+        return vecenv.make_vec(globals()[name], NUM_ENVS, backend="auto")
     context, _, threads = backend.partition("+")
-    options = {"threads_per_worker": int(threads)} if threads else {}
+    options = {"num_workers": int(threads)} if threads else {}
     return vecenv.AsyncVectorEnv(factories, context=context, num_workers=2, **options)
 
 

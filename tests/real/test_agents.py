@@ -46,7 +46,7 @@ GAMES = {
 ASYNC = {
     f"async {n}": {
         "backend": "async",
-        "vector_kwargs": {"num_workers": n, "threads_per_worker": 1},
+        "vector_kwargs": {"num_workers": n},
     }
     for n in (1, 2, 3, 4)
 }

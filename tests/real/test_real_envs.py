@@ -38,6 +38,7 @@ def _try_out(name: str, backend: str, file: Path, environ: dict[str, str]) -> di
     """Run the program in a process of its own and return what it wrote."""
     done = subprocess.run(
         [sys.executable, str(_PROGRAM), name, backend, str(file)],
+        cwd=file.parent,  # where MuJoCo writes its log
         env=environ,
         capture_output=True,
         text=True,

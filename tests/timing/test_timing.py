@@ -21,10 +21,8 @@ from vecenv.timing.trace import trace_events
 
 BACKENDS = {
     "sync": SyncVectorEnv,
-    "async": lambda fns: AsyncVectorEnv(fns, num_workers=2, threads_per_worker=1),
-    "caller": lambda fns: AsyncVectorEnv(
-        fns, num_workers=1, caller_steps=True, threads_per_worker=1
-    ),
+    "async": lambda fns: AsyncVectorEnv(fns, num_workers=2),
+    "caller": lambda fns: AsyncVectorEnv(fns, num_workers=1, caller_steps=True),
 }
 
 
@@ -99,9 +97,9 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
 
 @pytest.mark.slow
 @measured_anew
-def test_threads_that_wait_side_by_side_show_the_slowest_env():
+def test_envs_that_wait_side_by_side_show_the_slowest():
     fns = [lambda k=k: CountingEnv(step_s=0.02 if k == 5 else 0.002) for k in range(6)]
-    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=3)
+    envs = AsyncVectorEnv(fns, num_workers=6)
     envs.timing.enable()
     run(envs, 10)
     report = envs.timing.report()
@@ -113,7 +111,7 @@ def test_threads_that_wait_side_by_side_show_the_slowest_env():
 
 def test_first_ready_waits_for_nobody():
     fns = [lambda k=k: CountingEnv(step_s=0.01 if k == 0 else 0.001) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
+    envs = AsyncVectorEnv(fns, num_workers=4)
     envs.reset(seed=1)
     envs.send(np.zeros(4, int))
     envs.recv(4)  # compiles, the first time
@@ -164,8 +162,6 @@ def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
 
     def begin():
         idents.add(threading.get_ident())
-        while time.thread_time() < 0.2:  # which is no time of any other thread
-            pass
         envs.timing.enable()
         envs.reset()
         with envs.timing.phase("first"):
@@ -189,8 +185,6 @@ def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
         pytest.skip("no thread has got the ident of the first")
     recording = envs.timing.recording()
     envs.close()
-    # Not 0.2 s of them within 0.1 s; libraries may have threads that spin for a while.
-    assert found[0].other_threads < 1
     assert [other.name for other in recording.others] == ["old"]
     assert recording.others[0].names[-1] == "first"
     assert recording.names[-1] == "second"
@@ -281,13 +275,13 @@ def test_a_worker_that_is_being_replaced_has_no_start_yet():
     envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
     envs.timing.enable()
     envs.reset(seed=1)
-    envs._exchange.pool.start_s[0] = -6547.0
+    envs._pool.seats[0].start_s = -6547.0
     assert envs.timing.report().workers[0].start_s is None
     envs.close()
 
 
 def test_a_worker_in_the_place_of_one_that_has_died_is_timed():
-    envs = AsyncVectorEnv(faulty(2), num_workers=1, threads_per_worker=1, on_error="restart")
+    envs = AsyncVectorEnv(faulty(2), num_workers=1, on_error="restart")
     envs.timing.enable()
     envs.reset(seed=1)
     envs.step([DIE, FINE])
@@ -326,7 +320,7 @@ CATEGORIES = {"call", "wait", "copy", "phase", "env", "reset"}
 
 def test_the_trace_follows_the_format(tmp_path):
     fns = [lambda k=k: CountingEnv(step_s=0.002 * (k + 1)) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
+    envs = AsyncVectorEnv(fns, num_workers=4)
     envs.timing.enable()
     run(envs, 8)
     envs.timing.write_trace(tmp_path / "trace.json")
@@ -336,7 +330,7 @@ def test_the_trace_follows_the_format(tmp_path):
     assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in slices)
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
     assert {event["cat"] for event in slices} == CATEGORIES
-    assert {e["pid"] for e in slices} == {0, 1, 2}
+    assert {e["pid"] for e in slices} == {0, 1, 2, 3, 4}
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names[0] == "caller" and names[2].startswith("worker 1 (pid ")
     assert sum(event["cat"] == "env" for event in slices) == envs.timing.report().num_steps
@@ -348,66 +342,6 @@ def test_the_trace_follows_the_format(tmp_path):
         if event["cat"] in {"env", "reset"}:
             assert tracks[event["pid"], event["tid"]] == f"env {event['args']['env_id']}"
     check_nesting(slices)
-    check_flows(events, slices)
-
-
-def test_arrows_begin_at_the_call_that_sent_the_env_and_end_at_the_one_that_received_it():
-    fns = [lambda k=k: CountingEnv(step_s=0.001 * (1 + 3 * k)) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    sent, received = [np.arange(4)], []
-    envs.send(np.zeros(4, int))
-    for _ in range(30):
-        received.append(envs.recv(1).env_ids)
-        sent.append(received[-1])
-        envs.send(np.zeros(len(sent[-1]), int), sent[-1])
-    received.append(envs.recv().env_ids)
-    events = list(trace_events(envs.timing.recording()))
-    envs.close()
-    slices = [event for event in events if event["ph"] == "X"]
-    check_flows(events, slices)
-    pairs = (("s", "send", sent), ("f", "recv", received))
-    steps = {
-        (event["pid"], event["tid"], event["ts"]): event["args"]["env_id"]
-        for event in slices
-        if event["cat"] in {"env", "reset"}
-    }
-    of_env = {
-        event["id"]: steps[event["pid"], event["tid"], event["ts"]]
-        for event in events
-        if event["ph"] == "t"
-    }
-    assert len(of_env) == len(steps) == sum(map(len, received))
-    for phase, name, passed in pairs:
-        calls = [event for event in slices if event["name"] == name]
-        for event in events:
-            if event["ph"] == phase:
-                begins = [call["ts"] <= event["ts"] <= call["ts"] + call["dur"] for call in calls]
-                assert of_env[event["id"]] in passed[begins.index(True)]
-
-
-def test_arrows_begin_in_the_thread_that_sent_the_envs():
-    envs = AsyncVectorEnv([partial(CountingEnv, 0.003, length=99)] * 4, num_workers=2)
-    envs.timing.enable()
-    envs.reset(seed=1)
-    for _ in range(20):
-        in_thread("sender", envs.step_async, np.zeros(4, int))
-        envs.step_wait()
-    for _ in range(20):
-        in_thread("sender", envs.send, np.zeros(4, int))
-        envs.recv()
-    events = list(trace_events(envs.timing.recording()))
-    envs.close()
-    check_flows(events, [event for event in events if event["ph"] == "X"])
-    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    starts = [event for event in events if event["ph"] == "s"]
-    ends = [event for event in events if event["ph"] == "f"]
-    assert len(starts) == len(ends) == 4 * 41
-    assert len({event["ts"] for event in starts}) == len({event["ts"] for event in ends}) == 41
-    names = [tracks[event["pid"], event["tid"]] for event in starts]
-    assert names.count("thread sender") == 4 * 40
-    assert {(event["pid"], event["tid"]) for event in ends} == {(0, 0)}
 
 
 def check_nesting(slices):
@@ -421,25 +355,6 @@ def check_nesting(slices):
             end = event["ts"] + event["dur"]
             assert end <= ends[-1] + 1e-3
             ends.append(end)
-
-
-def check_flows(events, slices):
-    """Every arrow begins and ends inside a slice, and in that order."""
-    flows = {}
-    for event in events:
-        if event["ph"] in "stf":
-            flows.setdefault(event["id"], []).append(event)
-    assert flows
-    for flow in flows.values():
-        assert [event["ph"] for event in flow] == ["s", "t", "f"]
-        assert flow[0]["ts"] <= flow[1]["ts"] <= flow[2]["ts"]
-        for event in flow:
-            track = event["pid"], event["tid"]
-            assert any(
-                (s["pid"], s["tid"]) == track
-                and s["ts"] - 1e-3 <= event["ts"] <= s["ts"] + s["dur"] + 1e-3
-                for s in slices
-            )
 
 
 def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
@@ -527,7 +442,6 @@ def test_what_runs_after_the_end_is_no_load_of_the_run(monkeypatch, end):
     later = envs.timing.tally()
     envs.close()
     assert report.others_load == later.others_load == 0.0
-    assert later.other_threads < 0.1
 
 
 @pytest.mark.parametrize(

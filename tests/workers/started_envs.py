@@ -11,30 +11,15 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from workers.faulty_envs import FaultyEnv, NapEnv
+from workers.faulty_envs import FaultyEnv
 
 
-class SoundEnv(FaultyEnv):
-    """Does nothing wrong where actions are sampled, as in a trial."""
-
-    action_space = Discrete(1)
-
-
-class Spy(SoundEnv):
+class Spy(FaultyEnv):
     """Tells of its process."""
 
-    def num_threads(self):
-        return len(os.listdir("/proc/self/task"))
-
-    def num_sockets(self):
-        files = [Path(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd")]
-        return sum("socket:" in str(file.readlink()) for file in files if file.is_symlink())
-
     def tell(self):
-        import vecenv.workers.server
-
         return {
-            "served": bool(vecenv.workers.server._passed),
+            "is_fresh": sys.flags.safe_path,
             "folder": os.getcwd(),
             "path": sys.path[0],
             "variable": os.environ.get("VECENV_TEST"),
@@ -66,26 +51,6 @@ class Threads(FaultyEnv):
             torch.get_num_threads(),
             numba.config.NUMBA_NUM_THREADS,
         )
-
-
-class HangingOnce(FaultyEnv):
-    def step(self, action):
-        hang()
-
-
-class LockingEnv(NapEnv):
-    """Writes its process into a file, and keeps it locked until that ends."""
-
-    files = []
-
-    def __init__(self, path, seconds):
-        import fcntl
-
-        self.seconds = seconds
-        file = open(path, "a")  # noqa: SIM115 - until the end of the process
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        print(os.getpid(), file=file, flush=True)
-        self.files.append(file)
 
 
 class Calling(gym.Env):

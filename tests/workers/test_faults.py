@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -35,6 +34,7 @@ from workers.faulty_envs import (
 )
 
 from vecenv import EnvCreationError, ObservationError, StepSlot, SyncVectorEnv
+from vecenv.core.errors import InfoError
 from vecenv.core.faults import (
     EnvFault,
     EnvStepError,
@@ -44,20 +44,18 @@ from vecenv.core.faults import (
     describe_exit,
 )
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.exchange import Exchange
-from vecenv.workers.layout import CLAIMS_LINE, COUNT, LINE
 
-ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
+TWO = {"num_workers": 2}
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 WAYS = {
-    "2 workers": ONE_THREAD,
-    "caller and 1": {"num_workers": 1, "caller_steps": True, "threads_per_worker": 1},
+    "2 workers": TWO,
+    "caller and 1": {"num_workers": 1, "caller_steps": True},
 }
 
 
 @pytest.fixture
 def make():
-    yield from opener(AsyncVectorEnv, num_workers=2, threads_per_worker=1)
+    yield from opener(AsyncVectorEnv, num_workers=2)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_a_failing_factory_is_named(env_id):
     env_fns = [FaultyEnv] * 5
     env_fns[env_id] = functools.partial(raise_error, "no licence")
     with pytest.raises(EnvCreationError, match=f"Making env {env_id} of 5") as raised:
-        AsyncVectorEnv(env_fns, **ONE_THREAD)
+        AsyncVectorEnv(env_fns, **TWO)
     assert isinstance(raised.value.__cause__, OSError)
     assert "raise OSError(text)" in str(raised.value.__cause__.__cause__)
     assert multiprocessing.active_children() == []
@@ -162,7 +160,7 @@ def test_no_env_at_all_is_refused():
 
 
 def test_unknown_options_are_refused():
-    for options in ({"on_error": "ignore"}, {"threads_per_worker": 0}):
+    for options in ({"on_error": "ignore"}, {"num_workers": 0}, {"num_workers": 2.5}):
         with pytest.raises(ValueError, match="|".join(options)):
             AsyncVectorEnv(faulty(2), **options)
 
@@ -214,10 +212,8 @@ def test_a_worker_that_died_while_nobody_waited_is_reported(make):
         pool.reset()
 
 
-@pytest.mark.parametrize("way", fast_are(["threads"], ["2 workers", "threads"]))
-def test_a_hanging_env_is_named_and_its_late_result_stays_where_it_belongs(make, way):
-    options = {"threads_per_worker": 2} if way == "threads" else {}
-    pool = make(**options)
+def test_a_hanging_env_is_named_and_its_late_result_stays_where_it_belongs(make):
+    pool = make()
     pool.reset()
     pool.step_async(actions(1, HANG))
     text = r"step 1 has timed out .* worker 0 at env 1\. It stays"
@@ -267,15 +263,14 @@ def test_recv_names_the_envs_it_has_waited_for(make):
     pool = make()
     pool.reset()
     pool.send(actions(3, HANG))
-    with pytest.raises(StepTimeoutError, match=r"with 3 of 4 results: waiting for envs 3\."):
+    with pytest.raises(StepTimeoutError, match=r"waiting for envs 3\..*`recv`"):
         pool.recv(timeout=HANG_S / 2)
     assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
     assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
 
 
-@pytest.mark.parametrize("threads", fast_are([2], [1, 2]))
-def test_a_reset_gives_up_what_was_sent(make, threads):
-    pool = make(threads_per_worker=threads)
+def test_a_reset_gives_up_what_was_sent(make):
+    pool = make()
     pool.reset()
     pool.send(actions(2, HANG))
     assert pool.reset()[0][:, 1].tolist() == [0] * 4
@@ -331,28 +326,6 @@ def test_a_new_worker_writes_into_the_slot_of_the_lost_step(make):
     assert slots[1].obs[:, 1].tolist() == [4, 4, 0, 0]
     pool.step(actions(0, FINE), out=slots[0])
     assert slots[0].obs[:, 1].tolist() == [5, 5, 1, 1]
-
-
-@pytest.mark.slow
-def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make):
-    pool = make(num_workers=1, threads_per_worker=4, on_error="restart")
-    pool.reset(seed=1)
-    for _ in range(5):
-        pool.send(actions(1, DIE))
-        truncated = np.zeros(4, np.int64)
-        restarts = pool.restarts.copy()
-        while pool._calls.num_in_flight:
-            batch = pool.recv(1, timeout=30)
-            truncated[batch.env_ids] += batch.truncations
-            assert np.isfinite(batch.rewards).all()
-        # An env whose result was there before the worker died tells of the loss a step later.
-        pool.send(actions(0, FINE))
-        batch = pool.recv(timeout=30)
-        truncated[batch.env_ids] += batch.truncations
-        assert truncated.tolist() == [1, 1, 1, 1]
-        assert (pool.restarts == restarts + 1).all()
-        pool.send(actions(0, FINE))  # episodes begin anew
-        pool.recv(timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -437,37 +410,21 @@ def test_gymnasium_envs_ask_for_a_reset(make):
     pool.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_envs_of_which_a_process_can_have_one_get_a_worker_each(way, caplog):
-    env_fns = [functools.partial(OnlyEnv, name) for name in range(5)]
-    pool = AsyncVectorEnv(env_fns, **WAYS[way])
-    try:
-        assert pool.num_workers == 5 - pool._exchange.pool.bounds[0]
-        assert pool.reset()[0][:, 0].tolist() == [0, 1, 2, 3, 4]
-        assert pool.step([FINE] * 5)[0][:, 1].tolist() == [1] * 5
-        pool.send([FINE] * 5)
-        assert sorted(pool.recv().env_ids) == [0, 1, 2, 3, 4]
-        assert len(set(pool.call("pid"))) == 5
-        told = [record.message for record in caplog.records if record.name == "vecenv"]
-        assert len(told) == 1
-        assert "multiple emulator instances" in told[0]
-        assert "every env gets one" in told[0]
-    finally:
-        pool.close()
-    assert not OnlyEnv.is_there
-
-
-def test_one_env_per_process_is_not_tried_against_max_concurrency():
+def test_envs_of_which_a_process_can_have_one_ask_for_a_worker_each():
     env_fns = [functools.partial(OnlyEnv, name) for name in range(4)]
-    with pytest.raises(EnvCreationError, match="multiple emulator") as raised:
-        AsyncVectorEnv(env_fns, max_concurrency=2)
-    assert "max_concurrency=2 does not allow 4 workers" in raised.value.__notes__[-1]
+    with pytest.raises(EnvCreationError, match=r"env 1 of 4 .*multiple emulator") as raised:
+        AsyncVectorEnv(env_fns, num_workers=2)
+    assert "num_workers=4" in raised.value.__notes__[-1]
+    pool = AsyncVectorEnv(env_fns, num_workers=4)
+    pool.reset()
+    assert len(set(pool.call("pid"))) == 4
+    pool.close()
 
 
 def test_sync_envs_of_which_a_process_can_have_one_say_what_to_do():
     with pytest.raises(EnvCreationError, match="multiple emulator") as raised:
         SyncVectorEnv([OnlyEnv] * 2)
-    assert 'backend="async"' in raised.value.__notes__[-1]
+    assert "num_workers=2: a worker for each" in raised.value.__notes__[-1]
 
 
 class LateEnv(FaultyEnv):
@@ -503,14 +460,11 @@ def late(folder, call, number, num_envs=4, env_id=3):
     ]
 
 
-@pytest.mark.parametrize(
-    ("mode", "threads"), fast_are([(SAME_STEP, 2)], [*zip(MODES, (1, 2, 1), strict=True)])
-)
-def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, threads):
+@pytest.mark.parametrize("mode", fast_are([SAME_STEP], MODES))
+def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode):
     pool = AsyncVectorEnv(
         late(tmp_path, "step", 2),
         num_workers=2,
-        threads_per_worker=threads,
         on_error="restart",
         timeout=LATE_S,
         autoreset_mode=mode,
@@ -535,7 +489,7 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, thread
 
 @pytest.mark.slow
 def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
-    options = {**ONE_THREAD, "on_error": "restart", "timeout": LATE_S}
+    options = {**TWO, "on_error": "restart", "timeout": LATE_S}
     pool = AsyncVectorEnv(late(tmp_path, "reset", 1), **options)
     assert pool.reset(seed=1)[0].tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
     assert pool.restarts.tolist() == [0, 0, 1, 1]
@@ -548,7 +502,7 @@ def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
     fast_are([(True, [0, 0, 0, 1])], [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]),
 )
 def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
-    options = {"num_workers": 2, "on_error": "restart", "timeout": LATE_S, "threads_per_worker": 2}
+    options = {"num_workers": 2, "on_error": "restart", "timeout": LATE_S}
     pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
     pool.reset(seed=1)
     pool.send([FINE] * 4)
@@ -583,7 +537,7 @@ class SlowEnv(FaultyEnv):
 
 @pytest.mark.slow
 def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
-    options = {"num_workers": 1, "threads_per_worker": 1, "on_error": "restart", "timeout": 0.45}
+    options = {"num_workers": 1, "on_error": "restart", "timeout": 0.45}
     pool = AsyncVectorEnv([functools.partial(SlowEnv, name) for name in range(4)], **options)
     pool.reset(seed=1)
     assert not pool.step([FINE] * 4)[3].any()
@@ -591,55 +545,6 @@ def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
     assert not pool.recv().truncations.any()
     assert pool.restarts.tolist() == [0] * 4
     pool.close()
-
-
-@pytest.mark.parametrize("fault", [FINE, RAISE])
-def test_a_worker_that_dies_in_a_half_is_reported_without_a_timeout(make, fault):
-    """Also by the other half, which waits for it where one of its own envs has raised."""
-    pool = make()
-    pool.reset()
-    halves = pool.halves()
-    halves[0].step_async([fault, FINE])
-    halves[1].step_async([FINE, DIE])
-    with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL .*It was at env 3, action 2"):
-        halves[fault == FINE].step_wait()
-
-
-def test_a_half_waits_no_longer_than_the_timeout_of_the_constructor(make):
-    pool = make(timeout=30)
-    pool.reset()
-    half = pool.halves()[1]
-    half._limit_s = 0.05
-    half.step_async([FINE, HANG])
-    with pytest.raises(StepTimeoutError, match=r"0.05 second.*at env 3"):
-        half.step_wait()
-
-
-@pytest.mark.slow
-def test_half_of_a_pool_restarts_who_is_late(tmp_path):
-    options = {**ONE_THREAD, "on_error": "restart", "timeout": LATE_S}
-    pool = AsyncVectorEnv(late(tmp_path, "step", 1), **options)
-    pool.reset(seed=1)
-    halves = pool.halves()
-    for half in halves:
-        half.step_async([FINE, FINE])
-    assert [half.step_wait()[3].tolist() for half in halves] == [[False] * 2, [True] * 2]
-    pool.close()
-
-
-def test_workers_stand_still_that_are_at_the_same_envs_as_before():
-    places = {0: [0], 1: [2], 2: [4]}
-    exchange = SimpleNamespace(_is_done=lambda worker: worker == 2, _stuck_at=places.get)
-    seen = {}
-
-    def find():
-        return Exchange._standing_still(exchange, range(3), -1.0, seen)
-
-    assert find() == []
-    places[0] = [1]
-    assert find() == [1]
-    assert find() == [0]  # who was found has the whole time again
-    assert find() == [1]
 
 
 def test_a_step_whose_wait_was_short_restarts_nobody(make):
@@ -656,7 +561,7 @@ def test_a_timeout_given_to_a_call_restarts_nobody(make):
     pool = make(on_error="restart", timeout=30)
     pool.reset()
     pool.send(actions(3, HANG))
-    with pytest.raises(StepTimeoutError, match="They stay in flight"):
+    with pytest.raises(StepTimeoutError, match="It stays pending"):
         pool.recv(timeout=0.05)
     assert len(pool.recv().env_ids) == 4
     pool.step_async(actions(1, HANG))
@@ -688,23 +593,22 @@ class WrongResetEnv(FaultyEnv):
 
 WRONG_RESETS = {
     "shape": (ObservationError, r"^env 3 returned an observation of shape \(5,\)"),
-    "info": (Exception, "list"),
+    "info": (InfoError, "^env 2 returned the infos .* of type list"),
     "one thing": (ObservationError, r"^env 3 returned .* from reset, expected \(obs, info\)"),
     "exit": (EnvStepError, r"env 3 raised SystemExit\(3\)"),
 }
 
 
-@pytest.mark.parametrize("way", [*WAYS, "threads"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way):
-    options = {"num_workers": 1, "threads_per_worker": 2} if way == "threads" else WAYS[way]
     kinds = [FaultyEnv, FaultyEnv, WrongResetEnv, WrongResetEnv]
     env_fns = [functools.partial(kind, name) for name, kind in enumerate(kinds)]
-    pool = AsyncVectorEnv(env_fns, timeout=30, **options)
+    pool = AsyncVectorEnv(env_fns, timeout=30, **WAYS[way])
     pool.reset()
     for kind, (error, message) in WRONG_RESETS.items():
         with pytest.raises(error, match=message) as raised:
             pool.reset(options={"kind": kind})
-        assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
+        assert kind == "info" or "Raised by env 3 in worker" in raised.value.__notes__[-1]
         assert pool.get_attr("name") == (0, 1, 2, 3)
         pool.reset()
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
@@ -714,7 +618,7 @@ def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way):
 def test_a_failing_reset_moves_no_random_stream_on():
     """A chunk with failures resets each of its envs once, the others as if nothing had been."""
     env_fns = [functools.partial(WrongResetEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=1, threads_per_worker=1, timeout=30)
+    pool = AsyncVectorEnv(env_fns, num_workers=1, timeout=30)
     pool.reset(seed=1)
     with pytest.raises(ObservationError):
         pool.reset(options={"kind": "shape"})
@@ -782,10 +686,9 @@ NASTY = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_that_an_env_does_takes_its_worker_along(threads):
+def test_nothing_that_an_env_does_takes_its_worker_along():
     env_fns = [functools.partial(NastyEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=threads, timeout=30)
+    pool = AsyncVectorEnv(env_fns, num_workers=2, timeout=30)
     pids = pool.call("pid")
     for kind, call in itertools.product(NASTY, ("step", "send")):
         pool.set_attr("kind", kind)
@@ -819,10 +722,9 @@ class UnreadableEnv(FaultyEnv):
         return np.zeros(2)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_published_array_that_cannot_be_read_is_the_envs_fault(threads):
+def test_a_published_array_that_cannot_be_read_is_the_envs_fault():
     env_fns = [functools.partial(UnreadableEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=threads, timeout=30)
+    pool = AsyncVectorEnv(env_fns, num_workers=2, timeout=30)
     pool.reset()
     pool.step([FINE] * 4)
     with pytest.raises(AttributeError, match="no height at step 2") as raised:
@@ -872,9 +774,9 @@ class OnceEnv(FaultyEnv):
 
 def test_a_worker_that_cannot_be_replaced_is_what_the_next_calls_tell(tmp_path):
     env_fns = [functools.partial(OnceEnv, name, tmp_path) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error="restart")
+    pool = AsyncVectorEnv(env_fns, **TWO, on_error="restart")
     pool.reset()
-    with pytest.raises(WorkerDiedError, match=r"SIGKILL.*could not be replaced: making env 2"):
+    with pytest.raises(WorkerDiedError, match=r"SIGKILL.*could not be replaced: Making env 2"):
         pool.step(actions(3, DIE))
     with pytest.raises(ClosedEnvironmentError, match=r"SIGKILL.*could not be replaced"):
         pool.step([FINE] * 4)
@@ -896,7 +798,7 @@ class SuicidalEnv(FaultyEnv):
 
 def test_an_env_that_dies_again_and_again_is_given_up(tmp_path):
     env_fns = [functools.partial(SuicidalEnv, name, tmp_path) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error="restart")
+    pool = AsyncVectorEnv(env_fns, **TWO, on_error="restart")
     pool.reset()
     with pytest.raises(WorkerDiedError, match=r"exited with code 9 .*So have its last 5"):
         pool.reset()
@@ -916,95 +818,48 @@ class TextEnv(FaultyEnv):
         return ({"x": np.zeros(1, np.float32), "text": "b"}, *rest)
 
 
+class LastWordsEnv(TextEnv):
+    """Takes its process along while what it has said is being pickled, half of it sent perhaps."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        if self.name == 3 and self.count == 1:
+            obs["text"] = Deadly()
+        return (obs, *rest)
+
+
+class Deadly(str):
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("on_error", ["raise", "restart"])
 def test_a_worker_that_dies_before_it_has_sent_what_belongs_to_a_row(on_error):
     """It is the worker's death that is told, or survived; the row of which half came is void."""
-    env_fns = [functools.partial(TextEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error=on_error, timeout=30)
+    env_fns = [functools.partial(LastWordsEnv, name) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, **TWO, on_error=on_error, timeout=30)
     pool.reset()
     pool.send([FINE] * 4)
-    give_up = time.monotonic() + 20
-    while pool._exchange.ring.published() < 4 and time.monotonic() < give_up:
-        time.sleep(0.01)
-    time.sleep(0.1)
-    channel = pool._exchange.pool._channel(1)
-    while channel._read():
-        pass
-    channel._received.clear()  # as if they had never been sent
-    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
     if on_error == "raise":
         with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL"):
-            pool.recv()
+            while True:
+                pool.recv(1)
         return
     batch = pool.recv()
     order = np.argsort(batch.env_ids)
-    assert batch.truncations[order].tolist() == [False, False, True, True]
+    assert batch.truncations[order].tolist() == [False, False, False, True]
     assert len(batch.obs["text"]) == 4
     pool.close()
 
 
-def test_a_row_that_a_worker_has_begun_and_left_is_not_waited_for(make):
-    pool = make(on_error="restart")
-    pool.reset()
-    pool.send([HANG], [3])
-    pool._exchange.link.words[CLAIMS_LINE * LINE] += 1  # by the worker, which writes it no more
-    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
-    batch = pool.recv(timeout=30)
-    assert (batch.env_ids.tolist(), batch.truncations.tolist()) == ([3], [True])
-    assert pool.step([FINE] * 4)[3].tolist() == [False, False, True, False]
-
-
-class SlowCounter(gym.Env):
-    """Observes how many steps it has made, each of which takes a moment."""
-
-    observation_space = Box(0, 1000, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        time.sleep(0.03)
-        self.count += 1
-        return np.full(1, self.count, np.float32), 0.0, False, False, {}
-
-
-@pytest.mark.parametrize("miscounted", fast_are([-1], [-1, 0, 1]))
-def test_steps_end_when_all_workers_are_done_whatever_they_have_counted(miscounted):
-    """A worker may die between reporting and counting, or be replaced while another is there."""
-    pool = AsyncVectorEnv([SlowCounter] * 2, **ONE_THREAD, on_error="restart", timeout=30)
-    pool.reset()
-    pool.step([0, 0])
-    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
-    pool.step([0, 0])
-    pool._exchange.link.words[COUNT] += miscounted
-    for count in (3, 4):
-        obs, rewards, *_ = pool.step([0, 0])
-        assert (obs[0, 0], rewards.tolist()) == (count, [0, 0])
-    pool.close()
-
-
-@pytest.mark.parametrize("kind", ["a hung factory", "a late message"])
-def test_a_wait_without_a_timeout_looks_after_the_workers(monkeypatch, caplog, kind):
-    """Who hangs in a factory is named in the log; who stops within an answer is ended."""
+def test_who_hangs_in_a_factory_is_named_in_the_log(monkeypatch, caplog):
     from vecenv.workers import pool as pools
 
-    if kind == "a hung factory":
-        monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
-        monkeypatch.setattr(pools, "_LOOK_S", 0.05)
-        env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
-        AsyncVectorEnv(env_fns, **ONE_THREAD).close()
-        assert "still waiting for worker 0 to make env 0, worker 1 to make env 2" in caplog.text
-        return
-    monkeypatch.setattr(pools, "_QUIET_S", 0.2)
-    pool = AsyncVectorEnv(faulty(4), **ONE_THREAD)
-    pool.reset()
-    channel = pool._exchange.pool._channel(1)
-    monkeypatch.setattr(channel, "_read", lambda: False)  # nothing comes
-    with pytest.raises(WorkerDiedError, match="worker 1"):
-        pool.call("pid")
+    monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
+    monkeypatch.setattr(pools, "_LOOK_S", 0.05)
+    env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
+    AsyncVectorEnv(env_fns, **TWO).close()
+    assert "still waiting for worker 0 to make env 0, worker 1 to make env 2" in caplog.text
 
 
 def slow_factory(name, seconds):
@@ -1018,14 +873,33 @@ def test_the_death_of_a_worker_is_not_hidden_by_one_that_hangs_in_a_factory():
     env_fns = [functools.partial(slow_factory, 0, 60), *[functools.partial(os._exit, 9)] * 2]
     begin = time.monotonic()
     with pytest.raises(EnvCreationError, match=r"worker 1 .*exited with code 9.*making env 2 of 3"):
-        AsyncVectorEnv(env_fns, **ONE_THREAD)
+        AsyncVectorEnv(env_fns, **TWO)
     assert time.monotonic() - begin < 30
+
+
+class DictActionsEnv(FaultyEnv):
+    action_space = gym.spaces.Dict(kind=Discrete(9))
+
+    def step(self, action):
+        self.kind = int(action["kind"])
+        return super().step(RAISE if self.kind == RAISE else FINE)
+
+
+def test_envs_after_one_that_raises_get_their_own_actions():
+    """Also if actions are dicts."""
+    env_fns = [functools.partial(DictActionsEnv, name) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1)
+    pool.reset()
+    with pytest.raises(ValueError, match="broken joint 0"):
+        pool.step({"kind": np.array([RAISE, 5, 6, 7])})
+    assert pool.get_attr("kind") == (RAISE, 5, 6, 7)
+    pool.close()
 
 
 def test_messages_that_fill_the_pipe_both_ways_do_not_block():
     """Large infos come while large actions go; nobody waits for the other to read first."""
     env_fns = [functools.partial(LargeEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, timeout=30)
+    pool = AsyncVectorEnv(env_fns, **TWO, timeout=30)
     pool.reset()
     action = tuple(range(200_000))
     for _ in range(3):

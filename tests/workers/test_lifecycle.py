@@ -1,6 +1,7 @@
 """Nothing is left behind: processes, files, memory; however a pool or its caller ends."""
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -13,7 +14,12 @@ from pathlib import Path
 import multiprocess
 import numpy as np
 import pytest
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
 from programs import Program, prepare, printed
 from workers.faulty_envs import (
     FINE,
@@ -26,6 +32,7 @@ from workers.faulty_envs import (
     wait_until_gone,
 )
 
+from vecenv import StepTimeoutError
 from vecenv.workers.env import AsyncVectorEnv
 
 
@@ -149,7 +156,7 @@ class SlowToClose(FaultyEnv):
 
 
 def test_ctrl_c_in_close_kills_the_workers():
-    pool = AsyncVectorEnv([SlowToClose] * 2, num_workers=2, threads_per_worker=1)
+    pool = AsyncVectorEnv([SlowToClose] * 2, num_workers=2)
     pids = pool.call("pid")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
@@ -188,12 +195,42 @@ from vecenv.workers.env import AsyncVectorEnv
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's job began
     envs = AsyncVectorEnv(
-        [lambda: FaultyEnv()] * 4, num_workers=2, threads_per_worker=1, context={context!r}
+        [lambda: FaultyEnv()] * 4, num_workers=2, context={context!r}
     )
     envs.reset()
     print(*set(envs.call("pid")), flush=True)
     {then}
 """
+LEFT_OPEN = """
+import sys, time
+from workers.faulty_envs import FaultyEnv
+from vecenv import AsyncVectorEnv, SyncVectorEnv
+
+class Writes(FaultyEnv):
+    def close(self):
+        for line in range(11):
+            time.sleep(0.05)
+            print(line, flush=True)
+
+how, kind = sys.argv[1:]
+make = SyncVectorEnv if kind == "sync" else lambda fns: AsyncVectorEnv(fns, num_workers=1)
+envs = make([Writes])
+envs.reset()
+if how == "dropped":
+    del envs
+    print("dropped")
+elif how == "in a cycle":
+    envs.itself = envs
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("how", ["dropped", "open", "in a cycle"])
+def test_envs_of_a_vector_env_that_is_dropped_or_left_open_are_closed(how, kind):
+    lines = [str(line) for line in range(11)]
+    assert printed(LEFT_OPEN, how, kind) == [*lines, *(["dropped"] if how == "dropped" else [])]
+
+
 THEN = {
     "stepping": "while True: envs.step([FINE] * 4)",
     "hanging": "envs.step([HANG] * 4); envs.step([HANG] * 4); envs.step([HANG] * 4)",
@@ -252,18 +289,61 @@ def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
     assert errors.strip().endswith("KeyboardInterrupt")
 
 
-def test_an_interrupted_step_can_be_waited_for():
-    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+class AlarmError(Exception):
+    pass
+
+
+class SlowToReset(FaultyEnv):
+    def reset(self, *, seed=None, options=None):
+        if options:
+            time.sleep(HANG_S)
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("call", ["step", "recv", "call", "reset"])
+def test_after_an_exception_from_elsewhere_only_reset_and_close_are_allowed(call):
+    pool = AsyncVectorEnv([functools.partial(SlowToReset, k) for k in range(2)], num_workers=2)
     pool.reset()
-    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError("alarm")))
-    signal.setitimer(signal.ITIMER_REAL, HANG_S / 2)
-    with pytest.raises(InterruptedError):
-        pool.step([HANG, FINE])
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with pytest.raises(AlreadyPendingCallError):
-        pool.step([FINE, FINE])
-    assert pool.step_wait()[0].tolist() == [[0, 1], [1, 1]]
-    assert pool.step([FINE, FINE])[0].tolist() == [[0, 2], [1, 2]]
+
+    def ring(*_):
+        raise AlarmError
+
+    calls = {
+        "step": lambda: pool.step([HANG, FINE]),
+        "recv": lambda: (pool.send([HANG, FINE]), pool.recv()),
+        "call": lambda: pool.call("nap", HANG_S),
+        "reset": lambda: pool.reset(options={"slow": True}),
+    }
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S / 4)
+    with pytest.raises(AlarmError):
+        calls[call]()
+    signal.signal(signal.SIGALRM, before)
+    for refused in (lambda: pool.step([FINE, FINE]), lambda: pool.send([FINE], [0])):
+        with pytest.raises(ResetNeeded, match=r"call `reset` first.*broken off by an exception"):
+            refused()
+    assert pool.reset()[0].tolist() == [[0, 0], [1, 0]]
+    assert pool.step([FINE, FINE])[0].tolist() == [[0, 1], [1, 1]]
+    pool.close()
+
+
+def test_a_reset_after_a_timeout_ends_the_worker_that_hangs():
+    pool = AsyncVectorEnv(faulty(4), num_workers=2)
+    pool.reset()
+    pids = pool.call("pid")
+    waits = {
+        "step": lambda: (pool.step_async([FINE, HANG, FINE, FINE]), pool.step_wait(0.05)),
+        "recv": lambda: (pool.send([FINE, HANG, FINE, FINE]), pool.recv(timeout=0.05)),
+        "call": lambda: (pool.call_async("hold", 1000), pool.call_wait(0.05)),
+    }
+    for name, wait in waits.items():
+        with pytest.raises(StepTimeoutError, match="`reset`, which ends"):
+            wait()
+        assert pool.reset()[0][:, 1].tolist() == [0] * 4
+        assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+        now = pool.call("pid")
+        assert now[0] != pids[0] and (now[2] == pids[2] or name == "call")
+        pids = now
     pool.close()
 
 
@@ -306,11 +386,6 @@ def test_timeouts_that_are_none_are_refused(timeout):
         with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
             wait(timeout)
         assert len(wait(np.float32(60))) > 0
-    half = envs.halves()[0]
-    half.step_async([FINE])
-    with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
-        half.step_wait(timeout)
-    half.step_wait()
     envs.close()
 
 
@@ -345,7 +420,7 @@ class Spy(FaultyEnv):
         import sys
         return "torch" in sys.modules
 def factory(name): return lambda: Spy(name)
-envs = AsyncVectorEnv([factory(5)], num_workers=1, threads_per_worker=1, context="spawn")
+envs = AsyncVectorEnv([factory(5)], num_workers=1, context="spawn")
 print(envs.reset()[0][:, 0], envs.call("modules"))
 envs.close()
 """
@@ -378,7 +453,7 @@ class Spy(FaultyEnv):
         before = "colorsys" in sys.modules
         env = gym.make("Heavy-v0")
         return before, type(env.unwrapped).__name__, "colorsys" in sys.modules, env.spec
-envs = AsyncVectorEnv([lambda: Spy(5)], num_workers=1, threads_per_worker=1, context="spawn")
+envs = AsyncVectorEnv([lambda: Spy(5)], num_workers=1, context="spawn")
 envs.reset()
 *found, spec = envs.call("modules")[0]
 print(*found, spec.entry_point is heavy_envs.Heavy)
@@ -474,7 +549,7 @@ def test_workers_stay_when_everybody_is_sent_sigterm():
     assert wait_until_gone(pids, 5) == []
 
 
-def test_a_worker_without_children_has_no_watcher():
+def test_workers_have_no_children_of_ours():
     pool = AsyncVectorEnv(faulty(2), num_workers=2)
     pool.reset()
     assert pool.call("children") == ([], [])

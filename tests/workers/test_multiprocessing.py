@@ -27,7 +27,7 @@ LIBRARIES = [
 def run(call, method):
     options = {"num_workers": 2, "context": method, "timeout": 30}
     # A number, as an env that is tried out beforehand would call it too.
-    envs = AsyncVectorEnv([lambda: Calling(call)] * NUM_ENVS, threads_per_worker=1, **options)
+    envs = AsyncVectorEnv([lambda: Calling(call)] * NUM_ENVS, **options)
     envs.reset()
     for _ in range(NUM_STEPS):
         envs.step(np.zeros(NUM_ENVS, np.int64))
@@ -146,9 +146,7 @@ def test_processes_that_envs_have_started_end_with_them(method):
     pids = multiprocessing.get_context(method).Queue()
     with multiprocessing.get_context(method).Pool(1) as own:
         factories = [lambda: Starting(executor), lambda: Starting(daemon)]
-        envs = AsyncVectorEnv(
-            factories, num_workers=1, context=method, timeout=60, threads_per_worker=1
-        )
+        envs = AsyncVectorEnv(factories, num_workers=1, context=method, timeout=60)
         envs.reset()
         started = [pids.get(timeout=30) for _ in factories]
         envs.close(timeout=30)

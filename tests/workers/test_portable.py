@@ -1,4 +1,4 @@
-"""Workers by what every system has: spawned processes, semaphores, sockets and an unnamed file.
+"""Workers by what every system has: fresh interpreters, pipes and an unnamed file.
 
 `make test-portable` runs the conformance matrix and the tests of workers so.
 """
@@ -24,15 +24,14 @@ from equality import assert_same
 
 factories = [lambda: gym.make("CartPole-v1")] * 4
 pool, sync = AsyncVectorEnv(factories, num_workers=2, timeout=60), SyncVectorEnv(factories)
-link = pool._exchange.link
-print(type(link).__name__, pool._exchange.pool._method, pool._exchange.pool.processes[0]._pidfd)
+print(type(pool._pool.seats[0].process._inner).__name__)
 assert_same(pool.reset(seed=3), sync.reset(seed=3))
 for step in range(40):
     actions = np.arange(4) * step % 2
     assert_same(pool.step(actions), sync.step(actions))
 pool.send([1, 0], env_ids=[3, 0])
 print(sorted(pool.recv(2).env_ids.tolist()))
-os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
+os.kill(pool._pool.seats[1].process.pid, signal.SIGKILL)
 try:
     pool.step(actions)
 except WorkerDiedError as error:
@@ -47,7 +46,7 @@ from vecenv import AsyncVectorEnv
 
 envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=2)
 envs.reset(seed=1)
-print(*(process.pid for process in envs._exchange.pool.processes), flush=True)
+print(*(seat.process.pid for seat in envs._pool.seats), flush=True)
 time.sleep(60)
 """
 
@@ -57,10 +56,9 @@ import sys
 import multiprocess.connection, tempfile, subprocess, torch
 sys.modules["fcntl"] = sys.modules["resource"] = None
 import buffers
-import vecenv.workers.env, vecenv.workers.worker, vecenv.workers.probe, vecenv.compare
+import vecenv.workers.env, vecenv.workers.worker, vecenv.probe, vecenv.compare
 import vecenv.timing.stamps, vecenv.jit.env, vecenv.command.cli, vecenv.learn
-from vecenv.workers.links import PortableLink
-print("imported", vecenv.workers.probe._voluntary_switches() > 0)
+print("imported", vecenv.probe.voluntary_switches() > 0)
 """
 
 
@@ -74,7 +72,7 @@ def run(program):
 @pytest.mark.slow
 def test_workers_do_as_envs_here_and_a_killed_one_is_named():
     done = run(_DRILL)
-    assert done.stdout.split("\n")[:3] == ["PortableLink None -1", "[0, 3]", "True True"], done
+    assert done.stdout.split("\n")[:3] == ["Popen", "[0, 3]", "True True"], done
 
 
 @pytest.mark.slow
@@ -101,8 +99,6 @@ def test_all_is_imported_where_there_is_no_fcntl_and_no_resource():
 @pytest.mark.parametrize(("value", "is_portable"), [("1", True), ("0", False), ("", False)])
 def test_the_variable_chooses(monkeypatch, value, is_portable):
     from vecenv.machine import is_portable as found
-    from vecenv.workers.links import has_futex
 
     monkeypatch.setenv("VECENV_PORTABLE", value)
     assert found() is is_portable or sys.platform != "linux"
-    assert not (found() and has_futex())

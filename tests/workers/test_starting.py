@@ -1,14 +1,10 @@
-"""Where workers come from: forked where that is harmless, else from a process without user code."""
+"""Where workers come from: forked where that is harmless, else fresh interpreters."""
 
-import errno
-import functools
 import importlib
-import itertools
 import logging
 import multiprocessing
 import os
 import pickle
-import resource
 import signal
 import socket
 import subprocess
@@ -21,15 +17,11 @@ from pathlib import Path
 
 import gymnasium as gym
 import multiprocess
-import numpy as np
 import pytest
 from choices import fast_are
-from workers.faulty_envs import FINE, FaultyEnv, faulty, wait_until_gone
+from workers.faulty_envs import FINE, faulty, wait_until_gone
 from workers.started_envs import (
-    HangingOnce,
-    LockingEnv,
     Printing,
-    SoundEnv,
     Spy,
     Threads,
     first_of,
@@ -38,8 +30,8 @@ from workers.started_envs import (
 )
 
 from vecenv import AsyncVectorEnv
-from vecenv.workers import opening, pool, server, starting
-from vecenv.workers.probe import ProbeError, ProbeTimeout, run_apart
+from vecenv.probe import ProbeError, ProbeTimeout, run_apart
+from vecenv.workers import starting
 from vecenv.workers.starting import choose_method, why_not_fork
 
 ROOT = Path(__file__).parents[2]
@@ -103,16 +95,27 @@ def told(**options):
 @pytest.mark.linux
 def test_workers_of_a_process_with_threads_are_not_forked_from_it(thread, no_method):
     assert "Python threads" in why_not_fork()
-    assert told()["served"]
-    assert not told(context="fork")["served"]
+    assert told()["is_fresh"]
+    assert not told(context="fork")["is_fresh"]
 
 
 @pytest.mark.linux
-def test_a_forked_worker_has_no_threads_that_spin():
-    np.ones((64, 64)) @ np.ones((64, 64))  # OpenBLAS may have threads here
-    pool = AsyncVectorEnv([Spy], num_workers=1, threads_per_worker=1, context="fork")
-    assert pool.call("num_threads") == (1,)
-    pool.close()
+def test_a_forked_worker_has_no_threads_that_spin(tmp_path):
+    """Nor after a product of matrices; the caller has as many threads as before."""
+    text = (
+        "import os, gymnasium, numpy, vecenv\n"
+        "def num_threads():\n"
+        "    a = numpy.ones((500, 500)); a @ a  # by OpenBLAS, with threads where there are cores\n"
+        "    return len(os.listdir('/proc/self/task'))\n"
+        "class Env(gymnasium.Wrapper):\n"
+        "    def num_threads(self): return num_threads()\n"
+        "before = num_threads()\n"
+        "make = lambda: Env(gymnasium.make('CartPole-v1'))\n"
+        "envs = vecenv.AsyncVectorEnv([make], context='fork')\n"
+        "print(envs.call('num_threads'), num_threads() - before)\n"
+        "envs.close()\n"
+    )
+    assert run_script(text, folder=tmp_path) == "(1,) 0\n"
 
 
 @pytest.mark.linux
@@ -122,15 +125,15 @@ def test_a_process_without_threads_is_forked(tmp_path):
         "import os, numpy, vecenv, gymnasium\n"
         "from vecenv.workers.starting import choose_method, why_not_fork\n"
         "a = numpy.ones((500, 500)); a @ a\n"
-        "is_fork = choose_method(None).name == 'fork'\n"
-        "print(why_not_fork(), is_fork, 'multiprocess.popen' in os.environ)\n"
+        "is_fork = choose_method(None).is_fork\n"
+        "print(why_not_fork(), is_fork)\n"
     )
-    assert run_script(text, folder=tmp_path) == "None True False\n"
+    assert run_script(text, folder=tmp_path) == "None True\n"
 
 
 def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(starting, "_num_threads", lambda: 1)
+    monkeypatch.setattr(starting, "num_threads", lambda: 1)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     assert why_not_fork() is None
     monkeypatch.setattr(starting, "loaded_libraries", lambda: {"libcuda.so.1": "/libcuda.so.1"})
@@ -144,21 +147,23 @@ def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
 @pytest.mark.parametrize("library", [multiprocess, multiprocessing])
 def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_method, thread):
     library.set_start_method("spawn", force=True)
-    assert choose_method(None).name == "spawn"
-    assert choose_method("fork").name == "fork"
-    assert choose_method("forkserver").name == "forkserver"
+    assert choose_method(None) == (False, None)
+    assert choose_method("fork").is_fork
+    assert not choose_method("forkserver").is_fork
     library.set_start_method("fork", force=True)  # the default: nobody's wish
-    assert choose_method(None).name == "forkserver"
+    assert "Python threads" in choose_method(None).why_not_fork
+    with pytest.raises(ValueError, match="context is 'thread', expected 'fork', 'forkserver'"):
+        AsyncVectorEnv(faulty(1), context="thread")
 
 
 def test_the_callers_start_method_wins_over_that_of_the_older_library(no_method):
     multiprocessing.set_start_method("spawn", force=True)
+    assert not choose_method(None).is_fork
     multiprocess.set_start_method("forkserver", force=True)
-    assert choose_method(None).name == "forkserver"
+    assert not choose_method(None).is_fork
 
 
 def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, thread, no_method):
-    told()  # the server runs, in what surrounded its start
     monkeypatch.setenv("VECENV_TEST", "later")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
@@ -172,7 +177,7 @@ def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, t
             seen = told()
     finally:
         os.sched_setaffinity(0, cores)
-    assert seen["served"]
+    assert seen["is_fresh"]
     assert (seen["folder"], seen["variable"]) == (str(tmp_path), "later")
     assert seen["path"] == str(tmp_path / "modules")
     assert seen["cores"] == {min(cores)}
@@ -183,75 +188,9 @@ def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, t
 
 
 def test_workers_print_where_the_caller_prints(capfd, thread, no_method):
-    told()
-    pool = AsyncVectorEnv([Printing] * 2, num_workers=1, threads_per_worker=1)
+    pool = AsyncVectorEnv([Printing] * 2, num_workers=1)
     pool.close()
     assert capfd.readouterr().out == "made\nmade\n"
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_the_server_is_used_again_and_started_again_when_it_is_gone(thread, no_method):
-    told()
-    pid = server._server.pid
-    told()
-    assert server._server.pid == pid
-    os.kill(pid, signal.SIGKILL)
-    assert told()["served"]
-    assert server._server.pid != pid
-
-
-def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method):
-    pool = AsyncVectorEnv(faulty(1), num_workers=1)
-    (pid,) = pool.call("pid")
-    os.kill(server._server.pid, signal.SIGKILL)
-    pool.reset()
-    pool.step([FINE])
-    pool.close(timeout=2)
-    assert wait_until_gone({pid}, 5) == []
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
-    pool = AsyncVectorEnv(faulty(1), num_workers=1)
-    pid = server._server.pid
-    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
-    unused = (number for number in itertools.count() if number not in used)
-    most = next(itertools.islice(unused, 2, None))  # room for two files, less than a request has
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
-    with pytest.raises(OSError, match="a worker can't be forked: Too many open files"):
-        AsyncVectorEnv(faulty(1), num_workers=1)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    pool.reset()
-    told()
-    assert server._server.pid == pid
-    pool.close()
-
-
-def test_forks_that_fail_are_told_by_number(monkeypatch):
-    def fork():
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", fork)
-    assert server._try_to_fork() == -errno.EAGAIN
-
-
-def test_threads_that_spawn_at_the_same_time_leave_the_main_script_alone():
-    main, events = sys.modules["__main__"], [threading.Event() for _ in range(2)]
-
-    def hide(mine, other):
-        with starting._hidden_main():
-            mine.set()
-            other.wait(0.2)
-
-    threads = [threading.Thread(target=hide, args=pair) for pair in (events, events[::-1])]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert sys.modules["__main__"] is main
 
 
 def test_modules_that_only_the_caller_has_reach_workers(monkeypatch, thread, no_method):
@@ -268,43 +207,13 @@ class Robot(FaultyEnv):
         return super().step(action)
 """
     exec(code, vars(module))
-    pool = AsyncVectorEnv([module.Robot] * 2, num_workers=2, threads_per_worker=1)
+    pool = AsyncVectorEnv([module.Robot] * 2, num_workers=2)
     pool.reset()
     assert pool.step([FINE] * 2)[0].tolist() == [[0, 1], [0, 1]]
     with pytest.raises(module.Fell, match="hard"):
         pool.step([FINE, FINE + 1])
     pool.close()
     assert pickle.loads(pickle.dumps(module.Robot)) is module.Robot
-
-
-@pytest.mark.slow
-def test_variables_that_libraries_read_at_import_start_another_server(monkeypatch, thread):
-    told()
-    pid = server._server.pid
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert told(context="forkserver")["omp"] == "2"
-    assert server._server.pid != pid
-
-
-@pytest.mark.slow
-def test_a_forked_child_has_a_server_of_its_own(tmp_path):
-    text = (
-        "import os, sys\n"
-        f"sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
-        "from workers.faulty_envs import faulty\n"
-        "from vecenv import AsyncVectorEnv\n"
-        "from vecenv.workers import server\n"
-        "def use():\n"
-        "    AsyncVectorEnv(faulty(2), context='forkserver').close()\n"
-        "    return server._server.pid\n"
-        "first = use()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    os._exit(use() == first)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "print(use() == first)\n"
-    )
-    assert run_script(text, folder=tmp_path) == "True\n"
 
 
 @pytest.mark.linux
@@ -317,12 +226,12 @@ def test_what_can_not_be_pickled_is_forked_and_said_once(caplog, thread, no_meth
 
     with caplog.at_level(logging.WARNING, "vecenv"):
         pool = AsyncVectorEnv([factory] * 4, num_workers=2)
-    assert not any(seen["served"] for seen in pool.call("tell"))
+    assert not any(seen["is_fresh"] for seen in pool.call("tell"))
     pool.close()
     (record,) = caplog.records
     assert "Python threads" in record.getMessage() and "lock" in record.getMessage()
     with pytest.raises(TypeError, match="lock") as raised:
-        AsyncVectorEnv([factory] * 2, context="forkserver", threads_per_worker=1)
+        AsyncVectorEnv([factory] * 2, context="forkserver")
     assert "context='fork'" in raised.value.__notes__[0]
 
 
@@ -390,101 +299,6 @@ def test_what_a_probe_has_started_ends_with_it(method, tmp_path):
     with pytest.raises(ProbeTimeout):
         run_apart(first_of, [hanging], timeout=1, method=method)
     assert wait_until_gone({int(Path(path).read_text())}, 5) == []
-
-
-def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeypatch):
-    monkeypatch.undo()  # it is tried out
-    monkeypatch.setattr(opening, "_PROBE_S", 0.3)
-    with caplog.at_level(logging.WARNING, "vecenv"):
-        pool = AsyncVectorEnv([HangingOnce] * 4, num_workers=2)
-    pool.close()
-    (record,) = caplog.records
-    assert "threads_per_worker=n" in record.getMessage()
-
-
-@pytest.mark.linux
-@pytest.mark.parametrize("seconds", [0.0, 0.03])
-def test_an_env_that_is_tried_out_is_gone_when_workers_make_theirs(tmp_path, monkeypatch, seconds):
-    """What only the end of its process frees can be taken again, be it by threads."""
-    monkeypatch.undo()  # it is tried out
-    paths = [tmp_path / f"{k}" for k in range(4)]
-    env_fns = [functools.partial(LockingEnv, path, seconds) for path in paths]
-    envs = AsyncVectorEnv(env_fns, num_workers=2, context="fork")
-    envs.reset()
-    envs.step([0] * 4)
-    workers = [process.pid for process in envs._exchange.pool.processes]
-    envs.close()
-    makers = [[int(pid) for pid in path.read_text().split()] for path in paths]
-    assert makers[:3] == [[workers[0]], [workers[0]], [workers[1]]]
-    assert len(makers[3]) == 2 and makers[3][1] == workers[1] and makers[3][0] not in workers
-
-
-@pytest.mark.parametrize(
-    ("has_queues", "num_cores", "has_room", "expected"),
-    [
-        (True, 2, True, ["start", "gains"]),
-        (True, 1, True, ["gains", "start"]),
-        (False, 2, True, ["gains", "start"]),
-        (True, 2, False, ["start", "gains", "start"]),
-    ],
-)
-def test_workers_start_beside_the_trial_where_that_changes_nothing(
-    monkeypatch, has_queues, num_cores, has_room, expected
-):
-    monkeypatch.undo()  # an env is tried out
-    calls, room = [], [] if has_room else [OSError(errno.EAGAIN, "no room")]
-    start, gains = pool.WorkerPool.start_all, opening._Trial.gains
-
-    def start_all(*args):
-        calls.append("start")
-        if room:
-            raise room.pop()
-        start(*args)
-
-    monkeypatch.setattr(pool.WorkerPool, "start_all", start_all)
-    monkeypatch.setattr(opening._Trial, "gains", lambda *of: calls.append("gains") or gains(*of))
-    monkeypatch.setattr(opening, "usable_cores", lambda: num_cores)
-    monkeypatch.setattr(opening, "tells_queues", lambda: has_queues)
-    envs = AsyncVectorEnv([SoundEnv] * 4, num_workers=2, context="fork")
-    envs.reset()
-    envs.close()
-    assert calls == expected
-
-
-@pytest.mark.linux
-def test_workers_do_not_have_the_pipe_of_the_trial(monkeypatch):
-    sockets = []
-    for undo in (False, True):
-        if undo:
-            monkeypatch.undo()  # an env is tried out
-        envs = AsyncVectorEnv([Spy] * 4, num_workers=2, context="fork")
-        sockets.append(envs.call("num_sockets")[0])
-        envs.close()
-    assert sockets[0] == sockets[1]
-
-
-@pytest.mark.linux  # elsewhere nothing is forked unless that is asked for
-def test_each_try_to_open_a_pool_chooses_how_to_start_workers(monkeypatch):
-    """Envs that the caller makes may start threads, after which nothing is to be forked."""
-    chosen, made = [], []
-    start = pool.WorkerPool.start_all
-    monkeypatch.setattr(
-        pool.WorkerPool,
-        "start_all",
-        lambda self, method: chosen.append(method) or start(self, method),
-    )
-    reasons = iter([None, None, "this process has 2 threads", "this process has 2 threads"])
-    monkeypatch.setattr(starting, "why_not_fork", lambda: next(reasons))
-
-    def make():
-        made.append(0)
-        if len(made) > 1:
-            raise RuntimeError("one for a process")
-        return FaultyEnv()
-
-    envs = AsyncVectorEnv([make] * 4, num_workers=2)
-    envs.close()
-    assert [method.name for method in chosen] == ["fork", "fork", "forkserver"]
 
 
 # -- scripts --------------------------------------------------------------------------------------
@@ -613,7 +427,7 @@ n, seed = 6, 5
 envs = (
     vecenv.make_vec(lambda: Env(), n) if how == "make_vec"
     else vecenv.AsyncVectorEnv([lambda: Env()] * n) if how == "AsyncVectorEnv"
-    else vecenv.AsyncVectorEnv([lambda: Env()] * n, num_workers=1, threads_per_worker=1)
+    else vecenv.AsyncVectorEnv([lambda: Env()] * n, num_workers=1)
 )
 actions = np.random.default_rng(0).integers(0, 3, (8, n))
 found = [envs.reset(seed=seed)[0], *(envs.step(row)[0] for row in actions)]
@@ -649,17 +463,6 @@ def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
         drill(in_env, in_caller, how, tmp_path)
 
 
-def test_the_end_of_a_pipe_that_a_worker_gets_blocks():
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(5.0)  # sockets made now do not block
-    try:
-        here, there = pool._make_pipe()
-    finally:
-        socket.setdefaulttimeout(before)
-    with here, there:
-        assert os.get_blocking(there.fileno())
-
-
 @pytest.mark.slow
 def test_a_timeout_that_a_program_has_set_for_its_sockets_is_not_the_workers():
     import gymnasium as gym
@@ -693,16 +496,15 @@ def test_a_package_that_registers_its_ids_in_workers_again_is_no_warning(tmp_pat
         del gym.registry["Shelved-v0"], sys.modules["shelf"]
 
 
-def test_a_server_ends_without_a_word_where_warnings_are_errors():
+def test_fresh_interpreters_end_without_a_word_where_warnings_are_errors():
     code = """
 import gymnasium as gym
 from vecenv import AsyncVectorEnv
 make = lambda: gym.make("CartPole-v1")
-envs = AsyncVectorEnv([make] * 2, num_workers=2, threads_per_worker=1, context="forkserver")
+envs = AsyncVectorEnv([make] * 2, num_workers=2, context="forkserver")
 envs.reset()
 envs.close()
 """
-    # Until the server has ended, too: it has the pipes.
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

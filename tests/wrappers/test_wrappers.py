@@ -435,7 +435,7 @@ def test_statistics_do_not_hide_those_that_are_there():
 
 def test_what_passes_by_a_wrapper_is_not_there():
     envs = wrappers.FrameStack(make_bare("jit", 2, "NextStep"), 2)
-    for name in ("observe", "final_obs", "step_async", "halves"):
+    for name in ("observe", "final_obs", "step_async"):
         with pytest.raises(AttributeError, match=r"`envs.unwrapped`"):
             getattr(envs, name)
     assert envs.num_episodes.tolist() == [0, 0]

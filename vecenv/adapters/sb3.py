@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,9 @@ class SB3VecEnv(_Base):
             closed together with this one.
         monitor: Add "episode", the return "r", length "l" and time "t" of each episode that ends,
             as `Monitor` does, from which SB3 takes `ep_rew_mean`. Infos that have it keep theirs.
+        monitor_dir: Folder that such episodes are written to as well, made if it is not there:
+            `0.monitor.csv` of env 0 and so on, which SB3's `load_results` reads and which replace
+            earlier ones. Of compiled envs, which may be thousands, all are in `0.monitor.csv`.
 
     Attributes:
         envs: The vector env.
@@ -59,7 +63,8 @@ class SB3VecEnv(_Base):
         ModuleNotFoundError: stable-baselines3 is not installed.
         TypeError: `envs` is no Gymnasium vector env, or stable-baselines3 has no use for its
             spaces.
-        ValueError: Another autoreset mode, or `copy=False`.
+        ValueError: Another autoreset mode, or `copy=False`; or `monitor_dir` without `monitor`.
+        OSError: `monitor_dir` can't be written.
 
     Example:
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="SameStep")
@@ -71,8 +76,12 @@ class SB3VecEnv(_Base):
         base = load_library("stable_baselines3.common.vec_env", "sb3").VecEnv
         return object.__new__(bind_base(cls, base))
 
-    def __init__(self, envs: VectorEnv, *, monitor: bool = True) -> None:
+    def __init__(
+        self, envs: VectorEnv, *, monitor: bool = True, monitor_dir: str | Path | None = None
+    ) -> None:
         _check(envs)
+        if monitor_dir is not None and not monitor:
+            raise ValueError("monitor_dir is given, but monitor=False: leave one of the two out")
         self.envs = envs
         self.monitor = monitor
         self._returns = np.zeros(envs.num_envs)
@@ -86,6 +95,14 @@ class SB3VecEnv(_Base):
         self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = {**(envs.metadata or {}), **self.metadata}
+        self._files = [] if monitor_dir is None else self._open_files(Path(monitor_dir))
+
+    def _open_files(self, folder: Path) -> list[Any]:
+        """Return one file per env, or one for all compiled envs, as `Monitor` opens them."""
+        writer = load_library("stable_baselines3.common.monitor", "sb3").ResultsWriter
+        count = self.num_envs if hasattr(self.envs.unwrapped, "call") else 1
+        header = {"t_start": self._started, "env_id": str(self.envs.spec and self.envs.spec.id)}
+        return [writer(str(folder / str(number)), header) for number in range(count)]
 
     # -- stepping ----------------------------------------------------------------------------
 
@@ -140,9 +157,11 @@ class SB3VecEnv(_Base):
         ended = np.flatnonzero(dones)
         if len(ended):
             if has_come is None:
-                self._end_episodes(infos, ended, terminations, rows)
+                episodes = self._end_episodes(infos, ended, terminations, rows)
             else:
-                self._end_agents(infos, obs, ended, terminations, rows)
+                episodes = self._end_agents(infos, obs, ended, terminations, rows)
+            for i, episode in episodes.items() if self._files else ():
+                self._files[i % len(self._files)].write_row(episode)
         return obs, rewards.astype(np.float32), dones, rows
 
     def _end_episodes(
@@ -151,7 +170,7 @@ class SB3VecEnv(_Base):
         ended: np.ndarray,
         terminations: np.ndarray,
         rows: list[dict[str, Any]],
-    ) -> None:
+    ) -> Mapping[int, dict[str, Any]]:
         """Put the last infos of the episodes that ended into `rows`, the first of the next apart.
 
         Args:
@@ -159,6 +178,9 @@ class SB3VecEnv(_Base):
             ended: int64 (E,), the envs.
             terminations: bool (num_envs,).
             rows: One info per env; those of `ended` are replaced.
+
+        Returns:
+            What `Monitor` would say of each, by env.
         """
         final_obs = infos["final_obs"]
         final_infos = split_infos(infos.get("final_info", {}), self.num_envs, ended)
@@ -173,6 +195,7 @@ class SB3VecEnv(_Base):
             info["terminal_observation"] = final_obs[i]
             info["TimeLimit.truncated"] = not terminations[i]
             rows[i] = info
+        return dict(zip(ended.tolist(), episodes, strict=True))
 
     def _end_agents(
         self,
@@ -181,7 +204,7 @@ class SB3VecEnv(_Base):
         ended: np.ndarray,
         terminations: np.ndarray,
         rows: list[dict[str, Any]],
-    ) -> None:
+    ) -> Mapping[int, dict[str, Any]]:
         """Do what `_end_episodes` does for agents.
 
         The final observation of an agent is in the infos only if its game was reset in this step.
@@ -197,12 +220,14 @@ class SB3VecEnv(_Base):
             final_obs[i] = infos["final_obs"][i] if given[i] else _row(obs, i, is_zero=is_zero)
         is_over = terminations.copy()
         is_over[ended[has_come]] = True  # nothing is to be expected of zeros
-        self._end_episodes({**infos, "final_obs": final_obs}, ended, is_over, rows)
+        episodes = dict(self._end_episodes({**infos, "final_obs": final_obs}, ended, is_over, rows))
         for i in ended[has_come].tolist():
             rows[i].pop("episode", None)
+            del episodes[i]
         for i in ended[~has_come & ~given[ended]].tolist():
             rows[i] = {**self.reset_infos[i], **rows[i]}
             self.reset_infos[i] = {}
+        return episodes
 
     def _episodes(self, ended: np.ndarray) -> list[dict[str, Any]]:
         """Return what `Monitor` would say of the episodes that ended, and begin new ones."""
@@ -214,8 +239,10 @@ class SB3VecEnv(_Base):
         return [{"r": r, "l": n, "t": seconds} for r, n in zip(returns, lengths, strict=True)]
 
     def close(self) -> None:
-        """Close the envs; may be called twice."""
+        """Close the envs and the files of episodes; may be called twice."""
         self.envs.close()
+        for file in self._files:
+            file.close()
 
     # -- the envs themselves -----------------------------------------------------------------
 
@@ -297,20 +324,33 @@ class SB3VecEnv(_Base):
 
 
 def make_sb3_env(
-    env: Any, num_envs: int | None = None, *, monitor: bool = True, **options: Any
+    env: Any,
+    num_envs: int | None = None,
+    *,
+    seed: int | None = None,
+    monitor: bool = True,
+    monitor_dir: str | Path | None = None,
+    **options: Any,
 ) -> SB3VecEnv:
     """Make a vector env and adapt it: `make_vec` in the autoreset mode that SB3 wants.
 
     Args:
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
         num_envs: How many envs.
+        seed: Of the first reset: env i is seeded with seed + i, as by `SB3VecEnv.seed(seed)`, and
+            the action space with `seed`. None leaves them to chance.
         monitor: See `SB3VecEnv`.
+        monitor_dir: See `SB3VecEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
     load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     try:
-        return SB3VecEnv(envs, monitor=monitor)
+        adapted = SB3VecEnv(envs, monitor=monitor, monitor_dir=monitor_dir)
+        if seed is not None:
+            adapted.seed(seed)
+            adapted.action_space.seed(seed)
+        return adapted
     except BaseException:
         envs.close()
         raise

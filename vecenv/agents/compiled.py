@@ -17,11 +17,11 @@ from vecenv.agents.grouping import Members, columns_space
 from vecenv.agents.infos import GIVEN, shelve
 from vecenv.core.atomics import array_at
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
+from vecenv.core.compiling import cached_njit, is_jit_off
 from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly
-from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels

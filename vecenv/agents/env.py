@@ -88,6 +88,24 @@ class AgentBatch(NamedTuple):
     valid: Any
     game_ids: np.ndarray
 
+    def of(self, name: str) -> AgentBatch:
+        """Return the part of one group, as `TransitionWriter.received` takes it.
+
+        Raises:
+            KeyError: There is no such group.
+        """
+        obs, rewards, terminations, truncations, infos, env_ids, valid, game_ids = self
+        return AgentBatch(
+            obs[name],
+            rewards[name],
+            terminations[name],
+            truncations[name],
+            infos.get(name, {}),
+            env_ids[name],
+            valid[name],
+            game_ids,
+        )
+
 
 class AgentGroup:
     """The agents of equal spaces in all games, one row each, as buffers and policies take them.
@@ -100,7 +118,7 @@ class AgentGroup:
         num_envs: Number of rows, num_games * num_agents; row game * num_agents + k is agent k's.
         single_observation_space, observation_space: Of one agent; of all rows.
         single_action_space, action_space: Likewise.
-        autoreset_mode: Of the games.
+        autoreset_mode, metadata: Of the games.
         alive: bool (num_envs,), whose actions the next step takes. The env's memory, always the
             latest.
         valid: bool (num_envs,), who acted in the latest step. The env's memory.
@@ -114,7 +132,7 @@ class AgentGroup:
         self.observation_space = batch_thinly(members.observation_space, self.num_envs)
         self.single_action_space: Space[Any] = members.action_space
         self.action_space = batch_thinly(members.action_space, self.num_envs)
-        self.autoreset_mode = games.autoreset_mode
+        self.autoreset_mode, self.metadata = games.autoreset_mode, games.metadata
         self.alive = np.zeros(self.num_envs, np.bool_)
         self.valid = np.zeros(self.num_envs, np.bool_)
         self.allocate = games.allocate
@@ -463,7 +481,7 @@ class AgentsVecEnv:
         return self._state.copy()
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, that the games are written into without a copy."""
+        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
         return self.games.allocate(shape, dtype)
 
     def render(self) -> tuple[Any, ...]:
@@ -735,7 +753,7 @@ class AgentRowsVecEnv(VecEnv):
         return self.agents.state()
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, that the games are written into without a copy."""
+        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
         return self.agents.allocate(shape, dtype)
 
     def render(self) -> tuple[Any, ...]:

@@ -103,6 +103,15 @@ class GameEnv(gym.Env):
         self._left: list[Any] = []  # agents that ended in the latest step and have seats
         self._gone: set[Any] = set()  # agents that have ended and are in the game's `agents` still
 
+    @property
+    def padding(self) -> dict[str, np.ndarray]:
+        """Which actions the agents of a group have, bool (A * width,); no groups without padding.
+
+        `width` is that of a mask of one agent; padding gives all agents of a group the same.
+        """
+        found = {name: members.allowed for name, members in self.members.items()}
+        return {name: mask.reshape(-1) for name, mask in found.items() if mask is not None}
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made of the rest."""
         return {name: value for name, value in vars(self).items() if name != "_obs"}

@@ -22,8 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
-from vecenv.core.arguments import read_count
-from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
@@ -38,7 +37,7 @@ def make_vec_agents(
     env: Any,
     num_games: int | None = None,
     *,
-    backend: str = "auto",
+    backend: str | None = None,
     device: Any = None,
     autoreset_mode: str | AutoresetMode | None = None,
     groups: Grouping = None,
@@ -65,7 +64,7 @@ def make_vec_agents(
         num_games: How many games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
             has.
         backend: See `vecenv.make_vec`; an env there is a game here. Compiled games are stepped
-            together by "jit", which "auto" chooses, and one by one by other backends.
+            together by "jit", which None and "auto" choose, and one by one by other backends.
         device: Where compiled games are, see `vecenv.make_vec`: "cuda" or another CUDA device makes
             a `CudaAgentsVecEnv`, or its rows, with which results are tensors there. Of other games
             it is an argument of their constructor.
@@ -111,7 +110,7 @@ def make_vec_agents(
             env, _with_padding(env, env_kwargs) if pad else env_kwargs, central_state
         )
         if backend == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu"):
-            if backend not in ("auto", "jit", "cuda"):
+            if backend not in (None, "auto", "jit", "cuda"):
                 raise ValueError(
                     f"backend {backend!r} steps games one by one on the CPU, and device is "
                     f"{device!r}: leave one of them out"
@@ -123,7 +122,7 @@ def make_vec_agents(
                 vector_kwargs,
                 mask_infos=mask_infos,
             )
-        if backend in ("auto", "jit"):
+        if backend in (None, "auto", "jit"):
             games = compiled.games(num_games, autoreset_mode, vector_kwargs)
             return _with_rows(games, games.members, mask_infos)
         makers = [_CompiledMaker(compiled, index) for index in range(_num_games(num_games))]

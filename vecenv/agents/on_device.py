@@ -77,6 +77,7 @@ class CudaAgentGroup(AgentGroup):
     Attributes:
         alive: bool (num_envs,) on the device, whose actions the next step takes: a live tensor.
         valid: bool (num_envs,) on the device, who acted in the latest step: a live tensor.
+        device: The `torch.device`.
     """
 
     alive: Any
@@ -91,6 +92,7 @@ class CudaAgentGroup(AgentGroup):
             games,
         )
         self._layout, self._games, self._is_flat = layout, games, is_flat
+        self.device = games.device
         self.alive = games.allocate((self.num_envs,), np.bool_)
         self.valid = games.allocate((self.num_envs,), np.bool_)
         self._columns = {

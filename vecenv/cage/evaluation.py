@@ -7,7 +7,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from vecenv.files import write_json
 __all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
 
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
+_CHALLENGE = "CAGE Challenge 2"  # whose name the title of a table leaves out
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
 
 
@@ -79,6 +80,8 @@ class Cell:
         sd: Their standard deviation (ddof 1).
         ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
             distribution.
+        impossible_turns: Turns in which the red agent, one of the user's own, returned an action
+            that does not exist; these were played as Sleep.
     """
 
     red_agent: str
@@ -87,6 +90,7 @@ class Cell:
     mean: float
     sd: float
     ci95: float
+    impossible_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,10 @@ class Evaluation(Tabular):
         """
         lengths = sorted({cell.episode_length for cell in self.cells})
         agents = list(dict.fromkeys(cell.red_agent for cell in self.cells))
-        title = f"{self.policy}: {self.rules} rules, {self.cells[0].episodes} episodes per cell"
+        where = "" if self.scenario == _CHALLENGE else f" in {self.scenario}"
+        title = (
+            f"{self.policy}{where}: {self.rules} rules, {self.cells[0].episodes} episodes per cell"
+        )
         title += ", green agent" if self.green else ""
         table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("red agent", no_wrap=True, overflow="ellipsis")
@@ -183,13 +190,26 @@ class Evaluation(Tabular):
         table.add_section()
         blank = [""] * len(lengths)
         table.add_row("total", *blank, interval(self.total, self.total_ci95), style="bold")
+        table.caption = Text("\n".join(self._warnings(agents)), justify="left") or None
         return table
 
+    def _warnings(self, agents: list[str]) -> Iterator[str]:
+        """Yield a line for each red agent that did what does not exist."""
+        for agent in agents:
+            cells = [cell for cell in self.cells if cell.red_agent == agent]
+            impossible = sum(cell.impossible_turns for cell in cells)
+            turns = sum(cell.episodes * cell.episode_length for cell in cells)
+            if impossible:
+                yield (
+                    f"red agent {agent} returned an action that does not exist in "
+                    f"{impossible:_} of {turns:_} turns; these were played as Sleep"
+                ).replace("_", " ")
 
-def cell_of(agent: str, length: int, totals: np.ndarray) -> Cell:
+
+def cell_of(agent: str, length: int, totals: np.ndarray, impossible_turns: int = 0) -> Cell:
     """Return the cell of the total rewards of some episodes, float64 (episodes,)."""
     found = estimate(totals)
-    return Cell(agent, length, len(totals), found.mean, found.sd, found.ci95)
+    return Cell(agent, length, len(totals), found.mean, found.sd, found.ci95, impossible_turns)
 
 
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:

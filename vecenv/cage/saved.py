@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.files import load_arrays, read_npz, save_arrays
+from vecenv.files import load_arrays, save_arrays
 
 __all__ = [
     "Layers",
     "Network",
+    "SB3Model",
     "SB3Policy",
+    "find_vecnormalize",
     "is_sb3_file",
     "load_network",
     "load_sb3_model",
@@ -34,7 +37,7 @@ __all__ = [
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 _MAX_INPUT = 10.0  # normalised inputs are clipped here
-_OLD_DEFENDER = "vecenv cage defender 1"  # format of `save_defender` before there was one format
+_STATISTICS = "vecnormalize.pkl"  # what stable-baselines3's users call them
 _MAX_SETTINGS = 1 << 24  # bytes of the settings of stable-baselines3, with what it pickled in them
 
 
@@ -112,23 +115,14 @@ def save_network(
 
 
 def load_network(path: str | Path) -> Network:
-    """Read a network that `save_network` or `examples/ppo.py` wrote; of earlier versions too.
+    """Read a network that `save_network` or `examples/ppo.py` wrote.
 
     Raises:
         ValueError: The file holds something else.
         OSError: The file can't be read.
     """
-    if any(name.endswith("data.pkl") for name in _names_in(path)):
-        raise ValueError(
-            f"{path} is a file of torch, as examples/ppo.py saved policies before; convert it: "
-            f"python examples/convert_policy.py {path}"
-        )
     try:
-        arrays = read_npz(path)
-        if str(arrays["format"]) == _OLD_DEFENDER:
-            return _old_defender(arrays)
-        saved = load_arrays(path)
-        return _network(saved) if "layers" in saved else _old_policy(saved)
+        return _network(load_arrays(path))
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no saved policy: {error!s:.999}") from error
 
@@ -142,39 +136,6 @@ def _network(saved: Mapping[str, Any]) -> Network:
         scale = mean, std
     layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in saved["layers"]]
     return Network(layers, scale, _identity(saved.get("made_for")))
-
-
-def _old_defender(arrays: Mapping[str, np.ndarray]) -> Network:
-    """Read what `save_defender` wrote before."""
-    count = sum(name.startswith("weight") for name in arrays)
-    facts = json.loads(str(arrays["facts"])) if "facts" in arrays else {}
-    return _network(
-        {
-            "layers": [(arrays[f"weight{n}"], arrays[f"bias{n}"]) for n in range(count)],
-            "scale": None,
-            "made_for": facts.get("made_for") if isinstance(facts, dict) else None,
-        }
-    )
-
-
-def _old_policy(saved: Mapping[str, Any]) -> Network:
-    """Read what `examples/ppo.py` saved before: its layers, one after the other, in a vector."""
-    vector, *_, moments = saved["tensors"]
-    kind = saved["kind"]
-    found = re.search(r"hidden \(((?:[0-9]{1,7}[, ]*){0,99})\), normalize (True|False)$", kind)
-    if found is None:
-        raise ValueError(f"its kind is {kind!r:.999}, expected '..., hidden (...), normalize ...'")
-    hidden = [int(width) for width in re.findall(r"\d+", found[1])]
-    vector = _numbers(vector, 1)
-    _, mean, std = _numbers(moments[:, :-1], 2)  # the last column is about returns
-    layers, begin = [], 0
-    for inputs, outputs in pairwise([len(mean), *hidden, -1]):
-        end = len(vector) if outputs < 0 else begin + (inputs + 1) * outputs
-        matrix = vector[begin:end].reshape(inputs + 1, outputs)
-        layers.append((matrix[:-1], matrix[-1]))
-        begin = end
-    scale = (mean, std) if found[2] == "True" else None
-    return _network({"layers": layers, "scale": scale, "made_for": saved.get("made_for")})
 
 
 def _numbers(array: Any, ndim: int) -> np.ndarray:
@@ -205,20 +166,33 @@ def _names_in(path: str | Path) -> list[str]:
         return []
 
 
+class SB3Model(NamedTuple):
+    """A model of stable-baselines3, or of sb3-contrib.
+
+    Attributes:
+        model: The model.
+        uses_masks: Whether its `predict` takes `action_masks`.
+        normalized: Returns the observations that it was trained on for those of the env, arrays.
+    """
+
+    model: Any
+    uses_masks: bool
+    normalized: Callable[[Any], Any]
+
+
 class SB3Policy:
     """A model of stable-baselines3, or of sb3-contrib, that plays its most likely actions.
 
     Args:
-        model: What `predict`s.
+        loaded: The model.
         observation: Name of the observation that it was trained on.
-        uses_masks: Whether `predict` takes `action_masks`.
     """
 
-    def __init__(self, model: Any, observation: str, *, uses_masks: bool) -> None:
-        self._model = model
+    def __init__(self, loaded: SB3Model, observation: str) -> None:
+        self._model, self._normalized = loaded.model, loaded.normalized
         self.observation = observation
-        self.uses_masks = uses_masks
-        self._is_recurrent = "lstm" in type(model.policy).__name__.lower()
+        self.uses_masks = loaded.uses_masks
+        self._is_recurrent = "lstm" in type(loaded.model.policy).__name__.lower()
         self._state: Any = None
         self._begins = True
 
@@ -227,7 +201,8 @@ class SB3Policy:
         options: dict[str, Any] = {"action_masks": masks} if self.uses_masks else {}
         if self._is_recurrent:
             options |= {"state": self._state, "episode_start": np.full(len(obs), self._begins)}
-        actions, self._state = self._model.predict(obs, deterministic=True, **options)
+        seen = self._normalized(obs)
+        actions, self._state = self._model.predict(seen, deterministic=True, **options)
         self._begins = False
         return actions
 
@@ -261,16 +236,33 @@ def is_sb3_file(path: str | Path) -> bool:
     return is_named and {"data", "policy.pth"} <= set(_names_in(path))
 
 
-def load_sb3_model(path: str | Path) -> tuple[Any, bool]:
+def find_vecnormalize(path: str | Path) -> Path | None:
+    """Return the file of the statistics that a model was trained with, if it is where it is kept.
+
+    That is `vecnormalize.pkl` beside the model or in a folder of its name (RL Zoo), or beside a
+    checkpoint `rl_model_1000_steps.zip` of `CheckpointCallback`
+    `rl_model_vecnormalize_1000_steps.pkl`.
+    """
+    path = Path(path)
+    names = [f"{path.stem}/{_STATISTICS}", _STATISTICS]
+    if found := re.fullmatch(r"(.*)_(\d+_steps)", path.stem):
+        names.insert(0, f"{found[1]}_vecnormalize_{found[2]}.pkl")
+    return next((file for name in names if (file := path.parent / name).is_file()), None)
+
+
+def load_sb3_model(path: str | Path, vecnormalize: str | Path | None = None) -> SB3Model:
     """Read a model that stable-baselines3 or sb3-contrib has saved; on the CPU.
 
-    They unpickle what is in it: a file of theirs can run code, so read only those that you trust.
+    They unpickle what is in it, and so are statistics: such files can run code, so read only those
+    that you trust.
 
-    Returns:
-        The model, and whether its `predict` takes `action_masks`.
+    Args:
+        path: The model.
+        vecnormalize: Statistics by which its observations are normalised, as `VecNormalize.save`
+            writes them; None looks for them, see `find_vecnormalize`.
 
     Raises:
-        ValueError: The file holds something else.
+        ValueError: A file holds something else, or the statistics are of other observations.
         ModuleNotFoundError: The library is not installed.
     """
     library, name = _sb3_algorithm(path)
@@ -284,7 +276,31 @@ def load_sb3_model(path: str | Path) -> tuple[Any, bool]:
             f"{path} is a {name} model of {library}, which is not installed: pip install {extra}",
             name=error.name,
         ) from None
-    return getattr(module, name).load(path, device="cpu"), name == "MaskablePPO"
+    model = getattr(module, name).load(path, device="cpu")
+    statistics = vecnormalize or find_vecnormalize(path)
+    normalized = _as_it_is if statistics is None else _load_vecnormalize(statistics, model)
+    return SB3Model(model, name == "MaskablePPO", normalized)
+
+
+def _as_it_is(obs: Any) -> Any:
+    return obs
+
+
+def _load_vecnormalize(path: str | Path, model: Any) -> Callable[[Any], Any]:
+    """Return what normalises observations by the statistics of a file."""
+    try:
+        with Path(path).open("rb") as stream:
+            found = pickle.load(stream)
+    except OSError:
+        raise
+    except Exception as error:  # whatever reading a file of unknown origin leads to
+        raise ValueError(f"{path} is no pickle of VecNormalize: {error!s:.200}") from error
+    if type(found).__name__ != "VecNormalize":
+        raise ValueError(f"{path} holds {type(found).__name__}, expected a VecNormalize")
+    theirs, own = (str(x.observation_space.shape) for x in (found, model))
+    if theirs != own:
+        raise ValueError(f"{path} is of observations of shape {theirs}, the model's are of {own}")
+    return found.normalize_obs
 
 
 def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str]) -> SB3Policy:
@@ -299,10 +315,10 @@ def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str])
         ValueError: The file holds something else, or a model without discrete actions.
         ModuleNotFoundError: The library is not installed.
     """
-    model, uses_masks = load_sb3_model(path)
-    num_actions = getattr(model.action_space, "n", None)
-    observation = observation_of(model.observation_space.shape, num_actions)
-    return SB3Policy(model, observation, uses_masks=uses_masks)
+    loaded = load_sb3_model(path)
+    num_actions = getattr(loaded.model.action_space, "n", None)
+    observation = observation_of(loaded.model.observation_space.shape, num_actions)
+    return SB3Policy(loaded, observation)
 
 
 def _is_ddpg(settings: Mapping[str, Any]) -> bool:

@@ -20,9 +20,10 @@ from gymnasium.vector import AutoresetMode
 from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
-from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, take_rows
+from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
 from vecenv.core.errors import ActionError, ActionMaskError
 from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
+from vecenv.core.random_actions import RandomActions
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 
@@ -75,9 +76,12 @@ class CallChecks:
             "options['reset_mask'] was removed or changed; copy the dict",
         )
         others = range(1, envs.num_envs)
+        # Env 0 may begin where its action of the first run is forbidden.
+        own, is_own = self._runs.allowed_now(), np.arange(envs.num_envs) == 0
+        actions = merge_rows(envs.single_action_space, self._runs.actions[0], own, is_own)
         first, second = (
             Frame(take_rows(space, result[0], others), *(array[1:] for array in result[1:4]))
-            for result in (self._runs.frames[1], envs.step(self._runs.actions[0]))
+            for result in (self._runs.frames[1], envs.step(actions))
         )
         self._found.require(
             "envs go on as before when another is reset",
@@ -197,7 +201,7 @@ class CallChecks:
     def _check_pending(self) -> None:
         envs, require_raises = self._envs, self._found.require_raises
         envs.reset(seed=self._seed)
-        actions = self._runs.actions[0]
+        actions = self._runs.allowed_now()
         require_raises("recv without send raises NoAsyncCallError", NoAsyncCallError, envs.recv)
         envs.send(take_rows(envs.single_action_space, actions, [0]), [0])
         rule = "calls while envs are in flight raise AlreadyPendingCallError"
@@ -226,7 +230,7 @@ def check_before_reset(envs: VecEnv, found: Findings) -> None:
     try:
         with warnings.catch_warnings():  # Gymnasium's way to log what envs raise
             warnings.simplefilter("ignore")
-            envs.step(envs.action_space.sample())
+            envs.step(RandomActions(envs)())
     except ResetNeeded:
         found.require(rule, True, "")
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -11,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.check.rules import Findings, Frame, Watch
 from vecenv.core.batches import is_same, merge_rows, short, take_row, take_rows
+from vecenv.core.random_actions import RandomActions
 
 __all__ = ["Runs"]
 
@@ -30,7 +32,7 @@ class Runs:
         found: Where to note what was found.
 
     Attributes:
-        actions: Of each step.
+        actions: Of each step; the watched run draws those that masks allow.
         frames: What the watched run returned: the reset, then each step. Empty if it broke off.
         is_repeatable: Whether the watched run came again under its seed.
     """
@@ -53,6 +55,7 @@ class Runs:
         action_space.seed(seed)
         self.actions = [action_space.sample() for _ in range(num_steps)]
         self._others = [action_space.sample() for _ in range(num_steps)]
+        self._allowed = RandomActions(envs, seed)
         self._starts: list[Any] = [None] * envs.num_envs
         self.frames: list[Frame] = []
         self.is_repeatable = False
@@ -102,16 +105,20 @@ class Runs:
         self._found.where = "reset"
         if watch:
             watch.saw_reset(result)
+            self._see(result)
         frames = [Frame(deepcopy(result[0]))]
         over = np.zeros(self._envs.num_envs, dtype=np.bool_)
         for k, actions in enumerate(self.actions):
             self._found.where = f"step {k}"
+            if watch and self._allowed.are_masked:
+                actions = self.actions[k] = self._allowed()
             if vary_dead_actions:
                 space = self._envs.single_action_space
                 actions = merge_rows(space, actions, self._others[k], over)
             result = step(actions)
             if watch:
                 watch.saw_step(result)
+                self._see(result)
             over = np.logical_or(result[2], result[3])
             frame = Frame(*deepcopy(result[:4]))
             if self._mode is AutoresetMode.DISABLED and over.any():
@@ -119,6 +126,15 @@ class Runs:
                 frame = frame._replace(restarted=restarted)
             frames.append(frame)
         return frames
+
+    def allowed_now(self) -> Any:
+        """Return actions that masks allow after the latest call; of others those of step 0."""
+        return self._allowed() if self._allowed.are_masked else self.actions[0]
+
+    def _see(self, result: tuple[Any, ...]) -> None:
+        """Note the masks in what a reset or a step has returned."""
+        with contextlib.suppress(Exception):  # of results that the check finds fault with
+            self._allowed.see(result[0], result[-1])
 
     def check_restart(self, mask: np.ndarray, before: Any, watch: Watch | None = None) -> Any:
         """Reset the envs of `mask`; the others' observations must stay as they were `before`.
@@ -130,6 +146,7 @@ class Runs:
         result = self._envs.reset(options=options)
         if watch:
             watch.saw_reset(result)
+            self._see(result)
         self._found.where += f", partial reset of envs {short(np.flatnonzero(mask))}"
         if not mask.all():
             unmasked = Frame(merge_rows(self._obs_space, result[0], before, mask))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -19,6 +19,7 @@ from vecenv.core.base import VecEnv
 
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 
+_PYTHON_SECONDS = 5.0  # for whole episodes of kernels
 _ATTRIBUTES = (
     "num_envs",
     "observation_space",
@@ -87,6 +88,8 @@ def check_vector_env(
     and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
     resets, action masks if there are any, and the order of calls. Of vector envs of agents, who
     acts (`alive`, `valid`), rows of agents that do not, games that end, sends and seeds of games.
+    Of compiled envs of your own, three episodes are first played in plain Python, for at most five
+    seconds, where every index is checked. If one is out of range, nothing compiled is run.
 
     Args:
         envs: The vector env, without vector wrappers that change from run to run, such as
@@ -114,7 +117,10 @@ def check_vector_env(
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps}, expected at least 1")
     found = Findings()
-    if isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
+    if not _check_kernels(_games_of(envs), found):
+        found.skipped["all other rules"] = "compiled code would use other memory, and may crash"
+        envs.close()
+    elif isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
         check_agents(envs, num_steps, seed, found)
     else:
         try:
@@ -128,6 +134,39 @@ def check_vector_env(
     if found.failures:
         raise VectorEnvCheckError(type(envs).__name__, found.failures, report) from found.cause
     return report
+
+
+def _check_kernels(envs: Any, found: Findings) -> bool:
+    """Play whole episodes of a compiled env with indices checked; pass over others.
+
+    Returns:
+        Whether compiled code may be run.
+    """
+    if not hasattr(envs, "play_in_python"):
+        return True
+    rule = "kernels keep to their arrays for whole episodes"
+    found.where = "episodes played in plain Python"
+    try:
+        num_episodes = envs.play_in_python(_PYTHON_SECONDS)
+    except (IndexError, RuntimeError) as error:
+        found.require(rule, False, "{text}", text=str(error))
+        return False
+    if num_episodes is None:  # of this package
+        return True
+    found.require(rule, True, "")
+    if num_episodes == 0:
+        found.remarks[
+            f"in {_PYTHON_SECONDS:.0f} s of plain Python no episode ended: indices are unchecked "
+            "after that; step the env for longer with debug=True"
+        ] = None
+    return True
+
+
+def _games_of(envs: Any) -> Any:
+    """Return the vector env that steps games, or what is inside of wrappers."""
+    if isinstance(envs, AgentRowsVecEnv):
+        envs = envs.agents
+    return getattr(envs.games, "envs", None) if isinstance(envs, AgentsVecEnv) else envs.unwrapped
 
 
 def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> None:

@@ -81,7 +81,7 @@ class Bench(NamedTuple):
         return Group(self.comparisons[0].machine, "", table, *self.advice(), "", *self._warnings())
 
     def plot(self, path: str | Path) -> None:
-        """Draw the table as bars, a panel for each workload.
+        """Draw the table as points, a panel for each workload.
 
         Raises:
             ImportError: Pictures need the extra `plots`.
@@ -95,12 +95,13 @@ class Bench(NamedTuple):
             rates = {case.backend: case.steps_per_second for case in found.measured}
             shown = [name for name in COMPARED if name in rates]
             for row, name in enumerate(shown):
-                axes.barh(row, rates[name], color=BACKENDS[name].colour)
-                axes.text(rates[name], row, f" {_short(rates[name])}", va="center", fontsize=9)
+                axes.plot(rates[name], row, "o", color=BACKENDS[name].colour)
+                axes.text(rates[name], row, f"   {_short(rates[name])}", va="center", fontsize=9)
             labels = [name.removeprefix("async-") for name in shown]
             axes.set_yticks(range(len(shown)), labels, fontsize=9)
             axes.invert_yaxis()
             axes.set_xscale("log")
+            axes.grid(axis="x", alpha=0.3)
             axes.xaxis.set_tick_params(which="minor", labelbottom=False)
             axes.set_xlim(min(rates.values()) / 2, max(rates.values()) * 4)
             axes.set_title(f"{workload.title}, {workload.num_envs} envs", loc="left", fontsize=10)

@@ -217,6 +217,7 @@ def play(
     seed: int = 1_000_000,
     env_kwargs: tuple[str, ...] = (),
     algo: str | None = None,
+    vecnormalize: Path | None = None,
     gif: Path | None = None,
     text: bool = False,
     html: Path | None = None,
@@ -237,11 +238,14 @@ def play(
         seed: Of the episodes.
         env_kwargs: For the env, such as size=5; those of the training hold, too.
         algo: What trained it, if it was a file of your own.
+        vecnormalize: Statistics of a model of stable-baselines3 that was trained under
+            VecNormalize, which can run code, too; by default vecnormalize.pkl beside it.
         gif: File to write an animation of one more episode to.
         text: Show one more episode in the terminal.
         html: File to write a page to, with one more episode to scrub through in a browser.
         frames: Of that episode, at most so many.
-        fps: Pictures per second; by default those of the env.
+        fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
+            most 10.
         human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
         side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
         port: Of the address 127.0.0.1 that the browser opens; 0 for any.
@@ -259,7 +263,7 @@ def play(
         )
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.command.playing import film, play, record_run
-    from vecenv.command.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
+    from vecenv.command.watching import new_page, progress_of, save_page, show_texts
     from vecenv.compare.source import read_env_kwargs
 
     _check_fps(fps)
@@ -271,7 +275,8 @@ def play(
     if gif is not None:
         require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
-    options["seed"] = seed
+    options |= {"seed": seed, "vecnormalize": vecnormalize}
+    _tell_statistics(policy, vecnormalize)
     results, name = play(env, policy, episodes, **options)
     for group, result in results.items():
         print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
@@ -283,11 +288,27 @@ def play(
         save_gif(found, gif, fps=fps or own_fps)
         print(f"animation: {gif}")
     if html is not None:
-        page = new_page(env, f"{name} of {shown}", seed, fps or PAGE_FPS)
+        page = new_page(env, f"{name} of {shown}", seed)
         with progress_of(page, frames):
-            record_run(page, env, policy, frames, **options)
+            record_run(page, env, policy, frames, fps=fps, **options)
         save_page(page, html)
     return 0
+
+
+def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> None:
+    """Say what normalises the observations of a model of stable-baselines3, if it is one."""
+    from vecenv.cage.saved import find_vecnormalize, is_sb3_file
+
+    if policy is None or not is_sb3_file(policy):
+        return
+    if found := given or find_vecnormalize(policy):
+        print(f"observations are normalised by {found}", flush=True)
+    else:
+        print(
+            f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
+            "is wrong if it was trained under VecNormalize",
+            flush=True,
+        )
 
 
 def _play_as_human(
@@ -362,6 +383,7 @@ def evaluate(
     episodes: int = 1000,
     seed: int = 0,
     rules: Rules = "faithful",
+    scenario: str | None = None,
     red_agents: tuple[str, ...] | None = None,
     observation: Observation | None = None,
     green: bool = False,
@@ -379,6 +401,8 @@ def evaluate(
         episodes: How many; of Challenge 2 per cell.
         seed: Of the episodes.
         rules: Of Challenge 2. Scores under different rules are not comparable.
+        scenario: A network of your own for Challenge 2, which has its own rules: "module:id" of a
+            registered one, or "module:name" of a Scenario.
         red_agents: Of Challenge 2, rows of the table: b_line, meander, sleep, mixed, or
             module:function, a red agent of your own. Of Challenge 4 one of fsm, discovery, sleep,
             module:function.
@@ -388,20 +412,44 @@ def evaluate(
     """
     if json is not None:
         require_writable(json)
+    _tell_statistics(policy)
     with progress_bar() as bar, _warnings_in_one_line():
         if challenge == 4:
-            if rules != "faithful" or observation is not None or green:
-                raise ValueError("rules, observation and green are of Challenge 2; leave them out")
+            if rules != "faithful" or scenario or observation is not None or green:
+                raise ValueError(
+                    "rules, scenario, observation and green are of Challenge 2; leave them out"
+                )
             result = _evaluate_cage4(policy, episodes, seed, red_agents or ("fsm",), bar)
         else:
             agents = red_agents or ("b_line", "meander", "sleep")
             options = {"rules": rules, "observation": observation, "green": green}
+            if scenario is not None:
+                options["scenario"] = _find_scenario(scenario)
+                options["rules"] = None if rules == "faithful" else rules
             result = _evaluate_cage2(policy, episodes, seed, agents, options, bar)
     Console().print(result.table())
     if json is not None:
         result.to_json(json)
         print(f"numbers: {json}")
     return 0
+
+
+def _find_scenario(name: str) -> Any:
+    """Return the scenario of "module:name", or of a registered id."""
+    from vecenv.cage import Scenario
+    from vecenv.compare.source import read_source
+    from vecenv.core.importing import import_module
+
+    module, _, attribute = name.rpartition(":")
+    found = getattr(import_module(module), attribute, None) if module else None
+    if not isinstance(found, Scenario):
+        found = read_source(name).kwargs.get("scenario")
+    if not isinstance(found, Scenario):
+        raise ValueError(
+            f"scenario is {name!r}, which has none; expected 'module:name' of a Scenario, or "
+            "'module:id' of an id registered with one"
+        )
+    return found
 
 
 def _evaluate_cage2(
@@ -476,14 +524,16 @@ def watch(
         green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
-        fps: Steps per second; by default 2 of CAGE 2 and 4, 10 of other pages, else those of
-            the env.
+        fps: Steps per second; by default those of the env, 2 of CAGE's networks, on a page at
+            most 10.
     """
     _check_fps(fps)
     if html is not None:
-        if gif is not None:
-            raise ValueError("gif and html were both given; give one of the two")
         _check_page(html)
+    if gif is not None:
+        from vecenv.cage.canvas import require_gif
+
+        require_gif(gif)
     if env.rpartition(":")[2] == "Cage4-v0":
         return _watch_cage4(policy, gif, html, fps or 2.0, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
@@ -492,6 +542,7 @@ def watch(
         return show(env, env_kwargs, gif, html, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
+    _tell_statistics(policy)
     options = {
         "red_agent": red_agent,
         "episode_length": steps,
@@ -520,7 +571,7 @@ def _watch_cage4(
     """Write the first steps of an episode of CAGE 4 as an animated picture or a page."""
     from itertools import islice
 
-    from vecenv.cage.canvas import require_gif, save_gif
+    from vecenv.cage.canvas import save_gif
     from vecenv.cage.challenge4.play.playing import episode_pictures, record_episode
 
     if policy is None or (gif is None and html is None):
@@ -535,12 +586,10 @@ def _watch_cage4(
         with _warnings_in_one_line(), progress_of(page, min(steps, 499)):
             record_episode(page, policy, seed=seed, num_steps=steps)
         save_page(page, html)
-        return 0
-    assert gif is not None
-    require_gif(gif)
-    with _warnings_in_one_line():
-        save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
-    print(f"animation: {gif}")
+    if gif is not None:
+        with _warnings_in_one_line():
+            save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
+        print(f"animation: {gif}")
     return 0
 
 
@@ -559,11 +608,11 @@ def _watch_cage(
         with _warnings_in_one_line(), progress_of(page, options["episode_length"]):
             record_episode(page, policy, **options)
         save_page(page, html)
-        return 0
     if gif is not None:
         with _warnings_in_one_line():
             save_episode_gif(policy, gif, fps=fps, **options)
         print(f"animation: {gif}")
+    if gif is not None or html is not None:
         return 0
     console = Console()
     with _warnings_in_one_line(), Live(console=console, auto_refresh=False) as live:
@@ -726,7 +775,7 @@ def trace(
         out: File to write.
         num_envs: How many envs.
         backend: sync, async, async-first-ready or jit.
-            By default async, or jit for envs that are only there compiled.
+            By default jit for compiled envs, and async for others.
         steps: How often all envs are stepped, or batches received by async-first-ready.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
         policy_ms: Milliseconds that the policy computes per call; its actions are random.
@@ -739,7 +788,7 @@ def trace(
 
     kwargs = read_env_kwargs(env_kwargs)
     if backend is None:
-        backend = "async" if read_source(env, kwargs).has_single_envs else "jit"
+        backend = "jit" if read_source(env, kwargs).is_compiled else "async"
     setting = Setting(env, kwargs, backend, num_envs, seed, policy_ms)
     trace_and_show(setting, num_steps=steps, out=out, timeout=timeout)
     print(f"timeline: {out} (open it in ui.perfetto.dev)")

@@ -17,7 +17,7 @@ import numpy as np
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
-from vecenv.command.watching import frame_of
+from vecenv.command.watching import frame_of, page_fps
 from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 from vecenv.page.episode import EpisodePage, record
@@ -122,17 +122,18 @@ def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **opti
         env: See `load_policy`.
         policy: See `load_policy`.
         num_steps: At most so many.
-        **options: `seed`, and those of `load_policy`.
+        **options: `seed`, `fps` of the page or None, and those of `load_policy`.
 
     Raises:
         ValueError: The env draws no pictures; see also `load_policy`.
     """
     from vecenv.learn.evaluation import ask
 
-    seed = options.pop("seed")
+    seed, fps = options.pop("seed"), options.pop("fps")
     kwargs = {**options.pop("env_kwargs"), "render_mode": "rgb_array"}
     loaded = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
     envs: Any = loaded.envs
+    page.fps = fps or page_fps(envs)
     is_game = isinstance(envs, AgentsVecEnv)
 
     def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
@@ -188,6 +189,7 @@ def load_policy(
     num_envs: int,
     algorithm: str | None = None,
     env_kwargs: Mapping[str, Any],
+    vecnormalize: Path | None = None,
 ) -> LoadedPolicy:
     """Load a policy, and make envs for it.
 
@@ -198,6 +200,8 @@ def load_policy(
         num_envs: How many envs.
         algorithm: Which trainer the run is of, a name or a file; None finds out.
         env_kwargs: For the env, beside those of the training.
+        vecnormalize: Statistics of a model of stable-baselines3, see `load_sb3_model`; they can run
+            code, too.
 
     Raises:
         ValueError: The file is no policy, or one of another env.
@@ -208,7 +212,12 @@ def load_policy(
     if not policy.exists():
         raise FileNotFoundError(f"policy is {str(policy)!r}, but there is no such file or folder")
     if is_sb3_file(policy):
-        return _load_sb3(source, policy, num_envs, env_kwargs)
+        return _load_sb3(source, policy, num_envs, env_kwargs, vecnormalize)
+    if vecnormalize is not None:
+        raise ValueError(
+            f"vecnormalize is for models of stable-baselines3, which {policy} is none of; leave it "
+            "out"
+        )
     home = next((p for p in (policy, *policy.parents[:2]) if (p / OPTIONS_FILE).is_file()), None)
     if home is None:
         raise ValueError(
@@ -338,12 +347,19 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
     for candidate in ALGORITHMS if algorithm is None else (algorithm,):
         module = load(candidate)
         if names <= {field.name for field in dataclasses.fields(module.Options)}:
-            return module, load_options(home, module.Options)
+            return module, _without_trial(load_options(home, module.Options))
     if algorithm is not None:
         raise ValueError(f"{home} has other options than {algorithm}; leave --algo out")
     raise ValueError(
         f"{home} is of none of {', '.join(ALGORITHMS)}; give the file that trained it, by --algo"
     )
+
+
+def _without_trial(options: Any) -> Any:
+    """Leave the backend to `make_vec`, where it was to be tried out in the training."""
+    if getattr(options, "backend", None) == "auto":
+        return dataclasses.replace(options, backend=None)
+    return options
 
 
 def _takes(source: EnvSource, kwargs: Mapping[str, Any]) -> bool:
@@ -379,10 +395,14 @@ def _check_spaces(
 
 
 def _load_sb3(
-    source: EnvSource, path: Path, num_envs: int, env_kwargs: Mapping[str, Any]
+    source: EnvSource,
+    path: Path,
+    num_envs: int,
+    env_kwargs: Mapping[str, Any],
+    vecnormalize: Path | None,
 ) -> LoadedPolicy:
     """Load a model of stable-baselines3 or sb3-contrib."""
-    model, uses_masks = load_sb3_model(path)
+    model, uses_masks, normalized = load_sb3_model(path, vecnormalize)
     envs = make_vec(env_id_of(source), num_envs, **{**source.kwargs, **env_kwargs})
     own = envs.single_observation_space, envs.single_action_space
     theirs = model.observation_space, model.action_space
@@ -395,13 +415,14 @@ def _load_sb3(
 
     def act(obs: Any, starts: Any) -> np.ndarray:
         nonlocal state
-        arrays = _as_arrays(obs)
+        arrays = normalized(_as_arrays(obs))
         actions, state = model.predict(arrays, state, starts.numpy(), deterministic=True)
         return actions
 
     def act_by_masks(obs: Any, action_masks: Any) -> np.ndarray:
         masks = action_masks.numpy()
-        return model.predict(_as_arrays(obs), deterministic=True, action_masks=masks)[0]
+        arrays = normalized(_as_arrays(obs))
+        return model.predict(arrays, deterministic=True, action_masks=masks)[0]
 
     return LoadedPolicy(envs, act_by_masks if uses_masks else act, type(model).__name__)
 

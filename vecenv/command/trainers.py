@@ -155,7 +155,8 @@ def env_id_of(source: EnvSource) -> str:
     """
     if source.spec is not None:
         module, colon, _ = source.name.rpartition(":")
-        if source.spec.id in gym.registry and _is_ours(source.spec.id):
+        # Another module may have registered an env of ours under an id of its own.
+        if module in ("", "vecenv") and _is_ours(source.spec.id):
             return f"vecenv:{source.spec.id}"
         return f"{module}{colon}{source.spec.id}"
     name = source.name.replace(":", ".")
@@ -173,8 +174,8 @@ def env_id_of(source: EnvSource) -> str:
 
 
 def _is_ours(env_id: str) -> bool:
-    entry = gym.registry[env_id]
-    points = (entry.entry_point, entry.vector_entry_point)
+    entry = gym.registry.get(env_id)
+    points = () if entry is None else (entry.entry_point, entry.vector_entry_point)
     return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
 
 

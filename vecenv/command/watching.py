@@ -21,6 +21,7 @@ from vecenv.command import progress_bar
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
+from vecenv.core.random_actions import RandomActions
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.frames import check_frame
@@ -31,54 +32,17 @@ __all__ = [
     "PAGE_FPS",
     "frame_of",
     "new_page",
+    "page_fps",
     "play_as_human",
-    "play_frames",
     "progress_of",
     "record_env",
-    "save_gif_of",
     "save_page",
     "serve_game",
     "show",
     "show_texts",
-    "watch_env",
 ]
 
-PAGE_FPS = 10.0  # of a page to scrub through, where actions are to be seen
-
-
-def play_frames(
-    env: str,
-    env_kwargs: Mapping[str, Any],
-    render_mode: str,
-    *,
-    policy: str | None = None,
-    num_steps: int = 50,
-    seed: int = 0,
-) -> Iterator[Any]:
-    """Yield what an env renders after a reset and after each step; episodes follow each other.
-
-    Args:
-        env: See `vecenv.compare.source.read_source`.
-        env_kwargs: For the env.
-        render_mode: "rgb_array" or "ansi".
-        policy: "random" or None, or "module:function": a function from observations (1, ...) to
-            actions (1, ...).
-        num_steps: How many.
-        seed: Of the env and of random actions.
-
-    Raises:
-        ValueError: The env does not render in this mode.
-    """
-    envs = _make(read_source(env, env_kwargs), render_mode)
-    try:
-        act = _find_policy(policy, envs, seed)
-        obs, _ = envs.reset(seed=seed)
-        yield frame_of(envs, env, render_mode)
-        for _ in range(num_steps):
-            obs, *_ = envs.step(act(obs))
-            yield frame_of(envs, env, render_mode)
-    finally:
-        envs.close()
+PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
 
 
 def show(
@@ -89,7 +53,22 @@ def show(
     fps: float | None,
     **play: Any,
 ) -> int:
-    """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
+    """Do what `vecenv watch` does for envs other than CAGE 2.
+
+    Args:
+        env: See `vecenv.compare.source.read_source`.
+        env_kwargs: "name=value".
+        gif: File for an animation.
+        html: File for a page.
+        fps: Pictures per second; None for those of the env.
+        **play: `policy` is "random" or None, or "module:function": a function from observations
+            (1, ...) to actions (1, ...); `num_steps`; `seed` of the env and of random actions.
+
+    Raises:
+        ValueError: The env does not render so, or the name of the file does not end in .gif.
+        OSError: The file can't be written.
+        ImportError: Pictures need the extra `plots`.
+    """
     kwargs = read_env_kwargs(env_kwargs)
     policy = play["policy"]
     if policy not in (None, "random") and Path(policy).exists():
@@ -99,24 +78,53 @@ def show(
             "(or --gif episode.gif, or --text)"
         )
     if html is not None:
-        page = new_page(env, play["policy"] or "random", play["seed"], fps or PAGE_FPS)
+        page = new_page(env, play["policy"] or "random", play["seed"])
         with progress_of(page, play["num_steps"]):
-            record_env(page, env, kwargs, **play)
+            record_env(page, env, kwargs, fps=fps, **play)
         save_page(page, html)
-        return 0
-    fps = fps or _own_fps(read_source(env, kwargs), "ansi" if gif is None else "rgb_array")
-    if gif is None:
-        watch_env(env, kwargs, fps=fps, **play)
-        return 0
-    save_gif_of(env, gif, kwargs, fps=fps, **play)
+        if gif is None:
+            return 0
+    from vecenv.cage.canvas import require_gif, save_gif
+
+    if gif is not None:
+        require_gif(gif)
+    render_mode = "ansi" if gif is None else "rgb_array"
+    envs = _make(read_source(env, kwargs), render_mode)
+    try:
+        fps = fps or float(envs.metadata.get("render_fps") or 10)
+        frames = _play_frames(envs, env, render_mode, **play)
+        if gif is None:
+            show_texts(frames, fps)
+            return 0
+        save_gif(frames, gif, fps=fps)
+    finally:
+        envs.close()
     _say(f"animation: {gif}")
     return 0
 
 
-def new_page(env: str, policy: str, seed: int, fps: float, **about: str) -> EpisodePage:
+def _play_frames(
+    envs: VecEnv, env: str, render_mode: str, *, policy: str | None, num_steps: int, seed: int
+) -> Iterator[Any]:
+    """Yield what an env renders after a reset and after each step; episodes follow each other."""
+    act, see = _find_policy(policy, envs, seed)
+    obs, infos = envs.reset(seed=seed)
+    yield frame_of(envs, env, render_mode)
+    for _ in range(num_steps):
+        see(obs, infos)
+        obs, *_, infos = envs.step(act(obs))
+        yield frame_of(envs, env, render_mode)
+
+
+def new_page(env: str, policy: str, seed: int, fps: float = PAGE_FPS, **about: str) -> EpisodePage:
     """Return an empty page for an episode of an env."""
     facts = {"policy": policy, **about, "seed": str(seed)}
     return EpisodePage(f"{env}, an episode", facts, fps=fps)
+
+
+def page_fps(envs: Any) -> float:
+    """Return how many steps per second a page shows: as many as the env asks for, at most 10."""
+    return min(PAGE_FPS, float(envs.metadata.get("render_fps") or PAGE_FPS))
 
 
 @contextlib.contextmanager
@@ -145,11 +153,13 @@ def record_env(
     policy: str | None = None,
     num_steps: int = 50,
     seed: int = 0,
+    fps: float | None = None,
 ) -> None:
-    """Play one episode of an env into a page; arguments as for `play_frames`."""
+    """Play one episode of an env into a page; `policy`, `num_steps` and `seed` as for `show`."""
     envs = _make(read_source(env, env_kwargs), "rgb_array")
+    page.fps = fps or page_fps(envs)
     try:
-        chosen = _find_policy(policy, envs, seed)
+        chosen, see = _find_policy(policy, envs, seed)
         gives = takes_report(chosen)
 
         def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
@@ -157,7 +167,7 @@ def record_env(
 
         names = action_names(envs, env)
         picture = functools.partial(frame_of, envs, env, "rgb_array")
-        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps)
+        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps, see=see)
     finally:
         envs.close()
 
@@ -196,17 +206,6 @@ def _say(words: str) -> None:
     Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
 
 
-def watch_env(
-    env: str,
-    env_kwargs: Mapping[str, Any],
-    *,
-    fps: float,
-    **play: Any,
-) -> None:
-    """Show an env that renders text in the terminal; `play` as for `play_frames`."""
-    show_texts(play_frames(env, env_kwargs, "ansi", **play), fps)
-
-
 def show_texts(frames: Iterable[str], fps: float) -> None:
     """Show texts one after the other in the terminal, or the last one where there is none."""
     console = Console()
@@ -216,22 +215,6 @@ def show_texts(frames: Iterable[str], fps: float) -> None:
             if console.is_terminal:
                 time.sleep(1 / fps)
     console.print()
-
-
-def save_gif_of(
-    env: str, path: str | Path, env_kwargs: Mapping[str, Any], *, fps: float, **play: Any
-) -> None:
-    """Write what an env draws as an animated GIF; `play` as for `play_frames`.
-
-    Raises:
-        ValueError: The name of the file does not end in .gif.
-        OSError: The file can't be written.
-        ImportError: Pictures need the extra `plots`.
-    """
-    from vecenv.cage.canvas import require_gif, save_gif
-
-    require_gif(path)
-    save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
 
 
 def _make(
@@ -249,15 +232,6 @@ def _make(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
         return make_vec(source.spec, backend=backend, **kwargs)
-
-
-def _own_fps(source: EnvSource, render_mode: str) -> float:
-    """Return how many pictures or texts per second an env asks for; 10 if it does not say."""
-    envs = _make(source, render_mode)
-    try:
-        return float(envs.metadata.get("render_fps") or 10)
-    finally:
-        envs.close()
 
 
 def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
@@ -294,14 +268,16 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     return check_frame(frame) if render_mode == "rgb_array" else frame
 
 
-def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[..., Any]:
-    """Return a function from observations to actions."""
+def _find_policy(
+    policy: str | None, envs: VecEnv, seed: int
+) -> tuple[Callable[..., Any], Callable[[Any, Any], None]]:
+    """Return a function from observations to actions, and one to call before with all results."""
     if policy is None or policy == "random":
-        envs.action_space.seed(seed)
-        return lambda obs: envs.action_space.sample()
+        draw = RandomActions(envs, seed)
+        return lambda obs: draw(), draw.see
     if ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
     found = import_object("policy", policy)
     if not callable(found):
         raise ValueError(f"policy {policy!r} is {found!r}, expected a function of observations")
-    return found
+    return found, lambda obs, infos: None

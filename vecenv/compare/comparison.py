@@ -39,7 +39,7 @@ class Options:
         rounds: In each, every backend runs once.
         round_s: Seconds that a backend runs in a round at least; where resets take long, it goes on
             until every env has ended two episodes.
-        warm_up_s: Seconds of stepping before; `AsyncVectorEnv` decides on its threads then.
+        warm_up_s: Seconds of stepping before.
         timed_s: Seconds of stepping with timing on.
         policy_ms: Milliseconds that the policy computes per call: once for all envs stepped at a
             time.

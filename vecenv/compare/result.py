@@ -484,8 +484,8 @@ def _draw_rates(axes: Any, comparison: Comparison) -> None:
         rows.append(row)
         rate = case.steps_per_second
         error = [[rate - min(case.rates)], [max(case.rates) - rate]]
-        bar_style = {"ecolor": "#00000080", "capsize": 2}
-        axes.barh(row, rate, color=BACKENDS[case.backend].colour, xerr=error, error_kw=bar_style)
+        style = {"color": BACKENDS[case.backend].colour, "ecolor": "#00000080", "capsize": 2}
+        axes.errorbar(rate, row, xerr=error, fmt="o", **style)
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         place = max(case.rates) * 1.06
         axes.text(place, row, _label(case), va="center", fontsize=8, bbox=behind)
@@ -495,11 +495,12 @@ def _draw_rates(axes: Any, comparison: Comparison) -> None:
             loop.steps_per_second, color=BACKENDS[loop.backend].colour, linestyle="--", linewidth=1
         )
     axes.set_yticks(rows, [case.name for case in measured])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
+    axes.set_ylim(rows[-1] + 0.6, -0.6)
+    axes.set_xscale("log")  # which has no zero for bars to begin at
+    axes.grid(axis="x", alpha=0.3)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right * 4)
-    axes.set_xlabel("env steps per second (bar: all rounds, line: lowest to highest round)")
+    axes.set_xlabel("env steps per second (point: all rounds, line: lowest to highest round)")
     axes.set_title(comparison.env, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -13,6 +13,7 @@ from gymnasium import Env, Space
 from gymnasium.spaces import Box, flatten, flatten_space
 
 from vecenv.compare import diversity
+from vecenv.core.random_actions import RandomActions
 
 __all__ = ["Diversity", "Trajectories", "collect", "compare_sets", "measure_diversity"]
 
@@ -99,7 +100,7 @@ class _Features:
 def collect(
     envs: Sequence[Env], num_steps: int, *, seed: int = 0, limit_s: float = np.inf
 ) -> Trajectories:
-    """Step envs in turn with random actions; env i is seeded with seed + i.
+    """Step envs in turn with random actions that masks allow; env i is seeded with seed + i.
 
     Args:
         envs: At least one.
@@ -111,23 +112,28 @@ def collect(
         ValueError: The observations are no vectors of numbers.
     """
     features = _Features(envs[0].observation_space)
-    latest = []
+    latest, draws = [], []
     for index, env in enumerate(envs):
-        env.action_space.seed(seed + index)
-        latest.append(features(env.reset(seed=seed + index)[0]))
+        draws.append(RandomActions(env, seed + index))
+        obs, info = env.reset(seed=seed + index)
+        draws[index].see(obs, info)
+        latest.append(features(obs))
     columns: tuple[list[Any], ...] = ([], [], [], [], [])
     begin = perf_counter()
     for step in range(num_steps):
         if step and perf_counter() - begin > limit_s:
             break
         for index, env in enumerate(envs):
-            action = env.action_space.sample()
-            obs, reward, terminated, truncated, _ = env.step(action)
+            action = draws[index]()
+            obs, reward, terminated, truncated, info = env.step(action)
             is_over = bool(terminated or truncated)
             row = (*latest[index], action, float(reward), is_over)
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
-            latest[index] = features(env.reset()[0] if is_over else obs)
+            if is_over:
+                obs, info = env.reset()
+            draws[index].see(obs, info)
+            latest[index] = features(obs)
     return _laid_out(columns, len(envs))
 
 

@@ -6,10 +6,12 @@ nothing else with it, and so that memory and start-up are those of this backend 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +26,9 @@ from vecenv.compare.stepping import (
     RandomPolicy,
     Stepper,
 )
+from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
+from vecenv.core.random_actions import RandomActions
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing import Timing
 
@@ -48,6 +52,7 @@ _EPISODES = 2  # of every env, that a round spans
 # A round that has lasted for so many resets is over whatever the episodes do: at most a tenth of
 # the time is lost to resets then.
 _RESETS = 10
+_PROBE_S = 10.0  # to find out whether envs wait
 _TRACED_ROWS, _FEWEST_TRACED_CALLS, _TRACED_S = 1000, 8, 2.0
 
 
@@ -110,8 +115,13 @@ class Runner:
         backend = BACKENDS[setting.backend]
         for name in backend.imports:
             importlib.import_module(name)
+        options = (
+            _workers_for(source, setting.num_envs)
+            if backend.makes == BACKENDS["async"].makes
+            else {}
+        )
         begin = perf_counter()
-        envs = _make_envs(source, backend, setting.num_envs)
+        envs = _make_envs(source, backend, setting.num_envs, options)
         made_s = perf_counter() - begin
         space = getattr(envs, "single_action_space", envs.action_space)
         policy = RandomPolicy(space, setting.seed, setting.policy_ms, setting.num_envs)
@@ -177,16 +187,15 @@ class Runner:
     def agents_per_step(self, setting: Setting, seconds: float) -> float:
         """Return how many agents act in a step of a game, in about this time of random actions."""
         env = read_source(setting.env, setting.env_kwargs).env_fn()()
-        env.action_space.seed(setting.seed)
-        env.reset(seed=setting.seed)
+        draw = RandomActions(env, setting.seed)
+        draw.see(*env.reset(seed=setting.seed))
         num_steps = num_acted = 0
         begin = perf_counter()
         while perf_counter() - begin < seconds or num_steps == 0:
-            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            obs, _, terminated, truncated, info = env.step(draw())
             num_steps += 1
             num_acted += sum(int(part["valid"].sum()) for part in obs.values())
-            if terminated or truncated:
-                env.reset()
+            draw.see(*(env.reset() if terminated or truncated else (obs, info)))
         env.close()
         return num_acted / num_steps
 
@@ -200,9 +209,9 @@ class Runner:
         stepper: Any = self._stepper
         timing, act = stepper.envs.timing, stepper.act
 
-        def timed_act(num_envs: int) -> Any:
+        def timed_act(*args: Any) -> Any:
             with timing.phase("policy"):
-                return act(num_envs)
+                return act(*args)
 
         stepper.settle()
         timing.enable()
@@ -239,12 +248,31 @@ class Runner:
         return steps, seconds
 
 
-def _make_envs(source: EnvSource, backend: Backend, num_envs: int) -> Any:
+def _workers_for(source: EnvSource, num_envs: int) -> dict[str, Any]:
+    """Return how many workers envs are to have: one each if they wait, which is tried out."""
+    from vecenv.probe import probe_env, run_apart  # of some backends only
+
+    with contextlib.suppress(Exception):  # making the envs for good says what is wrong
+        if run_apart(probe_env, [source.env_fn()], timeout=_PROBE_S).is_waiting:
+            return {"num_workers": num_envs}
+    return {}
+
+
+def _make_envs(source: EnvSource, backend: Backend, num_envs: int, options: dict[str, Any]) -> Any:
     """Make the envs of a backend."""
     if backend.takes == "compiled":
         return source.make_compiled(num_envs)
     env_fn = source.env_fn()
-    return backend.load()([env_fn] * num_envs) if backend.makes else env_fn()
+    if backend.stepping == "first-ready":
+        env_fn = partial(_with_mask_infos, env_fn)
+    return backend.load()([env_fn] * num_envs, **options) if backend.makes else env_fn()
+
+
+def _with_mask_infos(env_fn: Callable[[], Any]) -> Any:
+    """Make an env whose infos have its masks, as a method can't be asked at all times."""
+    env = env_fn()
+    has_method = any(map(env.has_wrapper_attr, METHODS)) and can_be_masked(env.action_space)
+    return MaskInfos(env) if has_method else env
 
 
 def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> None:

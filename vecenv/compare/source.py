@@ -46,6 +46,13 @@ class EnvSource(NamedTuple):
         """Whether `env_fn` makes any; otherwise all are stepped by compiled code."""
         return self.factory is not None or bool(self.spec and self.spec.entry_point)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `make_compiled` makes what `env_fn` does, and no twin."""
+        if self.spec is None:
+            return self.kernels is not None
+        return has_compiled_envs(self.spec, self.kwargs)
+
     def env_fn(self) -> Callable[[], Env]:
         """Return what makes one env, without Gymnasium's checker; it can be pickled.
 

@@ -1,6 +1,8 @@
 """Stepping one env, or a vector env, with random actions: what the backends do in a round.
 
-Every way of stepping counts env steps alike: a step on which autoreset resets is none.
+Every way of stepping counts env steps alike: a step on which autoreset resets is none. Actions are
+drawn beforehand; of envs that give masks they are drawn between steps, among those allowed. The
+clock stands still meanwhile, but where other envs go on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector.utils import batch_space
+
+from vecenv.core.random_actions import RandomActions
 
 __all__ = ["BatchStepper", "FirstReadyStepper", "LoopStepper", "RandomPolicy", "Stepper"]
 
@@ -47,13 +51,17 @@ class Stepper(Protocol):
 
 
 class RandomPolicy:
-    """Random actions drawn beforehand, and as much computing per call as a policy would do.
+    """Random actions, and as much computing per call as a policy would do.
 
     Args:
         space: Of one action.
         seed: Of the actions.
         policy_ms: Milliseconds of computing per call, by the clock of the thread.
         most: The largest batch that will be asked for.
+
+    Attributes:
+        allowed: What draws actions of envs that give masks; None if those in the ring will do.
+        drawing_s: Seconds that drawing these took, between steps.
     """
 
     def __init__(self, space: Space, seed: int, policy_ms: float, most: int) -> None:
@@ -66,6 +74,28 @@ class RandomPolicy:
         self._single = [space.sample() for _ in range(16 * _RING)]
         self._rings = {most: self._draw(most, _RING)}
         self._is_array = isinstance(self._rings[most][0], np.ndarray)
+        self.allowed: RandomActions | None = None
+        self.drawing_s = 0.0
+
+    def begin(self, envs: Any, results: tuple[Any, Any]) -> None:
+        """Heed the masks of envs, or of an env, that have been reset with these results."""
+        allowed = RandomActions(envs, self._seed)
+        allowed.see(*results)
+        self.allowed = allowed if allowed.are_masked else None
+
+    def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
+        """Note the results of a step of envs, or of these, if they give masks."""
+        if self.allowed is not None:
+            begin = perf_counter()
+            self.allowed.see(obs, infos, env_ids)
+            self.drawing_s += perf_counter() - begin
+
+    def _draw_allowed(self, env_ids: np.ndarray | None = None) -> Any:
+        assert self.allowed is not None
+        begin = perf_counter()
+        drawn = self.allowed(env_ids)
+        self.drawing_s += perf_counter() - begin
+        return drawn
 
     def _draw(self, count: int, length: int) -> list[Any]:
         space = batch_space(self._space, count)
@@ -76,13 +106,22 @@ class RandomPolicy:
         """Return an action for one env."""
         if self._busy_ns:
             self._compute()
+        if self.allowed is not None:
+            return self._draw_allowed()
         self._calls += 1
         return self._single[self._calls % len(self._single)]
 
-    def batch(self, count: int) -> Any:
-        """Return actions for `count` envs, which share memory with those of other calls."""
+    def batch(self, count: int, env_ids: np.ndarray | None = None) -> Any:
+        """Return actions for `count` envs, which share memory with those of other calls.
+
+        Args:
+            count: How many.
+            env_ids: Which envs these are, int64 (count,); None for all in order.
+        """
         if self._busy_ns:
             self._compute()
+        if self.allowed is not None:
+            return self._draw_allowed(env_ids)
         self._calls += 1
         if count == self._most:
             return self._rings[count][self._calls % _RING]
@@ -109,22 +148,26 @@ class LoopStepper:
         self._policy = policy
         self.episodes = np.zeros(1, np.int64)
         begin = perf_counter()
-        env.reset(seed=seed)
+        results = env.reset(seed=seed)
         self.reset_s = perf_counter() - begin
+        policy.begin(env, results)
 
     def prepare(self) -> None:
         """Nothing waits."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step `count` times; resets come on top, they are no steps."""
-        env, act, episodes = self.envs, self._policy.single, 0
+        env, policy, act, episodes = self.envs, self._policy, self._policy.single, 0
+        is_masked, drawing_s = policy.allowed is not None, policy.drawing_s
         begin = perf_counter()
         for _ in range(count):
-            _, _, terminated, truncated, _ = env.step(act())
+            obs, _, terminated, truncated, info = env.step(act())
             if terminated or truncated:
-                env.reset()
+                obs, info = env.reset()
                 episodes += 1
-        seconds = perf_counter() - begin
+            if is_masked:
+                policy.see(obs, info)
+        seconds = perf_counter() - begin - (policy.drawing_s - drawing_s)
         self.episodes += episodes
         return count, seconds
 
@@ -137,12 +180,14 @@ class _VectorStepper:
 
     def __init__(self, envs: Any, policy: RandomPolicy, seed: int, rows_per_call: int) -> None:
         self.envs, self.rows_per_call = envs, rows_per_call
-        self.act: Callable[[int], Any] = policy.batch
+        self.policy = policy
+        self.act: Callable[..., Any] = policy.batch
         self._ended = np.zeros(envs.num_envs, np.bool_)
         self.episodes = np.zeros(envs.num_envs, np.int64)
         begin = perf_counter()
-        envs.reset(seed=seed)
+        results = envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
+        policy.begin(envs, results)
 
 
 class BatchStepper(_VectorStepper):
@@ -156,13 +201,16 @@ class BatchStepper(_VectorStepper):
 
     def run(self, count: int) -> tuple[int, float]:
         """Step all envs `count` times."""
-        envs, act, num_envs = self.envs, self.act, self.rows_per_call
+        envs, policy, act, num_envs = self.envs, self.policy, self.act, self.rows_per_call
+        is_masked, drawing_s = policy.allowed is not None, policy.drawing_s
         flags = []
         begin = perf_counter()
         for _ in range(count):
-            _, _, terminations, truncations, _ = envs.step(act(num_envs))
+            obs, _, terminations, truncations, infos = envs.step(act(num_envs))
             flags.append((terminations, truncations))
-        seconds = perf_counter() - begin
+            if is_masked:
+                policy.see(obs, infos)
+        seconds = perf_counter() - begin - (policy.drawing_s - drawing_s)
         return self._count(flags), seconds
 
     def _count(self, flags: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
@@ -205,8 +253,13 @@ class FirstReadyStepper(_VectorStepper):
         return self._count(batches), seconds
 
     def _turn(self) -> Any:
-        batch = self.envs.recv(self.rows_per_call)
-        self.envs.send(self.act(len(batch.env_ids)), batch.env_ids)
+        batch = self._receive(self.rows_per_call)
+        self.envs.send(self.act(len(batch.env_ids), batch.env_ids), batch.env_ids)
+        return batch
+
+    def _receive(self, *count: int) -> Any:
+        batch = self.envs.recv(*count)
+        self.policy.see(batch.obs, batch.infos, batch.env_ids)
         return batch
 
     def _count(self, batches: Sequence[Any]) -> int:
@@ -221,5 +274,5 @@ class FirstReadyStepper(_VectorStepper):
     def settle(self) -> None:
         """Receive all that is in flight."""
         if self._num_in_flight:
-            self._count([self.envs.recv()])
+            self._count([self._receive()])
             self._num_in_flight = 0

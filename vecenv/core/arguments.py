@@ -7,8 +7,9 @@ from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
-__all__ = ["check_choice", "read_count", "read_timeout", "take_options"]
+__all__ = ["check_choice", "read_autoreset_mode", "read_count", "read_timeout", "take_options"]
 
 _Options = TypeVar("_Options")
 
@@ -63,6 +64,30 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """
     if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
+
+
+def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """Return the mode of an enum member, or of its name or value in any spelling.
+
+    Raises:
+        ValueError: There is no such mode.
+
+    Example:
+        >>> read_autoreset_mode("same_step"), read_autoreset_mode("NextStep")
+        (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.NEXT_STEP: 'NextStep'>)
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if isinstance(mode, str):
+        spelled = mode.rpartition(".")[2].replace("_", "").replace("-", "").replace(" ", "").lower()
+        for member in AutoresetMode:
+            if spelled == member.value.lower():
+                return member
+    known = ", ".join(repr(member.value) for member in AutoresetMode)
+    raise ValueError(
+        f"autoreset_mode is {mode!r}, expected one of {known} (or 'next_step', ... or a member of "
+        "gymnasium.vector.AutoresetMode)"
+    )
 
 
 def take_options(

@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
-from numba.np.arrayobj import get_itemsize, populate_array
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 _WORD_BYTES = 8
@@ -27,7 +25,7 @@ def _is_words(array):
 def _slot(context, builder, array_type, array, index):
     """Address of `array[index]`, unchecked."""
     words = context.make_array(array_type)(context, builder, array)
-    return cgutils.gep(builder, words.data, index)
+    return builder.gep(words.data, [index])
 
 
 @intrinsic
@@ -57,6 +55,36 @@ def store(typingctx, array, index, value):
     return types.none(array, types.intp, types.int64), codegen
 
 
+def new_array(context, builder, kind, address, lengths):
+    """Return the LLVM value of a C-contiguous array over memory at an address, which is not owned.
+
+    Args:
+        context: Numba's, as `codegen` gets it.
+        builder: Of the function that is compiled.
+        kind: Numba's type of the array.
+        address: Value, int64.
+        lengths: Values, int64, one for each axis.
+    """
+    array = context.make_array(kind)(context, builder)
+    stride = itemsize = address.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    count, strides = address.type(1), []
+    for length in reversed(lengths):
+        strides.insert(0, stride)
+        stride, count = builder.mul(stride, length), builder.mul(count, length)
+    array.data = builder.inttoptr(address, array.data.type)
+    array.shape, array.strides = _packed(builder, lengths), _packed(builder, strides)
+    array.nitems, array.itemsize = count, itemsize
+    array.meminfo, array.parent = (value.type(None) for value in (array.meminfo, array.parent))
+    return array._getvalue()
+
+
+def _packed(builder, numbers):
+    packed = ir.Constant(ir.ArrayType(numbers[0].type, len(numbers)), ir.Undefined)
+    for k, number in enumerate(numbers):
+        packed = builder.insert_value(packed, number, k)
+    return packed
+
+
 def _read_modify_write(operation, array):
     def codegen(context, builder, signature, args):
         pointer = _slot(context, builder, signature.args[0], args[0], args[1])
@@ -84,10 +112,7 @@ def pause(typingctx):
     def codegen(context, builder, signature, args):
         if _HAS_PAUSE:
             kind = ir.FunctionType(ir.VoidType(), [])
-            instruction = cgutils.get_or_insert_function(
-                builder.module, kind, "llvm.x86.sse2.pause"
-            )
-            builder.call(instruction, [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
         return context.get_dummy_value()
 
     return types.none(), codegen
@@ -117,22 +142,8 @@ def array_at(typingctx, address, shape, dtype):
     array_type = types.Array(dtype.dtype, len(shape), "C")
 
     def codegen(context, builder, signature, args):
-        array = context.make_array(array_type)(context, builder)
-        itemsize = get_itemsize(context, array_type)
-        strides, stride = [], cgutils.intp_t(itemsize)
-        lengths = cgutils.unpack_tuple(builder, args[1])
-        for length in reversed(lengths):
-            strides.insert(0, stride)
-            stride = builder.mul(stride, length)
-        populate_array(
-            array,
-            data=builder.inttoptr(args[0], array.data.type),
-            shape=lengths,
-            strides=strides,
-            itemsize=cgutils.intp_t(itemsize),
-            meminfo=None,
-        )
-        return array._getvalue()
+        lengths = [builder.extract_value(args[1], k) for k in range(len(shape))]
+        return new_array(context, builder, array_type, args[0], lengths)
 
     shape_type = types.UniTuple(types.intp, len(shape))
     return array_type(types.int64, shape_type, dtype), codegen

@@ -20,34 +20,10 @@ from vecenv.core.infos import add_info, copy_value
 from vecenv.core.rows import Allocate, ObservationRows, aligned_zeros
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
-__all__ = ["EnvGroup", "StepRows", "read_autoreset_mode"]
+__all__ = ["EnvGroup", "StepRows", "blame"]
 
 # What the fast assignments into memoryviews and arrays raise for values that need converting.
 _NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
-
-
-def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    """Return the mode of an enum member, or of its name or value in any spelling.
-
-    Raises:
-        ValueError: There is no such mode.
-
-    Example:
-        >>> read_autoreset_mode("same_step"), read_autoreset_mode("NextStep")
-        (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.NEXT_STEP: 'NextStep'>)
-    """
-    if isinstance(mode, AutoresetMode):
-        return mode
-    if isinstance(mode, str):
-        spelled = mode.rpartition(".")[2].replace("_", "").replace("-", "").replace(" ", "").lower()
-        for member in AutoresetMode:
-            if spelled == member.value.lower():
-                return member
-    known = ", ".join(repr(member.value) for member in AutoresetMode)
-    raise ValueError(
-        f"autoreset_mode is {mode!r}, expected {known} (or 'next_step', ... or a member of "
-        "gymnasium.vector.AutoresetMode)"
-    )
 
 
 class StepRows:
@@ -146,7 +122,7 @@ class EnvGroup:
                 try:
                     self.enter(infos, info, index, num_envs)
                 except Exception as error:
-                    _blame(error, index, f"This came from the info of env {index}, in reset.")
+                    blame(error, index, f"This came from the info of env {index}, in reset.")
                     raise
         return infos
 
@@ -176,7 +152,7 @@ class EnvGroup:
                     " An env's method is `def reset(self, *, seed=None, options=None)`, which "
                     "calls `super().reset(seed=seed)`."
                 )
-            _blame(error, index, note)
+            blame(error, index, note)
             raise
         return info
 
@@ -230,7 +206,7 @@ class EnvGroup:
                 if info:
                     enter(infos, info, index, len(self.envs))
         except BaseException as error:
-            _blame(error, index, f"This came from env {index} of {len(self.envs)}.")
+            blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
         return infos
 
@@ -291,7 +267,7 @@ class EnvGroup:
             )
 
 
-def _blame(error: BaseException, index: int, note: str) -> None:
+def blame(error: BaseException, index: int, note: str) -> None:
     """Say in an exception which env raised it: to programs as `env_index`, to readers in a note."""
     vars(error)["env_index"] = index
     if isinstance(error, Exception):

@@ -12,8 +12,8 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
-from vecenv.core.arguments import read_timeout
-from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode, read_timeout
+from vecenv.core.autoreset import EnvGroup, StepRows
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
 from vecenv.core.masks import (
@@ -90,7 +90,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
     - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
       who is ready first;
-    - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
+    - `allocate(shape, dtype)` returns memory for such a slot, where the envs are;
     - `action_masks()` returns which actions the envs allow;
     - `timing` says where the time goes.
 
@@ -212,7 +212,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             else:
                 with self.timing.call(SEND):
                     self._send(self._actions.check(actions, ids), ids)
-                    self.timing.log.note_sent(ids)
             self._calls.mark_sent(ids)
         except BaseException:
             self._calls.settle()
@@ -254,7 +253,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             else:
                 with self.timing.call(RECV):
                     batch = self._recv(count, most, timeout)
-                    self.timing.log.note_received(batch.env_ids)
+                    self.timing.log.note_rows(len(batch.env_ids))
             self._calls.mark_received(batch.env_ids)
         except BaseException:
             self._calls.settle()
@@ -315,7 +314,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return mask_width(self.single_action_space)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, that this backend can write into without a copy."""
+        """Return zeroed memory, the caller's, for slots of `step(out=...)`, where the envs are."""
         return aligned_zeros(shape, dtype)
 
     def state_dict(self) -> dict[str, Any]:
@@ -393,10 +392,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting
-
-    def _taking_infos(self) -> AbstractContextManager[None]:
-        """Return a context in which the call that is logged receives and batches infos."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.taking_infos
 
     def _begin_stamps(self) -> EnvStamps | int | None:
         """Begin to stamp env steps; see `TimedEnvs`."""

@@ -39,8 +39,10 @@ _copied_from: list[int] = []  # in a process that an env has forked: the worker 
 def leave_when_copied() -> None:
     """Let processes that envs fork end when they leave the env's code, in a worker.
 
-    Each is a copy of the worker, which would report its `sys.exit` or exception as the env's.
+    Each is a copy of the worker, which would report its `sys.exit` or exception as the env's. A
+    worker that an env's own vector env has forked is none.
     """
+    _copied_from.clear()
     worker = os.getpid()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _copied_from.append(worker))

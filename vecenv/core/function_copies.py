@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from numba.core.dispatcher import Dispatcher
+from numba.extending import is_jitted
 
 __all__ = ["FIXED_PACKAGES", "Copies", "closed_over", "names_in", "python_function"]
 
@@ -64,7 +64,7 @@ class Copies:
             value: Anything; what has no functions in it is passed to `convert`.
             names: Attributes that may be read from it, if it is a module.
         """
-        if isinstance(value, Dispatcher):
+        if is_jitted(value):
             return self._function(value, python_function(value))
         if isinstance(value, types.FunctionType) and self._with_plain:
             return self._function(value, value)

@@ -1,122 +1,103 @@
 """A worker ends when its caller is gone, and what its envs have started ends with the worker.
 
 The kernel, or a thread where it can't, kills a worker whose caller is gone. What envs start, game
-servers for example, is in the worker's process group. As soon as a worker has children, a process
-of a few lines watches it from outside of the group, and ends the group when the worker is gone: by
-whatever way, so also when the caller was killed. A worker without children has no watcher.
+servers for example, is in the worker's process group, which the caller ends, and when it is gone,
+a process of a few lines that has waited for that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
+from vecenv.core.interrupts import interrupts_later
 from vecenv.machine import is_portable
 
-__all__ = ["Family", "end_with_caller"]
+__all__ = ["Watcher", "end_group", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
+_GROUP_S = 0.2  # between SIGTERM and SIGKILL
 _LOOK_S = 0.25  # between looks after the caller, where it can't be waited for
-# By module: the functions by which Python starts processes, but for forks, which have hooks.
-_STARTERS = (
-    ("subprocess", "_fork_exec"),
-    ("_posixsubprocess", "fork_exec"),
-    ("os", "posix_spawn"),
-    ("os", "posix_spawnp"),
-    ("os", "system"),
-)
 _WATCHER = """
-import os, select, signal, sys, time
-worker = int(sys.argv[1])
-try:
-    file = os.pidfd_open(worker)
-    if os.getppid() == worker:
-        select.select([file], [], [])
-except (AttributeError, OSError):
-    while os.getppid() == worker:
-        time.sleep(0.1)
-try:
-    os.killpg(worker, signal.SIGTERM)
-    for _ in range(50):
-        time.sleep(0.01)
-        os.killpg(worker, 0)
-    os.killpg(worker, signal.SIGKILL)
-except OSError:
-    pass
+import os, signal, sys, time
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for number in (signal.SIGTERM, 0, signal.SIGKILL):
+    for _ in range(1 if number else 50):
+        for group in list(groups):
+            try:
+                os.killpg(group, number)
+            except OSError:
+                groups.discard(group)
+        if groups and not number:
+            time.sleep(0.01)
 """
 
 
-class Family:
-    """The processes that a worker's envs start; they end with the worker.
+class Watcher:
+    """Ends what envs have started when this process is gone: the process groups of its workers.
 
-    Those that make a session of their own (`start_new_session=True`) are let go.
+    It is a process of a few lines, as nothing else is left then. Processes that make a session of
+    their own (`start_new_session=True`) are let go.
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._watcher: Any = None
-        self._has_group = hasattr(os, "setpgid")
-        if self._has_group:
-            try:
-                os.setpgid(0, 0)
-            except OSError:  # a session's leader has a group of its own
-                self._has_group = os.getpgrp() == self._pid
-        if self._has_group:  # which Windows has not
-            os.register_at_fork(before=self._note)
-            for module, name in _STARTERS:
-                self._note_calls(importlib.import_module(module), name)
+        self._process: subprocess.Popen | None = None
 
-    def _note_calls(self, module: Any, name: str) -> None:
-        """Have the family watched before a function of a module is called for the first time.
+    def start(self) -> None:
+        """Start the process, which `close` ends."""
+        if hasattr(os, "killpg"):  # which Windows has not
+            with interrupts_later():  # or nobody knows of it
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _WATCHER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                    bufsize=0,
+                )
 
-        An audit hook would be told of all of them too, but also of every `id()` and other things
-        that envs do all the time: `copy.deepcopy` takes many times as long with one.
-        """
-        start = getattr(module, name, None)
-        if start is None:  # in this version of Python
-            return
+    def tell(self, sign: str, pid: int) -> None:
+        """Tell it of a worker that has been started ("+"), or has been ended with its group."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # somebody has killed it
+                self._process.stdin.write(f"{sign}{pid}\n".encode())
 
-        @functools.wraps(start)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._note()
-            return start(*args, **kwargs)
+    def close(self) -> None:
+        """End it, when all workers have ended."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
-        setattr(module, name, noted)
+    def leave_to_parent(self) -> None:
+        """Let go of it in a fork."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.returncode = 0  # or it would warn that a process is still running
 
-    def _note(self) -> None:
-        if self._watcher is None and os.getpid() == self._pid:
-            self._watch()
 
-    def look(self) -> None:
-        """Have the children watched, if there are some that compiled code has started."""
-        if self._watcher is None and self._has_group:
-            try:
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except (AttributeError, OSError):
-                return  # there are none, or this system can't tell
-            self._watch()
-
-    def _watch(self) -> None:
-        import subprocess
-
-        self._watcher = ()  # starting it is a start as well
-        none = subprocess.DEVNULL
-        with contextlib.suppress(Exception):  # envs matter more
-            self._watcher = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WATCHER, str(self._pid)],
-                stdin=none,
-                stdout=none,
-                stderr=none,
-                cwd="/",
-                start_new_session=True,
-            )
+def end_group(pid: int) -> None:
+    """End what a worker, which has ended itself or was killed, has started and left behind."""
+    if not hasattr(os, "killpg"):  # which Windows has not
+        return
+    give_up = time.monotonic() + _GROUP_S
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
+        while time.monotonic() < give_up:
+            time.sleep(0.005)
+            os.killpg(pid, 0)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
@@ -158,9 +139,9 @@ def _watch(caller_pid: int) -> None:
         ended.register(file, select.POLLIN)
         ended.poll()
     elif sys.platform == "win32":
-        from multiprocess.process import parent_process
+        import multiprocess
 
-        caller = parent_process()
+        caller = multiprocess.parent_process()  # type: ignore[attr-defined]  # multiprocess has no types
         if caller is not None:
             caller.join()
     else:

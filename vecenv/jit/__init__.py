@@ -1,18 +1,21 @@
 """Environments written as Numba functions, run by the thousand; see docs/compiled_envs.md."""
 
-from vecenv.fingerprint import cached_njit
+from vecenv.core.compiling import cached_njit
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.failures import KernelCompileError
+from vecenv.jit.failures import KernelCompileError, KernelResultError
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.interpreted import KernelIndexError
 from vecenv.jit.kernels import EnvKernels, pack_record
+from vecenv.jit.single import JitEnv
 
 __all__ = [
     "AgentsOf",
     "EnvKernels",
+    "JitEnv",
     "JitVectorEnv",
     "KernelCompileError",
     "KernelIndexError",
+    "KernelResultError",
     "cached_njit",
     "pack_record",
 ]

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import from_dtype, njit
+from numba import NumbaExperimentalFeatureWarning, from_dtype, njit
 from numba import types as numba_types
-from numba.core.errors import NumbaExperimentalFeatureWarning
 
+from vecenv.core.announcing import announced
+from vecenv.core.compiling import cached_njit, fingerprint, is_jit_off, is_lasting
 from vecenv.core.masks import mask_width
-from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off, is_lasting
 from vecenv.jit import driver, episodes
+from vecenv.jit.allocations import warn_of_allocations
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
 from vecenv.jit.failures import ARGUMENTS, explain
+from vecenv.jit.foreign_draws import refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
 from vecenv.jit.kernels import EnvKernels
@@ -33,6 +35,7 @@ __all__ = [
     "bound_scope",
     "constants_of",
     "functions_of",
+    "play_episodes",
     "rebound",
     "tidy",
     "uncompiled",
@@ -96,11 +99,13 @@ def bind_loop(
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
         KernelIndexError: A kernel uses an index out of range; found by the dry run.
-        KernelCompileError: A kernel failed to compile or returns a wrong type.
+        KernelResultError: A kernel returns something wrong or leaves memory unwritten; likewise.
+        KernelCompileError: A kernel failed to compile, returns a wrong type, or draws random
+            numbers from elsewhere than its env's stream.
     """
     is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
     dry_run = dry_run and not debug and not is_jit_off()
-    constants = constants_of(kernels, None if params is None else params.dtype)
+    constants = constants_of(kernels, _dtype(params))
     own = {name: getattr(kernels, name) for name in ARGUMENTS}
     functions = functions_of(kernels)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
@@ -112,12 +117,14 @@ def bind_loop(
         for one in function.values() if isinstance(function, Mapping) else [function]:
             if one is not None:
                 _check_arguments(kernels, name, one, params is not None)
+    refuse_foreign_draws(kernels, functions)
     run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
     has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
-    loop = Loop(interpretable(run_rows) if has_python else None, None, set())
+    loop = Loop(interpretable(run_rows, kernels) if has_python else None, None, set())
     if dry_run:
         _try_out(loop, kernels, params, max_episode_steps)
     if is_compiled:
+        warn_of_allocations(kernels)
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
     # Without the compiler, Python code may close over what the fingerprint does not know.
     if not is_jit_off() and is_lasting(key[0]):
@@ -134,6 +141,30 @@ def _try_out(
         return
     try_out(kernels, loop.run_rows, params, max_episode_steps)
     loop.tried.add(key)
+
+
+def play_episodes(
+    kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int, seconds: float
+) -> int | None:
+    """Play whole episodes of one env in Python, which checks indices.
+
+    Returns:
+        How many have ended after `seconds`, at most NUM_EPISODES; None if the kernels are part of
+        this package, which are not played.
+
+    Raises:
+        KernelIndexError, KernelResultError: What was found.
+    """
+    loop = bind_loop(kernels, params, max_episode_steps=max_episode_steps, debug=True)
+    assert loop.run_rows is not None
+    functions, constants = functions_of(kernels), constants_of(kernels, _dtype(params))
+    if not calls_users_code(bound_scope(functions, constants, lambda one: one)["run_rows"]):
+        return None
+    return try_out(kernels, loop.run_rows, params, max_episode_steps, seconds)
+
+
+def _dtype(params: np.ndarray | None) -> np.dtype | None:
+    return None if params is None else params.dtype
 
 
 def functions_of(kernels: EnvKernels) -> dict[str, Any]:
@@ -166,7 +197,13 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
     scope = bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
     attend = cached_njit(rebound(driver.attend, scope), nogil=True)
     try:
-        _compile_or_load(attend)
+        with announced(
+            kernels.name,
+            functions.values(),
+            is_compiling=lambda: bool(attend.stats.cache_misses),
+            is_kept=lambda: attend._cache.cache_path is not None,
+        ):
+            _compile_or_load(attend)
     except Exception as error:  # Numba lets KeyError and others through
         explain(kernels, compiled, constants, error)
     attend.disable_compile()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.drawing import draw_stroke, new_picture
+from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import uniform
@@ -83,7 +83,7 @@ CARTPOLE = EnvKernels(
 class CartPoleVectorEnv(JitVectorEnv):
     """Many CartPoles; `options` as for `JitVectorEnv`."""
 
-    metadata: dict[str, Any] = {"render_fps": round(1 / STEP_SECONDS)}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
         super().__init__(CARTPOLE, num_envs, max_episode_steps=max_episode_steps, **options)

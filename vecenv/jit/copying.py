@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import overload
 
@@ -91,7 +90,7 @@ def _copy_vector(typingctx, source, source_start, target, target_start, count):
         for array_type, array, start in ((source, args[0], args[1]), (target, args[2], args[3])):
             vector = ir.VectorType(context.get_data_type(array_type.dtype), count.literal_value)
             first = context.make_array(array_type)(context, builder, array).data
-            place = cgutils.gep(builder, first, start)
+            place = builder.gep(first, [start])
             addresses.append((builder.bitcast(place, vector.as_pointer()), vector))
         (place, _), (to, vector) = addresses
         numbers = builder.load(place, align=given.bitwidth // 8)

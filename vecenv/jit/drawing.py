@@ -2,9 +2,10 @@
 
 import numpy as np
 
-__all__ = ["WHITE", "draw_stroke", "enlarge", "new_picture"]
+__all__ = ["PICTURES", "WHITE", "draw_stroke", "enlarge", "new_picture"]
 
 WHITE = (255, 255, 255)
+PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn by this
 Point = tuple[float, float]  # x to the right, y downwards, in pixels
 Color = tuple[int, int, int]
 

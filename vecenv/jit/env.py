@@ -14,9 +14,9 @@ from gymnasium import logger
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_count
-from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
@@ -24,10 +24,9 @@ from vecenv.core.seeding import Seed
 from vecenv.core.slots import Outputs, SlotCheck
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
-from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
 from vecenv.jit.arrays import ActionReader, new_outputs
-from vecenv.jit.binding import Loop, bind_loop
+from vecenv.jit.binding import Loop, bind_loop, play_episodes
 from vecenv.jit.episodes import (
     DISABLED,
     MASK,
@@ -55,14 +54,6 @@ _RENDER_FPS = 10
 _NUM_EMPTY = 20  # compiled calls that do nothing, to measure the time of stamping itself
 _MAX_SEED = 2**64 - 1
 _BOOL = np.dtype(np.bool_)
-# Layout of states saved by older versions, which counted steps in 32 bits.
-_NARROW_RUN_DTYPE = np.dtype(
-    [
-        (name, np.int32 if name in {"episode_length", "last_length"} else RUN_DTYPE[name])
-        for name in RUN_DTYPE.names or ()
-    ],
-    align=True,
-)
 _seed_streams = cached_njit(random.seed_streams)
 _alive: weakref.WeakValueDictionary[int, JitVectorEnv] = weakref.WeakValueDictionary()  # by id
 
@@ -92,13 +83,15 @@ class JitVectorEnv(VecEnv):
         debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
             and an IndexError for every index out of range.
         dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
-            indices (where these steps reach them) before compiled code uses them.
+            indices (where these steps reach them), wrong results of `step`, and memory left
+            unwritten, before compiled code uses them.
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.
         NoActionMaskError: `mask_infos`, and there is no `action_mask` kernel.
         KernelIndexError: A kernel uses an index that is out of range.
-        KernelCompileError: A kernel can't be compiled.
+        KernelResultError: A kernel returns something wrong, or leaves `out` or fields unwritten.
+        KernelCompileError: A kernel can't be compiled, or draws from `numpy.random` or `random`.
 
     Attributes:
         agents_class: Of a subclass in which one agent plays all: the subclass of the same games
@@ -322,6 +315,24 @@ class JitVectorEnv(VecEnv):
         self._run_without_actions(RESET, len(env_ids), obs=obs, env_ids=env_ids)
         self._count_over()
         return obs
+
+    def play_in_python(self, seconds: float) -> int | None:
+        """Play whole episodes of one separate env in plain Python, where indices are checked.
+
+        The envs themselves are left alone. `vecenv.check_vector_env` calls it.
+
+        Args:
+            seconds: At most so long; three episodes otherwise, with random actions.
+
+        Returns:
+            How many episodes have ended; None of bundled kernels, which are not played.
+
+        Raises:
+            KernelIndexError: An index is out of range; names file and line.
+            KernelResultError: `step` returns something wrong.
+        """
+        limit = NO_LIMIT if self.max_episode_steps is None else self.max_episode_steps
+        return play_episodes(self.kernels, self._params, min(limit, NO_LIMIT), seconds)
 
     def require_masks(self) -> None:
         """Raise NoActionMaskError unless there is an `action_mask` kernel."""
@@ -604,7 +615,11 @@ def _with_rendering(
         metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
     if "render_modes" in metadata and render_mode not in (None, *metadata["render_modes"]):
         modes = ", ".join(metadata["render_modes"])
-        raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}")
+        hint = "; with the command vecenv by --gif FILE or --html FILE"
+        raise ValueError(
+            f"render_mode is {render_mode!r}, expected one of {modes}"
+            f"{hint if render_mode == 'ansi' else ''}"
+        )
     return metadata
 
 
@@ -675,15 +690,14 @@ def read_state(
             name: str = name,
             expected: np.dtype = expected,
         ) -> bool:
-            is_narrow = name == "runs" and dtype == _NARROW_RUN_DTYPE
-            if shape == (num_envs,) and (dtype == expected or is_narrow):
+            if shape == (num_envs,) and dtype == expected:
                 return True
             raise ValueError(
                 f"state[{name!r}] has shape {shape} and dtype {dtype}, "
                 f"expected {(num_envs,)} and {expected}: {num_envs} envs of the same kind"
             )
 
-        found.append(read_entry(state, name, accepts).astype(expected, copy=False))
+        found.append(read_entry(state, name, accepts))
     return found[0], found[1]
 
 

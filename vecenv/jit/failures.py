@@ -17,12 +17,12 @@ import numba
 from numba import from_dtype
 from numba import types as numba_types
 
+from vecenv.core.compiling import fresh_njit
 from vecenv.core.function_copies import Copies, python_function
-from vecenv.fingerprint import fresh_njit
 from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["ARGUMENTS", "KernelCompileError", "explain"]
+__all__ = ["ARGUMENTS", "KernelCompileError", "KernelResultError", "explain", "reached"]
 
 ARGUMENTS = {
     "reset": ("state", "rng"),
@@ -54,7 +54,7 @@ _END = ("File ", "During:")
 
 
 class KernelCompileError(RuntimeError):
-    """A kernel can't be compiled; begins with the file, the line and the reason.
+    """A kernel can't be compiled, or must not be; begins with the file, the line and the reason.
 
     Attributes:
         filename: File of the kernel, or of the function that it calls, with the line at fault.
@@ -69,6 +69,20 @@ class KernelCompileError(RuntimeError):
         self.filename = filename
         self.lineno = lineno
         self.numba_message = numba_message
+
+
+class KernelResultError(RuntimeError):
+    """A kernel returns something else than it must, or leaves memory unwritten that it must write.
+
+    Attributes:
+        filename: File of the kernel.
+        lineno: Line at fault; the first one of the kernel if it lacks one.
+    """
+
+    def __init__(self, message: str, filename: str = "", lineno: int = 0) -> None:
+        super().__init__(message)
+        self.filename = filename
+        self.lineno = lineno
 
 
 class _Place(NamedTuple):
@@ -175,7 +189,7 @@ def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> No
     instructions = list(dis.get_instructions(step))
     line = step.__code__.co_firstlineno
     for one, after in itertools.pairwise(instructions):
-        line = one.starts_line or line
+        line = _line_of(one) or line
         if one.opname == "BUILD_TUPLE" and one.arg == 5 and after.opname == "RETURN_VALUE":
             _refuse_result(kernels, step, "five values", line, text)
 
@@ -189,7 +203,7 @@ def _check_step_result(kernels: EnvKernels, step: types.FunctionType, returned: 
     text = "five values" if len(parts) == 5 else str(returned)
     line = step.__code__.co_firstlineno
     for one in dis.get_instructions(step):
-        line = one.starts_line or line
+        line = _line_of(one) or line
     _refuse_result(kernels, step, text, line, "")
 
 
@@ -216,7 +230,7 @@ def _place_and_reason(
     failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
 ) -> tuple[_Place, str]:
     """Return the line at fault and the reason."""
-    functions = list(_reached(kernel))
+    functions = list(reached(kernel))
     own = python_function(kernel).__code__
     place = _named_place(text, functions)
     if isinstance(failure, KeyError):  # Numba looks a field up
@@ -230,13 +244,25 @@ def _place_and_reason(
             place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
         elif (found := _UNTYPED.search(text)) is not None:
             reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
+    arrays = [name for name, (kind, *_) in constants["STATE_DTYPE"].fields.items() if kind.subdtype]
+    if not reason or "to nestedarray(" in reason:
+        for name in arrays:
+            stored = _line_with(name, functions, ("STORE_ATTR",))
+            if stored is not None and place in (None, stored):
+                place = stored
+                reason = (
+                    f"the field {name!r} is an array, which is not replaced by another value: "
+                    f"write into it, state.{name}[:] = ..., or entry by entry in a loop"
+                )
+                break
+    reason = reason or f"Numba says no more than {type(failure).__name__}"
     if place is None and (found := _BUILT_IN.search(text)) is not None:
         # numba-cuda does not always say where.
         place = _line_with(found[1], functions, ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
     return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
 
 
-def _reached(kernel: Any) -> Iterator[types.FunctionType]:
+def reached(kernel: Any) -> Iterator[types.FunctionType]:
     """Yield the kernel and the functions it calls, without those of this package or Numba."""
     found: list[types.FunctionType] = []
 
@@ -244,7 +270,7 @@ def _reached(kernel: Any) -> Iterator[types.FunctionType]:
         found.append(copy)
         return copy
 
-    Copies(note).copy(kernel)
+    Copies(note, with_plain=True).copy(kernel)
     return (one for one in found if not one.__code__.co_filename.startswith(_FOREIGN))
 
 
@@ -275,10 +301,15 @@ def _line_with(
     for function in functions:
         line = function.__code__.co_firstlineno
         for one in dis.get_instructions(function):
-            line = one.starts_line or line
+            line = _line_of(one) or line
             if one.opname in operations and one.argval == name:
                 return _Place(function.__code__.co_filename, line, function.__name__)
     return None
+
+
+def _line_of(instruction: dis.Instruction) -> int | None:
+    """Return its line; `starts_line` is a number before Python 3.13 and a bool from then on."""
+    return instruction.positions.lineno if instruction.positions else None
 
 
 def _plain(error: Exception) -> str:

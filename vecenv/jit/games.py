@@ -15,10 +15,10 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector.utils import batch_space
 from numba import njit
-from numba.core.dispatcher import Dispatcher
+from numba.extending import is_jitted
 
+from vecenv.core.compiling import cached_njit
 from vecenv.core.masks import can_be_masked, mask_width
-from vecenv.fingerprint import cached_njit
 from vecenv.jit.episodes import array_row, scalar_row
 
 __all__ = [
@@ -266,7 +266,7 @@ def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
 
 def as_njit(function: Any) -> Any:
     """Compile a plain function; a division by zero gives inf or NaN, as kernels must not raise."""
-    return function if isinstance(function, Dispatcher) else njit(function, error_model="numpy")
+    return function if is_jitted(function) else njit(function, error_model="numpy")
 
 
 def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import ctypes
 import linecache
 import logging
-import random
 import re
+import sys
 import threading
 import time
 import traceback
@@ -22,17 +22,21 @@ from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from gymnasium.spaces import Discrete
+from numba import njit
 
 from vecenv.core.function_copies import FIXED_PACKAGES, Copies
 from vecenv.core.masks import mask_width, sample_actions
 from vecenv.core.rows import aligned_zeros
 from vecenv.jit.episodes import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
+from vecenv.jit.failures import KernelResultError
 from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.leftovers import Trial, find_leftovers
 
 __all__ = [
     "KernelIndexError",
     "WideArray",
     "calls_users_code",
+    "checked_in_trials",
     "interpretable",
     "try_out",
 ]
@@ -40,8 +44,9 @@ __all__ = [
 _logger = logging.getLogger("vecenv")
 _NUM_STEPS = 64  # of a dry run
 _MIN_STEPS = 8
+NUM_EPISODES = 3  # that are played whole
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
-_LIMIT_SECONDS = 0.5  # any dry run is stopped after this time
+_LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
 # Until it is stopped once more, as what is raised in a callback from C code (LLVM's) is lost; not
 # soon, as that would cut off what the thread does at its end.
 _STOP_SECONDS = (1.5, 0.5)
@@ -55,7 +60,7 @@ class KernelIndexError(IndexError):
         lineno: Line with the index.
     """
 
-    def __init__(self, message: str, filename: str, lineno: int) -> None:
+    def __init__(self, message: str, filename: str = "", lineno: int = 0) -> None:
         super().__init__(message)
         self.filename = filename
         self.lineno = lineno
@@ -178,7 +183,9 @@ for _name in (
         setattr(_Int64, _full, _wrapping(_full))
 for _full in ("__neg__", "__pos__", "__abs__", "__invert__"):
     setattr(_Int64, _full, _wrapping(_full))
-_here = threading.local()  # `wraps`: whether narrow integers are `_Int64` in this thread
+_here = (
+    threading.local()
+)  # In this thread: `wraps`, whether narrow integers are `_Int64`; `is_trial`
 
 
 def _fitting(value: Any, dtype: np.dtype) -> Any:
@@ -195,12 +202,34 @@ def _fitting(value: Any, dtype: np.dtype) -> Any:
     return value
 
 
-def interpretable(run_rows: Any) -> Callable[..., Any]:
+def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[..., Any]:
     """Return the loop over envs as plain Python, with all functions that it calls.
 
-    It takes a `Batch` of plain arrays, the first row and the end of the rows.
+    It takes a `Batch` of plain arrays, the first row and the end of the rows. What the `step` of
+    `kernels` returns is checked.
     """
-    copies = Copies(lambda found, copy: copy, convert=_wide_constant, with_plain=True)
+    own_step = None if kernels is None else getattr(kernels.step, "py_func", kernels.step)
+    name = "" if kernels is None else kernels.name
+
+    def step_problem(_: str, result: Any, *args: Any) -> str | None:
+        if _is_step_result(result):
+            return None
+        came = "None (this branch ends without `return`)"
+        if result is not None:
+            came = f"({', '.join(map(_kind, result))})"
+        return (
+            f"{name}: kernel step returns {came} here; expected a tuple (reward, terminated, "
+            "truncated) of a number and two bools"
+        )
+
+    def remake(found: Any, copy: types.FunctionType) -> Any:
+        if own_step is not None and getattr(found, "py_func", found) is own_step:
+            return _checked(copy, own_step, step_problem)
+        if (check := getattr(found, "check_in_trials", None)) is not None:
+            return _checked(copy, *check, only_in_trials=True)
+        return copy
+
+    copies = Copies(remake, convert=_wide_constant, with_plain=True)
     loop = copies.copy(run_rows)
 
     def run(batch: Batch, start: int, stop: int) -> int:
@@ -221,6 +250,96 @@ def interpretable(run_rows: Any) -> Callable[..., Any]:
                 raise
 
     return run
+
+
+def checked_in_trials(author: Any, problem: Callable[..., str | None]) -> Any:
+    """Return a compiled function like one of a user's, whose results are checked in trials.
+
+    There it raises KernelResultError if there is a problem, with the line of `author`.
+
+    Args:
+        author: Compiled function.
+        problem: Called with the name of `author`, its result and its arguments; returns what is
+            wrong, or None.
+    """
+
+    def call(*args):
+        return author(*args)
+
+    compiled: Any = njit(call)
+    compiled.check_in_trials = (getattr(author, "py_func", author), problem)
+    return compiled
+
+
+def _checked(
+    call: Callable[..., Any],
+    author: types.FunctionType,
+    problem: Callable[..., str | None],
+    *,
+    only_in_trials: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that refuses its results where there is a problem.
+
+    Raises:
+        KernelResultError: What the problem is, with the line of `author` that returned it.
+    """
+
+    def checked(*args: Any) -> Any:
+        if only_in_trials and not getattr(_here, "is_trial", False):
+            return call(*args)
+        records = [arg for arg in args[:3] if isinstance(arg, Record)]  # params do not change
+        before = [record._void.copy() for record in records]
+        result = call(*args)
+        text = problem(author.__name__, result, *args)
+        if text is None:
+            return result
+        for record, kept in zip(records, before, strict=True):
+            for field in kept.dtype.names:
+                record._void[field] = kept[field]
+        file, line = author.__code__.co_filename, _returning_line(author.__code__, call, *args)
+        source = linecache.getline(file, line, author.__globals__).strip()
+        raise KernelResultError(
+            f"{file}:{line}, in {author.__name__}\n    {source}\n{text}", file, line
+        )
+
+    return checked
+
+
+def _kind(value: Any) -> str:
+    return "array" if isinstance(value, np.ndarray) else type(value).__name__.lstrip("_").lower()
+
+
+def _is_step_result(result: Any) -> bool:
+    """Whether compiled code reads a result of `step` as it was meant, or refuses it itself."""
+    if result is None:
+        return False
+    if not isinstance(result, tuple) or len(result) != 3:
+        return True  # which can't be unpacked or compiled
+    reward, *flags = (
+        one[()] if isinstance(one, np.ndarray) and one.ndim == 0 else one for one in result
+    )
+    is_flag = [isinstance(one, bool | np.bool_) for one in flags]
+    are_whole = all(isinstance(one, bool | np.bool_ | int | np.integer) for one in flags)
+    if isinstance(reward, bool | np.bool_):
+        return all(is_flag)
+    return are_whole and isinstance(reward, int | float | np.number)
+
+
+def _returning_line(code: types.CodeType, function: Callable[..., Any], *args: Any) -> int:
+    """Call a function once more, and return the line at which this code in it returns."""
+    lines = [code.co_firstlineno]
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is code:
+            lines.append(frame.f_lineno)
+
+    outer = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(outer)
+    return lines[-1]
 
 
 def _wide_constant(value: Any) -> Any:
@@ -284,34 +403,51 @@ def try_out(
     loop: Callable[..., Any],
     params: np.ndarray | None,
     max_episode_steps: int,
-) -> None:
-    """Run one separate env for a few steps in Python, to find indices that are out of range.
+    seconds: float | None = None,
+) -> int:
+    """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
 
-    Kernels that Python or NumPy can't run, or not in half a second, are left to the compiler. The
-    states of the generators of NumPy and Python are restored: compiled code draws from others.
+    These are indices out of range, wrong results of `step`, and memory that is left unwritten.
+
+    Kernels that Python or NumPy can't run, or not in half a second, are left to the compiler.
 
     Args:
         kernels: The kind of env.
         loop: Its loop, from `interpretable`.
         params: (1,) parameter record, which is copied, or None.
         max_episode_steps: Limit of an episode; NO_LIMIT for none.
+        seconds: Play `NUM_EPISODES` whole episodes, for at most so long, instead of a few steps.
+
+    Returns:
+        How many episodes have ended.
 
     Raises:
         KernelIndexError: An index is out of range; names file and line.
+        KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
     """
-    copied = None if params is None else params.copy()
-    error = _failure(kernels, loop, copied, max_episode_steps)
+
+    def play(trial: Trial, *, wraps: bool = False) -> Trial:
+        copied = None if params is None else params.copy()
+        trial.seconds = seconds
+        trial.error = _failure(kernels, loop, copied, max_episode_steps, trial, wraps=wraps)
+        return trial
+
+    clean = play(Trial())
+    error = clean.error
+    if isinstance(error, KernelResultError):
+        raise error from None
+    if error is None and seconds is None:
+        find_leftovers(kernels, clean, play)
     if not _is_index_error(error):
         if error is not None:
             _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
-        return
+        return clean.num_episodes
     # Integers of Python do not overflow; a kernel that hashes means them to. That is found out only
     # now, as it is slow.
-    copied = None if params is None else params.copy()
-    again = _failure(kernels, loop, copied, max_episode_steps, wraps=True)
+    again = play(Trial(), wraps=True).error
     if again is None:
         _logger.debug("%s: with integers of 64 bits, there is no %r", kernels.name, error)
-        return
+        return clean.num_episodes
     _raise_index_error(kernels, again if _is_index_error(again) else error)
 
 
@@ -324,33 +460,32 @@ def _failure(
     loop: Callable[..., Any],
     params: np.ndarray | None,
     max_episode_steps: int,
+    trial: Trial,
     *,
     wraps: bool = False,
 ) -> BaseException | None:
     """Run an env in a thread that can be stopped; return what it raised."""
     failures: list[BaseException] = []
-    streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # the global one
 
     def run() -> None:
-        _here.wraps = wraps
+        _here.wraps, _here.is_trial = wraps, True
         try:
-            _take_steps(kernels, loop, params, max_episode_steps)
+            _take_steps(kernels, loop, params, max_episode_steps, trial)
         except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
     try:
         thread.start()
-        thread.join(_LIMIT_SECONDS)
+        thread.join(_LIMIT_SECONDS if trial.seconds is None else trial.seconds + _LIMIT_SECONDS)
     finally:  # also after Ctrl-C
         for seconds in _STOP_SECONDS:
             if thread.is_alive():
+                failures.append(TimeoutError("stopped"))
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
                 )
                 thread.join(seconds)
-        np.random.set_state(streams[0])  # noqa: NPY002  # the global one
-        random.setstate(streams[1])
     return failures[0] if failures else None
 
 
@@ -359,22 +494,40 @@ def _take_steps(
     loop: Callable[..., Any],
     params: np.ndarray | None,
     max_episode_steps: int,
+    trial: Trial,
 ) -> None:
-    """Reset an env and step it with random actions that its mask allows."""
+    """Reset an env and step it with random actions that its mask allows, or with those given."""
     rng = np.random.default_rng(0)
     batch = _batch_of_one(kernels, params, max_episode_steps)
     batch.runs["key"] = rng.integers(2**63)
-    end = time.perf_counter() + _TRIAL_SECONDS
+    trial.begin(batch)
+    end = time.perf_counter() + (_TRIAL_SECONDS if trial.seconds is None else trial.seconds)
+    trial.prepare(batch)
     loop(batch, 0, 1)
-    for step in range(_NUM_STEPS):
-        if step >= _MIN_STEPS and time.perf_counter() > end:
+    trial.note_reset(batch)
+    trial.note(batch)
+    repeats = trial.repeats
+    num_steps = _NUM_STEPS if trial.seconds is None else sys.maxsize
+    for step in range(num_steps if repeats is None else len(repeats)):
+        if repeats is None and step >= _MIN_STEPS and time.perf_counter() > end:
+            return
+        trial.num_episodes = int(batch.runs["num_episodes"][0])
+        if trial.num_episodes >= NUM_EPISODES and trial.seconds is not None:
             return
         if kernels.action_mask is not None:
+            trial.prepare(batch)
             loop(batch._replace(op=MASK), 0, 1)
+            trial.results[-1]["masks"] = batch.masks.copy()
+        if repeats is not None:
+            batch.actions[0] = repeats[step]
+        elif kernels.action_mask is not None:
             batch.actions[0] = sample_actions(kernels.action_space, batch.masks, rng)[0]
         else:
             batch.actions[0] = _sample(kernels.action_space, rng)
+        trial.actions.append(batch.actions[0].copy())
+        trial.prepare(batch)
         loop(batch._replace(op=STEP), 0, 1)
+        trial.note(batch)
 
 
 def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int) -> Batch:
@@ -432,8 +585,8 @@ def _raise_index_error(kernels: EnvKernels, error: IndexError) -> NoReturn:
         f"{code.co_filename}:{line}, in {code.co_name}\n"
         f"    {source}\n"
         f"{kernels.name}: {error}{', with ' if numbers else ''}{', '.join(numbers)}. Compiled code "
-        "would read or write foreign memory there.\nFound by stepping an env in Python before the "
-        "first compiled call; dry_run=False leaves that out, debug=True runs everything in Python.",
+        "would read or write foreign memory there.\nFound by stepping an env in Python. (dry_run="
+        "False leaves that out where an env is made, debug=True runs everything in Python.)",
         code.co_filename,
         line,
     ) from None

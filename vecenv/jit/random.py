@@ -15,7 +15,8 @@ an odd increment of its own, as in Java's `SplittableRandom`.
 
 Kernels draw in one of two ways, and may use both:
 
-* `next_word`, `uniform`, `integers`, `normal` take the next draw of the step;
+* `next_word`, `uniform`, `integers`, `normal` and the other distributions take the next draws of
+  the step, those that reject as many as it takes;
 * `word_at`, `uniform_at`, `integers_at` name a draw by its number (`slot`), so a kernel that draws
   in another order, or skips some draws, still sees the same values.
 
@@ -30,10 +31,17 @@ from numba import njit
 
 # For kernels; the rest of this module is the driver's.
 __all__ = [
+    "binomial",
+    "choice",
+    "exponential",
+    "gamma",
     "integers",
     "integers_at",
     "next_word",
     "normal",
+    "permutation",
+    "poisson",
+    "shuffle",
     "uniform",
     "uniform_at",
     "word_at",
@@ -56,6 +64,10 @@ _HALF = np.uint64(32)
 _UNUSED_BITS = np.uint64(11)  # a float64 in [0, 1) takes 53 of the 64 bits
 _UNIT = 2.0**-53
 _LOW_HALF = np.uint64(0xFFFFFFFF)
+_SMALL_MEAN = 10.0  # below it Poisson and binomial numbers are found by adding probabilities up
+_LARGEST = 1e12  # rate and number of trials up to which logarithms are exact enough
+_FAR = 1e15  # no Poisson number is as large
+_NO_CHANCE = 1e-20  # ends sums of probabilities, should rounding have lost more than is left
 
 
 @njit
@@ -156,3 +168,199 @@ def normal(rng):
     """Draw a float64 from the standard normal distribution; takes two words."""
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform(rng)))
     return radius * math.cos(2.0 * math.pi * uniform(rng))
+
+
+@njit
+def exponential(rng):
+    """Draw a float64 from the exponential distribution of mean 1, by inversion; takes a word."""
+    return 0.0 - math.log(1.0 - uniform(rng))
+
+
+@njit
+def gamma(rng, shape):
+    """Draw a float64 from the gamma distribution of scale 1; 0 if `shape` is not above 0.
+
+    By the rejection method of Marsaglia and Tsang, "A simple method for generating gamma
+    variables" (2000); below a shape of 1 as they say, from that of shape + 1.
+    """
+    if not shape > 0.0:
+        return 0.0
+    factor = 1.0
+    d = np.float64(shape) - 1.0 / 3.0
+    if shape < 1.0:
+        factor = (1.0 - uniform(rng)) ** (1.0 / np.float64(shape))
+        d += 1.0
+    c = 1.0 / math.sqrt(9.0 * d)
+    while True:
+        x = normal(rng)
+        v = 1.0 + c * x
+        if v <= 0.0:
+            continue
+        v = v * v * v
+        u = 1.0 - uniform(rng)
+        if u < 1.0 - 0.0331 * (x * x) * (x * x):
+            return d * v * factor
+        if math.log(u) < 0.5 * x * x + d * (1.0 - v + math.log(v)):
+            return d * v * factor
+
+
+@njit
+def poisson(rng, rate):
+    """Draw an int64 from the Poisson distribution; 0 if `rate` is not above 0.
+
+    Below a rate of 10 by inversion, adding up probabilities (Devroye, "Non-uniform random variate
+    generation", 1986, X.3.3), with one word; above by transformed rejection, PTRS of Hoermann, "The
+    transformed rejection method for generating Poisson random variables" (1993). Rates above 1e12
+    count as 1e12.
+    """
+    if not rate > 0.0:
+        return np.int64(0)
+    mean = min(np.float64(rate), _LARGEST)
+    if mean < _SMALL_MEAN:
+        chance = math.exp(-mean)
+        u = uniform(rng)
+        k = 0
+        while u >= chance > _NO_CHANCE:
+            u -= chance
+            k += 1
+            chance *= mean / k
+        return np.int64(k)
+    log_mean = math.log(mean)
+    b = 0.931 + 2.53 * math.sqrt(mean)
+    a = -0.059 + 0.02483 * b
+    inverse_alpha = 1.1239 + 1.1328 / (b - 3.4)
+    v_r = 0.9277 - 3.6224 / (b - 2.0)
+    while True:
+        u = 0.5 - uniform(rng)
+        v = 1.0 - uniform(rng)
+        us = 0.5 - abs(u) + _UNIT  # not 0
+        x = (2.0 * a / us + b) * u + mean + 0.43
+        if not 0.0 <= x < _FAR:
+            continue
+        k = np.int64(x)
+        if us >= 0.07 and v <= v_r:
+            return k
+        if us < 0.013 and v > us:
+            continue
+        accepted = k * log_mean - mean - math.lgamma(k + 1.0)
+        if math.log(v * inverse_alpha / (a / (us * us) + b)) <= accepted:
+            return k
+
+
+@njit
+def binomial(rng, n, p):
+    """Draw an int64, how many of `n` trials succeed, each with probability `p`.
+
+    Up to a mean of 10 (of successes, or of failures if these are fewer) by inversion, adding up
+    probabilities (BINV of Kachitvichyanukul and Schmeiser, "Binomial random variate generation",
+    1988), with one word; above by transformed rejection, BTRS of Hoermann, "The generation of
+    binomial random variates" (1993). 0 if `n` or `p` is not above 0, `n` from p = 1 on; for `n` up
+    to 1e12.
+    """
+    if not (n > 0 and p > 0.0):
+        return np.int64(0)
+    if p >= 1.0:
+        return np.int64(n)
+    if p > 0.5:
+        return np.int64(n) - _binomial(rng, np.float64(n), 1.0 - np.float64(p))
+    return _binomial(rng, np.float64(n), np.float64(p))
+
+
+@njit
+def _binomial(rng, n, p):
+    """Draw an int64 for n float64, n >= 1 and 0 < p <= 0.5."""
+    q = 1.0 - p
+    odds = p / q
+    if n * p < _SMALL_MEAN:
+        chance = math.exp(n * math.log1p(-p))
+        u = uniform(rng)
+        k = 0.0
+        while u >= chance > _NO_CHANCE:
+            u -= chance
+            k += 1.0
+            chance *= odds * (n - k + 1.0) / k
+        return np.int64(min(k, n))
+    spread = math.sqrt(n * p * q)
+    b = 1.15 + 2.53 * spread
+    a = -0.0873 + 0.0248 * b + 0.01 * p
+    c = n * p + 0.5
+    v_r = 0.92 - 4.2 / b
+    alpha = (2.83 + 5.1 / b) * spread
+    mode = np.int64((n + 1.0) * p)
+    while True:
+        u = 0.5 - uniform(rng)
+        v = 1.0 - uniform(rng)
+        us = 0.5 - abs(u) + _UNIT  # not 0
+        x = (2.0 * a / us + b) * u + c
+        if not 0.0 <= x < n + 1.0:
+            continue
+        k = np.int64(x)
+        if us >= 0.07 and v <= v_r:
+            return k
+        v = math.log(v * alpha / (a / (us * us) + b))
+        accepted = (mode + 0.5) * math.log((mode + 1.0) / (odds * (n - mode + 1.0)))
+        accepted += (n + 1.0) * math.log((n - mode + 1.0) / (n - k + 1.0))
+        accepted += (k + 0.5) * math.log(odds * (n - k + 1.0) / (k + 1.0))
+        accepted += _stirling_tail(mode) + _stirling_tail(n - mode)
+        accepted -= _stirling_tail(k) + _stirling_tail(n - k)
+        if v <= accepted:
+            return k
+
+
+@njit
+def _stirling_tail(k):
+    """What log(k!) has more than (k + 1/2) log(k + 1) - (k + 1) + log(2 pi) / 2; float64."""
+    if k < 10.0:
+        exact = math.lgamma(k + 1.0)
+        return exact - ((k + 0.5) * math.log(k + 1.0) - (k + 1.0) + 0.9189385332046727)
+    square = (k + 1.0) * (k + 1.0)
+    return (1.0 / 12.0 - (1.0 / 360.0 - 1.0 / 1260.0 / square) / square) / (k + 1.0)
+
+
+@njit
+def choice(rng, weights):
+    """Draw the index of a weight, int64, with a probability in proportion to it; takes a word.
+
+    Args:
+        rng: The stream.
+        weights: 1-D array, or a tuple, of numbers whose sum is finite. Those that are not above 0
+            are never drawn.
+
+    Returns:
+        The index; -1 if no weight is above 0.
+    """
+    total = 0.0
+    for k in range(len(weights)):
+        if weights[k] > 0:
+            total += weights[k]
+    left = uniform(rng) * total
+    found = -1
+    for k in range(len(weights)):
+        if weights[k] > 0:
+            found = k  # the last one, if rounding leaves something
+            left -= weights[k]
+            if left < 0.0:
+                break
+    return np.int64(found)
+
+
+@njit
+def shuffle(rng, values):
+    """Put the elements of a 1-D array in random order, each order as likely as the others.
+
+    By Durstenfeld's form of the shuffle of Fisher and Yates (1964); takes a word less than there
+    are elements.
+    """
+    for k in range(len(values) - 1, 0, -1):
+        other = integers(rng, k + 1)
+        value = values[k]
+        values[k] = values[other]
+        values[other] = value
+
+
+@njit
+def permutation(rng, out):
+    """Write the numbers from 0 to n - 1 into a 1-D array of n elements, in random order."""
+    for k in range(len(out)):
+        out[k] = k
+    shuffle(rng, out)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import statistics
-import sys
 import threading
 import time
 import weakref
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.core.compiling import cached_njit
 from vecenv.core.rows import aligned_zeros
 from vecenv.core.slots import Outputs
-from vecenv.fingerprint import cached_njit
 from vecenv.jit import driver
 from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
@@ -287,7 +287,7 @@ class CompiledRunner:
             self._helpers = None
         if 0 in self._free:
             return False
-        frame: Any = sys._getframe()
+        frame: Any = inspect.currentframe()
         while frame is not None:
             if frame.f_code in _CALLS and frame.f_locals["self"] is self:
                 return self._step_parts != 1  # this thread is, and a signal handler forked
@@ -607,15 +607,7 @@ def _help(
 def _release_helpers(control: np.ndarray, locks: list[threading.Lock]) -> None:
     """Make the helpers return, sleeping ones included, without waiting for them."""
     control[STOP] = 1
-    try:
-        _release(locks[1:])
-    except BaseException:  # Ctrl-C; a finalizer is not called again
-        _release(locks[1:])
-        raise
-
-
-def _release(locks: list[threading.Lock]) -> None:
-    for lock in locks:
+    for lock in locks[1:]:
         if lock.locked():
             with contextlib.suppress(RuntimeError):  # the caller has just released it
                 lock.release()

@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,14 +36,12 @@ from vecenv.learn.settings import Settings
 from vecenv.machine import usable_cores
 
 __all__ = [
-    "CLEARLY_QUICKER",
     "DTYPES",
     "Eager",
     "Plan",
     "choose",
     "first_line",
     "split_result",
-    "time_autograd",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,7 +56,7 @@ _CLEARLY_SLOWER = 1.1  # of a thread's time: cores that are busy now may be idle
 # From so many rows on oneDNN is quicker than MKL. With fewer, but many products, it depends on the
 # processor: MKL leaves AVX-512 of other makers than Intel alone.
 _MEDIUM_ROWS = 512
-CLEARLY_QUICKER = 0.9  # of the time, from which on another rounding is worth it
+_CLEARLY_QUICKER = 0.9  # of the time, from which on another rounding is worth it
 
 Found = tuple[CompiledGradient, list[str], Reads]
 
@@ -179,17 +177,6 @@ def choose(
         if not is_finite or (given is not None and given.rows != choice.rows):
             return None, None
         return choice.make(**wishes)
-
-
-def time_autograd(eager: Eager, batch: Any) -> float:
-    """Return the seconds that a gradient takes, by the products that will be chosen for it.
-
-    Leaves module and random streams alone.
-    """
-    with _state_kept(eager, batch) as state:
-        choice = _Choice(eager, batch, None, None, state)
-        with Settings(choice.choose_precision()):
-            return choice.time_autograd()
 
 
 class _State:
@@ -319,7 +306,7 @@ class _Choice:
             return f"computing the loss changes the buffers {', '.join(changed)}"
         if hooked := self.eager.weights.hooked():
             return f"there are hooks on the gradients of {', '.join(hooked)}"
-        reason = self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
+        reason = self.unknown or why_not_compile(self.eager.module)
         return reason or self._reads_elsewhere()
 
     def _reads_elsewhere(self) -> str:
@@ -372,7 +359,7 @@ class _Choice:
             for one, found in times.items():
                 with Settings(one):
                     found.append(self.time_autograd(num_calls=1))
-        return min(times[precision]) < CLEARLY_QUICKER * min(times[None])
+        return min(times[precision]) < _CLEARLY_QUICKER * min(times[None])
 
     def time_autograd(self, num_calls: int = 7) -> float:
         """Seconds of a gradient by autograd, the least of some calls."""
@@ -390,7 +377,7 @@ class _Choice:
             return None, f"the rows of the batch's tensors can't be split into {parts} equal parts"
         if self.is_random:
             return None, "the loss draws random numbers, and so its rows are not split"
-        return self._test_split(parts)
+        return self._find_rule(parts)
 
     def _parts_wanted(self, threads: int | str) -> int:
         if self.eager.weights.device.type != "cpu":
@@ -401,33 +388,21 @@ class _Choice:
         is_worth_it = rows >= _SPLIT_ROWS or self.num_products >= _MANY_PRODUCTS
         return 2 if usable_cores() >= 2 and is_worth_it else 1
 
-    def _test_split(self, parts: int) -> tuple[str | None, str]:
-        """Compare the mean over all rows with the mean of the means over parts of them.
+    def _find_rule(self, parts: int) -> tuple[str | None, str]:
+        """Find how means over parts of this batch are combined, so that they are that of all.
 
-        With the numbers of this batch, in which all parts may be alike by chance, and with other
-        ones. Those may be none that the loss can take: then they tell nothing.
+        Whether other batches' are, too, is the caller's word; see `Gradient`.
         """
         assert self.layout is not None
-        at = weights_at(self.layout)
-
-        def changed(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            leaves = [change(leaf) if leaf.ndim else leaf for leaf in self.leaves]
-            if at is not None:  # different ones, else two rules agree
-                weights = self.leaves[at]
-                uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
-                leaves[at] = uneven.view(weights.shape).to(weights.device)
-            return leaves
-
+        at, leaves = weights_at(self.layout), list(self.leaves)
+        if at is not None:  # different ones, else two rules agree
+            weights = leaves[at]
+            uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
+            leaves[at] = uneven.view(weights.shape).to(weights.device)
         try:
-            wrong = self._broken_rules(changed(_uneven), parts, at)
+            wrong = self._broken_rules(leaves, parts, at)
         except Exception as error:
             return None, f"the rows are not split: the loss fails on a part ({first_line(error)})"
-        for change in (_uneven_nested, _uneven_choices, _uneven_numbers):
-            with suppress(Exception):  # as of a loss that can't take these numbers
-                leaves = changed(change)
-                if any(leaf is not own for leaf, own in zip(leaves, self.leaves, strict=True)):
-                    found = self._broken_rules(leaves, parts, at) or wrong
-                    wrong = {rule: name or found[rule] for rule, name in wrong.items()}
         for rule, name in wrong.items():
             if not name:
                 return rule, ""
@@ -499,6 +474,8 @@ class _Choice:
                     self.log(f"gradient: {torn} was written by half, and is compiled again")
                     continue
                 reason = f"the loss does not compile ({first_line(error)})"
+                if "InvalidCxxCompiler" in reason:
+                    reason = "no C++ compiler was found (install g++, or set CXX)"
                 return plan._replace(reason=reason), None
         compile_seconds = time.perf_counter() - start
         arguments = self.eager.weights.values, self.leaves, torch.empty_like(self.gradient)
@@ -564,85 +541,6 @@ class _Choice:
                 raise ArithmeticError(
                     f"the compiled gradient of {name} is off by {error:.2g}, of {own:.2g}"
                 )
-
-
-def _uneven(column: Tensor) -> Tensor:
-    """Return a column of one or two values, such as a mask, as one with different ones.
-
-    A mean over the rows that a mask leaves is that of the means over parts as long as it leaves
-    all. Numbers stay between the two, or next to the one, as they may stand for choices.
-    """
-    return _uneven_rows(column) if column.numel() == len(column) else column
-
-
-def _uneven_nested(column: Tensor) -> Tensor:
-    """Do the same where a row has several numbers, as the mask of a sequence has.
-
-    It may be a mask of actions as well, of which none is allowed then.
-    """
-    return column if column.numel() == len(column) else _uneven_rows(column)
-
-
-def _uneven_choices(column: Tensor) -> Tensor:
-    """Return integers, such as choices, groups or a mask, so that parts have different ones.
-
-    Each part keeps some of all: 0 and 1 stay such, of others every second row is sorted.
-    """
-    if column.is_floating_point() or column.is_complex() or column.dtype == torch.bool:
-        return column
-    if not column.numel():
-        return column
-    low, high = int(column.min()), int(column.max())
-    if high == 1 and low in (0, 1):
-        return _as_rows(_more_of_first(column).to(column.dtype), column)
-    if column.numel() != len(column):
-        return column
-    found = column.clone()
-    found[::2] = column[::2].sort(0).values
-    return found
-
-
-def _uneven_numbers(column: Tensor) -> Tensor:
-    """Return numbers so that a bound which a loss has for them is passed more often in one part.
-
-    Such as rewards above 0, where there are none yet, or as many in all parts by chance.
-    """
-    if not column.is_floating_point() or not column.numel():
-        return column
-    low, high = float(column.min()), float(column.max())
-    if low == high:
-        is_up = _more_of_first(column)
-        return _as_rows(low + torch.where(is_up, 1.0, -0.45).to(column.dtype), column)
-    if column.numel() != len(column):
-        return column
-    found, is_sorted = column.clone(), torch.arange(len(column), device=column.device) % 4 != 0
-    found[is_sorted] = column[is_sorted].sort(0).values
-    return found
-
-
-def _more_of_first(column: Tensor) -> Tensor:
-    """Return bool (B,), True in most rows of the first half, and in some of the second."""
-    places = torch.arange(len(column), device=column.device)
-    return (places < len(column) // 2) == (places % 4 != 0)
-
-
-def _uneven_rows(column: Tensor) -> Tensor:
-    if column.dtype == torch.bool:
-        places = torch.arange(len(column), device=column.device)
-        return _as_rows((places < len(column) // 2) | (places % 3 == 0), column)
-    if not column.is_floating_point() or not column.numel():
-        return column
-    low, high = column.min(), column.max()
-    if not bool(((column == low) | (column == high)).all()):
-        return column
-    low, high = float(low), float(high)
-    numbers = torch.linspace(low, high if high > low else low + 0.9, len(column))
-    return _as_rows(numbers.to(column), column)
-
-
-def _as_rows(numbers: Tensor, column: Tensor) -> Tensor:
-    """Return a column (B, ...) of one number for each row."""
-    return numbers.view(-1, *[1] * (column.ndim - 1)).expand(column.shape).clone()
 
 
 def _time(run: Callable[[], Any], num_calls: int = 7) -> float:

@@ -1,20 +1,15 @@
 """The gradient of a loss as one compiled function of a vector of weights and a batch's tensors.
 
 All that is not a stable interface of torch is in this file: the options of the compiler
-(`cpp_wrapper`, filters of guards, its table of decompositions), code objects of our own, and the
-code that it has made of them.
+(`cpp_wrapper`, its table of decompositions), and code objects of our own.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-import subprocess
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -52,21 +47,12 @@ class WithLoss(nn.Module):
         return self.loss(self.module, batch)
 
 
-def why_not_compile(module: nn.Module, device: torch.device) -> str:
+def why_not_compile(module: nn.Module) -> str:
     """Say why a module is not compiled, in a sentence; empty if nothing speaks against it."""
     for name, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
             what = type(part).__name__
             return f"nn.{what} ({name or 'the module'}) does not compile; nn.{what}Cell does"
-    if device.type == "cpu":
-        try:
-            from torch._inductor.cpp_builder import get_cpp_compiler
-
-            get_cpp_compiler()
-        except ImportError:
-            return ""  # another version of torch: trying shows it
-        except Exception:
-            return "no C++ compiler was found (install g++, or set CXX)"
     return ""
 
 
@@ -210,9 +196,6 @@ class Part:
     torch makes of the function then runs for all: a call from Python to C++, which lets go of the
     interpreter's lock.
 
-    From the second call on, the code that torch has made is called here and not found by torch,
-    which takes 40 us longer; its guards are checked as torch would check them.
-
     Args:
         function: Of the weights and a list of tensors; returns two tensors that may be summed.
         device: Of the weights.
@@ -232,65 +215,24 @@ class Part:
             settings["backend"] = self._backend
         else:
             options["triton.cudagraphs"] = is_graph
-        if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # has such filters
-            options["guard_filter_fn"] = _choose_guards
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
             settings["recompile_limit"] = _MAX_COMPILATIONS
-        self._own = own
         self._function: Any = torch.compile(own, **settings)
-        self._made: Callable[..., Any] | None = None  # the code that torch has made of it
-        self._guards: Any = None  # of that code
-        self._seen: dict[str, Any] = {}  # what they look at, by name
 
     def __call__(
         self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
     ) -> tuple[Tensor, Tensor]:
         """Return sums over the shares; without workers one is computed after the other."""
-        totals, num_done = self._call(vector, shares, workers)
-        for share in shares[num_done:]:  # torch runs the function uncompiled, or by other means
-            found, _ = self._call(vector, [share], ())
-            for total, value in zip(totals, found, strict=True):
-                total.add_(value)
-        return totals
-
-    def _call(
-        self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
-    ) -> tuple[tuple[Tensor, Tensor], int]:
-        """Sums over the first shares, and over how many."""
         backend = self._backend
         backend.shares, backend.workers, backend.num_done = shares, workers, 1
         try:
-            seen, leaves = self._seen, shares[0]
-            if self._made is not None:
-                seen["vector"], seen["leaves"] = vector, leaves
-                if self._guards.check(seen):
-                    return self._made(vector, leaves), backend.num_done
-            totals = self._function(vector, leaves)
-            self._find_made(vector, leaves)
-            return totals, backend.num_done
+            totals = self._function(vector, shares[0])
         finally:
             backend.shares, backend.workers = [], ()
-            for name in ("vector", "leaves"):
-                self._seen.pop(name, None)
-
-    def _find_made(self, vector: Tensor, leaves: list[Tensor]) -> None:
-        """Find the code that torch runs for such tensors, if this version of torch shows it."""
-        own, self._made = self._own, None
-        with suppress(Exception):
-            from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-            names, cells = own.__code__.co_freevars, own.__closure__ or ()
-            closure = dict(zip(names, cells, strict=True))
-            self._seen = {name: cell.cell_contents for name, cell in closure.items()}
-            seen = {**self._seen, "vector": vector, "leaves": leaves}
-            for entry in _debug_get_cache_entry_list(own.__code__):
-                if entry.guard_manager.check(seen):
-                    self._made = types.FunctionType(
-                        entry.code, own.__globals__, own.__name__, None,
-                        tuple(closure[name] for name in entry.code.co_freevars),
-                    )  # fmt: skip
-                    self._guards = entry.guard_manager
-                    return
+        for share in shares[backend.num_done :]:  # torch runs it uncompiled, or by other means
+            for total, value in zip(totals, self._function(vector, share), strict=True):
+                total.add_(value)
+        return totals
 
 
 class _Backend:
@@ -308,8 +250,7 @@ class _Backend:
         """Compile a graph."""
         from torch._inductor.compile_fx import compile_fx
 
-        patches = {"cpp_wrapper": True, **_skipped_checks()}
-        function: Any = compile_fx(graph, examples, config_patches=patches)
+        function: Any = compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
             first, *others = self.shares
@@ -335,25 +276,6 @@ class _Backend:
         return run
 
 
-@cache
-def _skipped_checks() -> dict[str, Any]:
-    """Settings that save programs which torch compiles to see what the compiler knows.
-
-    They take as long as a small network does. GCC 11 knows all instructions that torch asks for;
-    whether the processor has them torch reads elsewhere.
-    """
-    with suppress(Exception):
-        from torch._inductor import config, cpp_builder
-
-        command = [cpp_builder.get_cpp_compiler(), "-v"]
-        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
-        version = re.search(r"^gcc version (\d+)", told.stderr, re.MULTILINE)
-        is_known = version is not None and int(version[1]) >= 11
-        if is_known and sys.platform == "linux" and config.cpp.vec_isa_ok is None:
-            return {"cpp.vec_isa_ok": True}
-    return {}
-
-
 def _run_all(
     function: Callable[..., Any], tasks: list[list[Tensor]], workers: Sequence[Worker]
 ) -> list[Any]:
@@ -370,33 +292,6 @@ def _run_all(
                 worker.end()
         raise
     return [first, *[worker.end() for worker in workers]]
-
-
-_OF_TORCH = re.compile(r"(__import_)?torch(_dot_|$)|__import_vecenv_dot_|__builtins")
-_ROOT = re.compile(r"([LG])\['([^']+)'\]")
-
-
-def _choose_guards(entries: Sequence[Any]) -> list[bool]:
-    """Keep the guards of what users write: their functions, globals, and modules of their own.
-
-    Of torch's modules those on numbers and words are kept. The others are hundreds, and take longer
-    than a small network: on parts of torch, on constants of this file, on tensors, on what torch's
-    modules consist of. `Gradient` watches the tensors, and which modules there are.
-    """
-    return [_is_of_user(entry) for entry in entries]
-
-
-def _is_of_user(entry: Any) -> bool:
-    guard = entry.orig_guard
-    if guard.source.is_unspecialized_builtin_nn_module():
-        return entry.guard_type in {"CONSTANT_MATCH", "EQUALS_MATCH"}  # such as a dropout's `p`
-    # Such as L['with_loss']._modules['module'].weight_of_entropy or G['__import___main__'].CLIP.
-    if (found := _ROOT.search(guard.name)) is None:
-        return not guard.name  # of the state of torch, such as its number of threads
-    where, name = found.groups()
-    if where == "L":
-        return name == "with_loss"
-    return _OF_TORCH.match(name) is None
 
 
 class CompiledGradient:

@@ -17,7 +17,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
-from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.make import make_vec
 
@@ -88,7 +88,7 @@ def evaluate(
     *,
     seed: int = 1_000_000,
     num_envs: int | None = None,
-    backend: str = "auto",
+    backend: str | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], Any] | None = None,
     **make_kwargs: Any,
@@ -123,7 +123,7 @@ def evaluate(
     if episodes < 1 or (num_envs is not None and num_envs < 1):
         raise ValueError(f"episodes is {episodes} and num_envs {num_envs}, expected at least 1")
     if isinstance(envs, VectorEnv):
-        if num_envs is not None or make_kwargs or backend != "auto":
+        if num_envs is not None or make_kwargs or backend is not None:
             raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
         return _play(act, envs, episodes, seed, device, progress)
     count = min(num_envs or 100, episodes)

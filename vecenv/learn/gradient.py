@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from vecenv.learn.batches import Layout, Reads, read_as, take_apart
 from vecenv.learn.choosing import (
-    CLEARLY_QUICKER,
     DTYPES,
     Eager,
     Plan,
     choose,
     first_line,
     split_result,
-    time_autograd,
 )
 from vecenv.learn.compiled import CompiledGradient
 from vecenv.learn.parameters import FlatParameters
@@ -30,6 +28,9 @@ from vecenv.learn.settings import Settings
 __all__ = ["Gradient"]
 
 Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
+
+_COMPARED_CALLS, _COMPARED_EVERY = (2, 100), 1000  # in which a split gradient is compared
+_ALLOWED = {torch.float32: 1e-2, torch.bfloat16: 0.3}  # error over length; of rounding it is less
 
 
 class Gradient:
@@ -57,13 +58,14 @@ class Gradient:
             batch, or a pair of it and a dict of further scalars to report, also means over rows.
             The mean may be weighted by ``batch.weights`` or ``batch["weights"]``.
         compile: "on", "off", or "auto": if it pays in `num_calls` calls.
-        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name;
-            "auto" times both by autograd in the first call, and takes bfloat16 where it is clearly
-            quicker, as on processors with instructions for it. The parameters and their gradients
-            keep their dtype.
-        threads: Among how many to split the rows of a batch, or "auto". Only a compiled gradient
-            is split, and only if the mean over the rows is that of the means over the shares,
-            which the first call tests.
+        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name.
+            bfloat16 is quicker on processors with instructions for it. The parameters and their
+            gradients keep their dtype.
+        threads: Among how many to split the rows of a batch, or "auto": two where that pays. Other
+            than 1 it says that loss and scalars are means over the rows of every batch, or all
+            weighted by its weights, with nothing in them that depends on several rows, such as a
+            mean over those that a mask leaves. Only a compiled gradient is split. It is compared
+            with autograd's in calls 1, 2, 100 and every thousandth.
         num_calls: Calls to come, for "auto"; None stands for very many.
         plan: `plan` of an earlier `Gradient` of this module and loss, to go on just as it did.
         allow_unused: Names of parameters that the loss may leave without a gradient; they get zero.
@@ -89,8 +91,8 @@ class Gradient:
         loss: Loss,
         *,
         compile: Literal["auto", "on", "off"] = "auto",
-        dtype: torch.dtype | Literal["float32", "bfloat16", "auto"] = torch.float32,
-        threads: int | Literal["auto"] = "auto",
+        dtype: torch.dtype | Literal["float32", "bfloat16"] = torch.float32,
+        threads: int | Literal["auto"] = 1,
         num_calls: int | None = None,
         plan: Mapping[str, Any] | None = None,
         allow_unused: Iterable[str] = (),
@@ -100,9 +102,9 @@ class Gradient:
     ):
         if compile not in {"auto", "on", "off"}:
             raise ValueError(f"compile is {compile!r}, expected 'auto', 'on' or 'off'")
-        kinds = {**DTYPES, **{kind: kind for kind in DTYPES.values()}, "auto": torch.float32}
+        kinds = {**DTYPES, **{kind: kind for kind in DTYPES.values()}}
         if dtype not in kinds:
-            raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.bfloat16 or 'auto'")
+            raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
         if threads != "auto" and not (isinstance(threads, int) and threads >= 1):
             raise ValueError(f"threads is {threads!r}, expected a number from 1 on, or 'auto'")
         self._weights = FlatParameters(module)
@@ -116,7 +118,6 @@ class Gradient:
         self._wishes = {"compile": compile, "threads": threads, "num_calls": num_calls}
         self._given = None if plan is None else Plan.read(plan)
         self._dtype = kinds[dtype] if self._given is None else DTYPES[self._given.dtype]
-        self._times_dtypes = dtype == "auto" and self._given is None
         self._allow_unused = frozenset(allow_unused)
         self._ranks = Ranks() if ranks is None else ranks
         self._log = log or logging.getLogger("vecenv.learn").info
@@ -246,7 +247,26 @@ class Gradient:
             reason = f"the compiled function failed in call {self._num_calls_made}: "
             self._decide_on_autograd(reason + first_line(error))
             return None
+        number, is_split = self._num_calls_made, self.plan is not None and self.plan["parts"] > 1
+        if is_split and (number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0):
+            return self._compared(dict(zip(self._names, values.unbind(), strict=True)), batch)
         return dict(zip(self._names, values.unbind(), strict=True))
+
+    def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+        """The scalars, or autograd's with its gradient, if that is not the mean over the parts."""
+        found = self._weights.gradient.clone()
+        expected = self._by_autograd(batch)
+        gradient, allowed = self._weights.gradient, _ALLOWED[self._dtype]
+        error, size = float((found - gradient).norm()), float(gradient.norm())
+        if error <= allowed * size or not math.isfinite(size):
+            gradient.copy_(found)
+            return scalars
+        self._compiled = None
+        self._decide_on_autograd(
+            f"in call {self._num_calls_made} the mean of the gradients of parts of the rows is off "
+            f"by {error:.2g}, of {size:.2g}: the loss is not a mean over rows; take threads=1"
+        )
+        return expected
 
     def _fits(self, batch: Any, leaves: list[Tensor]) -> bool:
         """Whether all is as it was compiled for; the batch's tensors are put into leaves."""
@@ -307,9 +327,8 @@ class Gradient:
         return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}, grads
 
     def _choose(self, batch: Any) -> None:
-        if self._times_dtypes:
-            self._choose_dtype(batch)
-        eager = self._as_eager()
+        is_graph = not self._is_deferred  # a graph can't be captured in another one
+        eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager, is_graph)
         plan, found = choose(eager, batch, self._given, self._log, **self._wishes)
         if plan is None:
             return
@@ -321,26 +340,6 @@ class Gradient:
             self._kinds, self._mode = [*map(_kind_of, leaves)], self._mode_of_module()
         self.plan = plan._asdict()
         self._log(plan.sentence())
-
-    def _as_eager(self) -> Eager:
-        is_graph = not self._is_deferred  # a graph can't be captured in another one
-        return Eager(self.module, self.loss, self._weights, self._dtype, self._eager, is_graph)
-
-    def _choose_dtype(self, batch: Any) -> None:
-        """Compute in bfloat16 if gradients of such batches are clearly quicker then."""
-        seconds = {}
-        try:
-            for name, dtype in DTYPES.items():
-                self._dtype = dtype
-                eager = self._as_eager()
-                seconds[name] = time_autograd(eager, batch)
-            ratio = seconds["bfloat16"] / seconds["float32"]
-        finally:
-            self._dtype = torch.float32
-        self._times_dtypes = False
-        if ratio < CLEARLY_QUICKER:
-            self._dtype = torch.bfloat16
-        self._log(f"gradient: bfloat16 takes {ratio:.2f} x the time of float32 by autograd")
 
     def _decide_on_autograd(self, reason: str) -> None:
         assert self.plan is not None

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -57,21 +57,6 @@ def options_as_plain(options: Any) -> dict[str, Any]:
     if isinstance(options, Mapping):
         return {str(name): _plain(value, str(name)) for name, value in options.items()}
     raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
-
-
-def defaults_as_plain(options: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the defaults of some fields of a dataclass as JSON has them, where there are any."""
-    if not dataclasses.is_dataclass(options) or isinstance(options, type):
-        return {}
-    found = {}
-    for field in dataclasses.fields(options):
-        if field.name not in names:
-            continue
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = _plain(field.default, field.name)
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = _plain(field.default_factory(), field.name)
-    return found
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -109,13 +109,11 @@ class FlatParameters:
 
     def write(self, grads: Sequence[Tensor | None]) -> None:
         """Write gradients of the parameters, of which None stands for zero."""
-        found = list(zip(self._grads, grads, strict=True))
-        for view in [view for view, grad in found if grad is None]:
-            view.zero_()
-        given = [(view, grad) for view, grad in found if grad is not None]
-        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-            [view for view, _ in given], [grad for _, grad in given]
-        )
+        for view, grad in zip(self._grads, grads, strict=True):
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad)
 
     def attach(self) -> None:
         """Make what was written `.grad` of the vector and of the parameters."""

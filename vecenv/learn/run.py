@@ -32,7 +32,7 @@ from vecenv.learn.checkpoint import (
     save_checkpoint,
 )
 from vecenv.learn.curve import draw_curve
-from vecenv.learn.options import OPTIONS_FILE, defaults_as_plain, options_as_plain
+from vecenv.learn.options import OPTIONS_FILE, options_as_plain
 from vecenv.learn.parts import describe_parts, mismatch, restore_part
 from vecenv.learn.progress import StepsBar
 
@@ -204,8 +204,6 @@ class Run:
     def _check_options(self, found: Any, path: Path) -> None:
         own = self._plain_options
         had: dict[str, Any] = found if isinstance(found, dict) else {}
-        # Of an earlier version: what was no option then is what it is by default now.
-        had = {**defaults_as_plain(self.options, own.keys() - had.keys()), **had}
         for name in dict.fromkeys([*own, *had]):
             before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it

@@ -26,7 +26,7 @@ import torch
 from numba import njit, types
 
 from vecenv.core.atomics import load, pause, store
-from vecenv.fingerprint import cached_njit, is_jit_off
+from vecenv.core.compiling import cached_njit, is_jit_off
 
 __all__ = ["Worker"]
 

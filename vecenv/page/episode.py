@@ -39,6 +39,7 @@ class EpisodePage:
             not, and take less than 1 kB per step.
 
     Attributes:
+        fps: Steps per second at first.
         on_show: Called after each picture, to show progress.
 
     Example:
@@ -56,7 +57,7 @@ class EpisodePage:
     def __init__(
         self, title: str, about: Mapping[str, str], *, fps: float, max_bytes: int = MAX_BYTES
     ) -> None:
-        self._title, self._about, self._fps = title, dict(about), fps
+        self._title, self._about, self.fps = title, dict(about), fps
         self._max_bytes = max_bytes
         self.on_show: Callable[[], Any] = lambda: None
         self._frames = Frames()
@@ -157,7 +158,7 @@ class EpisodePage:
             "title": self._title[: 4 * _LONGEST],
             "about": [[str(k), str(v)[: 4 * _LONGEST]] for k, v in self._about.items()],
             "notes": self.notes(),
-            "fps": self._fps,
+            "fps": self.fps,
             "width": width,
             "height": height,
             "stride": self._frames.stride,
@@ -184,6 +185,7 @@ def record(
     *,
     seed: int | None,
     num_steps: int,
+    see: Callable[[Any, Any], None] | None = None,
 ) -> None:
     """Play one episode into a page.
 
@@ -199,11 +201,14 @@ def record(
         frame_of: Returns the picture as it is.
         seed: Of the episode.
         num_steps: At most so many.
+        see: Is called with observations and infos before each `act`.
     """
     obs, infos = envs.reset(seed=seed)
     page.show(frame_of(), facts=_facts(infos))
     for step in range(num_steps):
         report: dict[str, Any] = {}
+        if see is not None:
+            see(obs, infos)
         actions = act(obs, step == 0, report)
         action = np.asarray(actions)[0] if not isinstance(actions, tuple | dict) else actions
         value = report.get("values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 __all__ = ["ActionNames", "Part", "action_names"]
 
 _METHOD = "get_action_meanings"  # as Atari's envs have it
+_BUSY = "get_busy_parts"
 # Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it);
 # and of the bundled games of several agents.
 _KNOWN = {
@@ -49,11 +50,13 @@ class ActionNames(NamedTuple):
 
     Attributes:
         parts: Of Discrete and MultiDiscrete actions; empty for others.
-        quiet: Names that are left out of `describe` where other parts have something to say.
+        are_named: False if the env named neither parts nor choices of several parts.
+        busy: Returns what parts do that take no action now, by title.
     """
 
     parts: tuple[Part, ...]
-    quiet: tuple[str, ...] = ()
+    are_named: bool = True
+    busy: Callable[[], Mapping[str, str]] = dict
 
     def describe(self, action: Any) -> str:
         """Return what one action is called.
@@ -64,20 +67,22 @@ class ActionNames(NamedTuple):
         if not self.parts:
             return _numbers(action)
         indices = np.asarray(action).reshape(-1)[: len(self.parts)]
-        words = []
+        if not self.are_named:
+            return f"({', '.join(map(str, indices.tolist()))})"
+        words, busy = [], self.busy()
         for part, index in zip(self.parts, indices.tolist(), strict=True):
             number = int(index) - part.start
             name = part.names[number] if 0 <= number < len(part.names) else str(index)
-            if len(self.parts) == 1 or name not in self.quiet:
-                words.append(f"{part.title}: {name}" if part.title else name)
-        return "; ".join(words) or "all: " + self.quiet[0]
+            words.append(f"{part.title}: {busy.get(part.title, name)}" if part.title else name)
+        return "; ".join(words)
 
 
 def action_names(envs: Any, name: str) -> ActionNames:
     """Return what the actions of a vector env are called.
 
     Envs may have a method `get_action_meanings`, which returns a name for each action, or of
-    MultiDiscrete actions a dict of lists of names by the titles of the parts.
+    MultiDiscrete actions a dict of lists of names by the titles of the parts. Vector envs whose
+    parts can be busy have `get_busy_parts`, which returns what those of the first env do instead.
 
     Args:
         envs: Of one env.
@@ -97,14 +102,13 @@ def action_names(envs: Any, name: str) -> ActionNames:
         counts = [2] * int(np.prod(space.shape)) if is_binary else space.nvec.reshape(-1).tolist()
         starts = [0] * len(counts) if is_binary else space.start.reshape(-1).tolist()
         titled = given if isinstance(given, dict) and len(given) == len(counts) else {}
-        titles = list(map(str, titled)) or [f"{k}" for k in range(len(counts))]
+        titles = list(map(str, titled)) or [f"part {k}" for k in range(len(counts))]
         lists = list(titled.values()) or [None] * len(counts)
         parts = []
         for title, names, count, start in zip(titles, lists, counts, starts, strict=True):
             plain = tuple(str(start + k) for k in range(min(count, _MOST)))
             parts.append(Part(title, _texts(names, count) or plain, int(start)))
-        quiet = ("Sleep",) if titled and any("Sleep" in part.names for part in parts) else ()
-        return ActionNames(tuple(parts), quiet)
+        return ActionNames(tuple(parts), bool(titled), getattr(envs, _BUSY, dict))
     return ActionNames(())
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_timeout
-from vecenv.core.autoreset import StepRows, read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode, read_timeout
+from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
 from vecenv.core.batches import take_range, take_rows
 from vecenv.core.deadline import Deadline
@@ -66,7 +66,7 @@ class RayVectorEnv(GymVecEnv):
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
         worker_backend: "sync" or "async" vector envs in the actors; only with a list of factories.
-        worker_options: Further arguments of these vector envs, such as {"threads_per_worker": 4};
+        worker_options: Further arguments of these vector envs, such as {"num_workers": 4};
             "async" has one worker process for each of `cpus_per_worker`.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
@@ -751,9 +751,9 @@ class RayVectorEnv(GymVecEnv):
         else:
             self._fleet.stop(_CLOSE_S if timeout is None else timeout)
 
-    def __del__(self) -> None:
-        """End the actors of a vector env that was never closed."""
-        if not getattr(self, "closed", True) and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the actors of a vector env that was never closed; `sys` may be gone by then."""
+        if not getattr(self, "closed", True) and not is_finalizing():
             self._fleet.stop(0.0, 0.0)  # `__del__` may run anywhere, so it waits for nothing
             self.close(terminate=True)
 

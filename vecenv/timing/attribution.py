@@ -50,8 +50,6 @@ ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
 
 _COMPUTES = 0.5  # work with at least this share of processor time counts as computing
 _ONE_PROCESSOR = 1.2  # threads that take turns use at most this many processors
-_MOST_ROUNDS = 128  # analysed in detail at a time; of others only sums are taken
-_SHORT_GAP = 0.3  # in units of a round's length over the number of its steps
 
 
 class Coverage:
@@ -166,7 +164,7 @@ class Work:
         if is_running.any():
             stamps = stamps._replace(end_ns=np.where(is_running, now_ns, stamps.end_ns))
         self.crew = crew
-        self.stamps = stamps = _in_turn(stamps, crew.lanes) or _by_lane(stamps, crew.lanes)
+        self.stamps = stamps = _by_lane(stamps, crew.lanes)
         self.lanes = crew.lanes[stamps.env_ids]
         # Threads of a worker have consecutive numbers, so its steps are in one place.
         begins = np.append(_firsts(self.lanes), len(self.lanes))
@@ -242,63 +240,22 @@ def _by_lane(stamps: Stamps, lanes: np.ndarray) -> Stamps:
     return stamps.where(order[np.argsort(its_lanes, kind="stable")])
 
 
-def _in_turn(stamps: Stamps, lanes: np.ndarray) -> Stamps | None:
-    """Do what `_by_lane` does if each thread stepped its envs in turn; else return None.
-
-    Stamps come env by env. Where every env was stepped equally often, and the threads' envs are
-    not mixed, the order is known; to test it takes a tenth of the time of sorting.
-    """
-    starts = _firsts(stamps.env_ids)
-    if len(starts) == 0 or len(stamps.env_ids) % len(starts):
-        return None
-    count = len(stamps.env_ids) // len(starts)
-    its_lanes = lanes[stamps.env_ids[starts]]
-    if (starts != np.arange(len(starts)) * count).any() or (np.diff(its_lanes) < 0).any():
-        return None
-    spans = list(pairwise([*_firsts(its_lanes).tolist(), len(starts)]))  # of each thread's envs
-
-    def step_by_step(column: np.ndarray) -> np.ndarray:
-        by_env, found = column.reshape(-1, count), np.empty_like(column)
-        for begin, end in spans:
-            turned = found[begin * count : end * count].reshape(count, end - begin)
-            turned[:] = by_env[begin:end].T
-        return found
-
-    begins_ns = step_by_step(stamps.begin_ns)
-    is_right = begins_ns[1:] >= begins_ns[:-1]
-    is_right[[begin * count - 1 for begin, _ in spans[1:]]] = True  # another thread's first
-    return Stamps(*map(step_by_step, stamps)) if is_right.all() else None
-
-
 class CallTotals:
     """Running totals of one thread's calls; nanoseconds.
 
     Attributes:
         shares_ns: By name, see `ENV_SHARES`; COPYING is that of the caller and of the workers.
-        workers_copying_ns, infos_ns: Parts of COPYING.
-        reset_straggler_ns: Part of the straggler wait: for threads that were at resets.
-        late_ns: Part of the hand-over: from the end of all work until the caller noticed.
-        waited_ns: Time in calls until all awaited results were there: envs and hand-over.
         critical_ns: The envs' own time, by the first env of a half (0 for whole steps): the sum
             over rounds of the time of the busiest thread since the command, independent of the
             caller.
-        work_ns: The part of it inside calls.
-        longest_ns: Sum over rounds of the longest step or reset of a single env.
-        num_rounds: Calls that waited for all.
         num_receives: Calls of `recv`.
         num_rows: Rows that were returned.
-        gaps, short_gaps: Gaps between ends of steps of several threads in a round: their number,
-            and the number of short ones, of steps that ended at about the same time.
     """
 
     def __init__(self) -> None:
         self.shares_ns = dict.fromkeys(ENV_SHARES, 0)
-        self.workers_copying_ns = self.infos_ns = 0
-        self.reset_straggler_ns = self.late_ns = self.waited_ns = 0
         self.critical_ns: dict[int, int] = {}
-        self.work_ns = self.longest_ns = 0
-        self.num_rounds = self.num_receives = self.num_rows = 0
-        self.gaps = self.short_gaps = 0
+        self.num_receives = self.num_rows = 0
         self.sent_ns: dict[int, int] = {}  # when the pending step began, by the first env
 
     def add(
@@ -316,7 +273,7 @@ class CallTotals:
                 `step_async` that one of them waited for; None if it was not stamped.
             crew: The threads that step the envs.
             inside_ns: Total time of steps and resets inside these calls, if known without the
-                single stamps; `work` then covers only the last of the calls.
+                single stamps; `work` is not needed then.
         """
         calls = calls.where(calls.kinds < len(ENV_CALLS))
         if len(calls.kinds) == 0:
@@ -329,10 +286,10 @@ class CallTotals:
         if crew.stamped == KERNEL:
             self._add_kernels(calls, total_ns, crew)
             return
-        assert work is not None
         if inside_ns is not None:
-            self._add_local(calls, total_ns, work, inside_ns)
+            self._add_local(calls, total_ns, inside_ns)
             return
+        assert work is not None
         has_waited = calls.wait_end_ns > 0
         ready_ns = np.where(has_waited, calls.wait_end_ns, calls.end_ns)
         sent_ns = self._sent(calls)
@@ -353,34 +310,19 @@ class CallTotals:
             found[4] = total_ns - found[0] - found[1]
             found[2] = found[3] = 0
         else:
-            self.workers_copying_ns += int(found[4])
             after_ns = int((calls.end_ns - ready_ns).sum())
             found[4] += after_ns
             found[3] = total_ns - found.sum() + found[3]
-        self.infos_ns += int(calls.infos_ns.sum())
-        waits = is_round | is_recv
-        self.waited_ns += int((ready_ns - calls.begin_ns)[waits].sum())
         for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
             self.shares_ns[name] += spent_ns
 
-    def _add_local(
-        self, calls: Calls, total_ns: int, work: Work, inside_ns: tuple[int, int]
-    ) -> None:
+    def _add_local(self, calls: Calls, total_ns: int, inside_ns: tuple[int, int]) -> None:
         steps_ns, resets_ns = inside_ns
         self.shares_ns[ENV_COMPUTE] += steps_ns
         self.shares_ns[ENV_RESET] += resets_ns
         self.shares_ns[COPYING] += total_ns - steps_ns - resets_ns
-        self.work_ns += steps_ns + resets_ns
         self.critical_ns[0] = self.critical_ns.get(0, 0) + steps_ns + resets_ns
-        self.waited_ns += total_ns
         self.num_receives += int((calls.kinds == RECV).sum())
-        rounds = calls.where(np.isin(calls.kinds, (STEP, RESET)))
-        count = len(rounds.kinds)
-        self.num_rounds += count
-        if count:
-            latest = rounds.where(slice(-_MOST_ROUNDS, None))
-            scale = count / len(latest.kinds)
-            self._note_ends(latest, latest.begin_ns, latest.end_ns, work, scale)
 
     def _add_kernels(self, calls: Calls, total_ns: int, crew: Crew) -> None:
         lengths_ns = np.maximum(calls.wait_end_ns - calls.wait_begin_ns - crew.kernel_ns, 0)
@@ -389,7 +331,6 @@ class CallTotals:
         self.shares_ns[ENV_COMPUTE] += step_ns
         self.shares_ns[ENV_RESET] += reset_ns
         self.shares_ns[COPYING] += total_ns - step_ns - reset_ns
-        self.num_rounds += int((~is_reset).sum())
 
     def _rounds(
         self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
@@ -398,9 +339,8 @@ class CallTotals:
         found = np.zeros(5, np.int64)
         if len(calls.kinds) == 0:
             return found
-        self.num_rounds += len(calls.kinds)
         totals = np.zeros((3, len(ready_ns)), np.int64)  # work, steps, resets over the units
-        active, most_ns, its_resets = (np.zeros(len(ready_ns), np.int64) for _ in range(3))
+        active, most_ns = np.zeros((2, len(ready_ns)), np.int64)
         is_early = sent_ns < calls.begin_ns
         critical_ns = np.zeros(len(ready_ns), np.int64)
         for unit in work.units:
@@ -414,29 +354,21 @@ class CallTotals:
                 resets_ns = unit.resets.between(calls.begin_ns, ready_ns) * is_meant
             totals += work_ns, steps_ns, resets_ns
             active += work_ns > 0
-            its_resets = np.where(work_ns > most_ns, resets_ns, its_resets)
             most_ns = np.maximum(most_ns, work_ns)
             alone_ns = work_ns
             if is_early.any():
                 alone_ns = unit.work.between(sent_ns, ready_ns) * is_meant
             critical_ns = np.maximum(critical_ns, alone_ns)
         mean_ns, steps_ns, resets_ns = totals / np.maximum(active, 1)
-        stragglers_ns = most_ns - mean_ns
         found[0] = round(steps_ns.sum())
         found[1] = round(resets_ns.sum())
-        found[2] = round(stragglers_ns.sum())
+        found[2] = round((most_ns - mean_ns).sum())
         found[4] = round(mean_ns.sum()) - found[0] - found[1]
-        for_resets_ns = np.minimum(np.maximum(its_resets - resets_ns, 0), stragglers_ns)
-        self.reset_straggler_ns += round(for_resets_ns.sum())
-        self.work_ns += int(most_ns.sum())
         for first in np.flatnonzero(np.bincount(calls.first_env)).tolist():
             chosen = calls.first_env == first
             self.critical_ns[first] = self.critical_ns.get(first, 0) + int(
                 critical_ns[chosen].sum()
             )
-        latest = slice(-_MOST_ROUNDS, None)
-        scale = len(ready_ns) / len(ready_ns[latest])
-        self._note_ends(calls.where(latest), sent_ns[latest], ready_ns[latest], work, scale)
         return found
 
     def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
@@ -445,7 +377,6 @@ class CallTotals:
         The rest of the envs' time is that of policies and hand-over, which are not separated.
         """
         found = self._rounds(calls, calls.begin_ns, ready_ns, work)
-        self.workers_copying_ns += int(found[4])
         found[4] += int((calls.end_ns - ready_ns).sum())
         total_ns = int((calls.end_ns - calls.begin_ns - calls.nested_ns).sum())
         for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
@@ -490,53 +421,6 @@ class CallTotals:
                 self.sent_ns[first] = int(sent_ns[-1])
         return found
 
-    def _note_ends(
-        self,
-        calls: Calls,
-        sent_ns: np.ndarray,
-        ready_ns: np.ndarray,
-        work: Work,
-        scale: float,
-    ) -> None:
-        """Note how late the caller noticed, and whether envs ended together or in turn.
-
-        Args:
-            calls: Rounds.
-            sent_ns: int64 (M,), when they began.
-            ready_ns: int64 (M,), when the caller noticed their end.
-            work: Work of the threads in that time.
-            scale: Number of rounds that each of them represents.
-        """
-        chosen = np.flatnonzero(work.stamps.begin_ns >= sent_ns.min())
-        stamps = work.stamps.where(chosen)
-        untils = np.sort(work.until_ns[chosen])
-        latest = np.searchsorted(untils, ready_ns, side="right") - 1
-        ends_ns = np.where(latest >= 0, untils[np.maximum(latest, 0)], 0) if len(untils) else 0
-        late_ns = np.where(ends_ns > calls.begin_ns, ready_ns - ends_ns, 0)
-        self.late_ns += round(scale * int(late_ns.sum()))
-        order = np.argsort(sent_ns, kind="stable")
-        begins, readies = sent_ns[order], ready_ns[order]
-        rounds = np.searchsorted(begins, stamps.begin_ns, side="right") - 1
-        is_inside = (rounds >= 0) & (stamps.begin_ns < readies[np.maximum(rounds, 0)])
-        rounds, ends = rounds[is_inside], stamps.end_ns[is_inside]
-        lengths_ns = ends - stamps.begin_ns[is_inside]
-        longest_ns = np.zeros(len(begins), np.int64)
-        np.maximum.at(longest_ns, rounds, lengths_ns)
-        self.longest_ns += round(scale * int(longest_ns.sum()))
-        order = np.lexsort((ends, rounds))
-        firsts = np.full(len(begins), np.iinfo(np.int64).max)
-        np.minimum.at(firsts, rounds, stamps.begin_ns[is_inside])
-        rounds, ends = rounds[order], ends[order]
-        if len(work.units) < 2 or len(rounds) < 2:
-            return
-        lasts = np.zeros(len(begins), np.int64)
-        np.maximum.at(lasts, rounds, ends)
-        in_rounds = rounds[1:][rounds[1:] == rounds[:-1]]
-        gaps = np.diff(ends)[rounds[1:] == rounds[:-1]]
-        means = (lasts - firsts) / np.maximum(np.bincount(rounds, minlength=len(begins)), 1)
-        self.gaps += len(gaps)
-        self.short_gaps += int((gaps < _SHORT_GAP * means[in_rounds]).sum())
-
 
 class EnvTotals:
     """Running totals of the envs.
@@ -545,7 +429,6 @@ class EnvTotals:
         steps, resets: int64 (N,), number that have ended.
         step_ns, reset_ns: int64 (N,), their total time.
         longest_step_ns, longest_reset_ns: int64 (N,).
-        copy_ns: int64 (N,), from the ends of steps and resets until their results were written.
         cpu_ns, cpu_of_ns: int64 (2, N), for steps and for resets: processor time of those for which
             it was taken, and their total time.
         lane_ns: int64 (L,), time of work of each thread; threads that take turns share one sum.
@@ -555,9 +438,7 @@ class EnvTotals:
     def __init__(self, crew: Crew) -> None:
         num_envs = crew.chunks[-1]
         self.crew = crew
-        self.steps, self.resets, self.step_ns, self.reset_ns, self.copy_ns = np.zeros(
-            (5, num_envs), np.int64
-        )
+        self.steps, self.resets, self.step_ns, self.reset_ns = np.zeros((4, num_envs), np.int64)
         self.longest_step_ns, self.longest_reset_ns = np.zeros((2, num_envs), np.int64)
         self.cpu_ns, self.cpu_of_ns = np.zeros((2, 2, num_envs), np.int64)
         self.lane_ns = np.zeros(int(crew.lanes.max(initial=0)) + 1, np.int64)
@@ -598,14 +479,8 @@ class EnvTotals:
         window = np.array([begin_ns]), np.array([end_ns])
         for unit in work.units:
             self.lane_ns[unit.lanes] += int(unit.work.between(*window)[0])
-        stamps = work.stamps
         for worker, when in work.by_worker():
             self.worker_ns[worker] += int(when.between(*window)[0])
-        copies_ns = np.maximum(stamps.end_ns, begin_ns)
-        np.subtract(work.until_ns, copies_ns, out=copies_ns)
-        np.maximum(copies_ns, 0, out=copies_ns)
-        found = np.bincount(stamps.env_ids, copies_ns, minlength=len(self.copy_ns))
-        self.copy_ns += found.astype(np.int64)
 
     def cpu_shares(self) -> np.ndarray:
         """Return the share of processor time in each worker's work, float64 (W,), NaN if unknown.

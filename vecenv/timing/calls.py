@@ -22,19 +22,17 @@ __all__ = [
     "STEP_WAIT",
     "CallLog",
     "Calls",
-    "Pass",
 ]
 
 STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT, COLLECT = range(7)
 ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collect")
 CAPACITY = 1 << 16
-_MOST_PASSES = 1 << 16
-_WORDS = 11
+_WORDS = 10
 _NUM_ENV_CALLS = len(ENV_CALLS)
 _ROW = struct.Struct(f"{_WORDS}q")
 _pack_row, _ROW_BYTES = _ROW.pack_into, _ROW.size
 # Of an interval that has not ended: a list is twice as fast as an object.
-_KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS, _FIRST, _LAST, _INFOS = range(9)
+_KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS, _FIRST, _LAST = range(8)
 
 
 class Calls(NamedTuple):
@@ -51,7 +49,6 @@ class Calls(NamedTuple):
         depths: int64 (M,), how many intervals are around this one.
         num_rows: int64 (M,), number of envs that the call returned.
         first_env, last_env: int64 (M,), range of envs of the call; (0, 0) for all.
-        infos_ns: int64 (M,), spent receiving and batching infos.
     """
 
     kinds: np.ndarray
@@ -64,47 +61,10 @@ class Calls(NamedTuple):
     num_rows: np.ndarray
     first_env: np.ndarray
     last_env: np.ndarray
-    infos_ns: np.ndarray
 
     def where(self, chosen: np.ndarray | slice) -> Calls:
         """Return the intervals for which `chosen` bool (M,) holds."""
         return Calls(*(column[chosen] for column in self))
-
-
-class Pass(NamedTuple):
-    """The envs of single calls of `send` or `recv`.
-
-    Attributes:
-        env_ids: int64 (P,).
-        begin_ns: int64 (P,), when the call began.
-    """
-
-    env_ids: np.ndarray
-    begin_ns: np.ndarray
-
-
-class _Passes:
-    """Ring of the envs of calls of one kind."""
-
-    def __init__(self) -> None:
-        self._rows = np.zeros((_MOST_PASSES, 2), np.int64)
-        self.count = 0
-
-    def add(self, env_ids: np.ndarray, begin_ns: int) -> None:
-        at, more = self.count % _MOST_PASSES, len(env_ids)
-        if at + more <= _MOST_PASSES:
-            rows = self._rows[at : at + more]
-            rows[:, 0], rows[:, 1] = env_ids, begin_ns
-        else:
-            places = np.arange(at, at + more) % _MOST_PASSES
-            self._rows[places, 0], self._rows[places, 1] = env_ids, begin_ns
-        self.count += more
-
-    def shrink(self) -> None:
-        self._rows = self._rows[: self.count].copy()
-
-    def read(self) -> Pass:
-        return Pass(*self._rows[: min(self.count, _MOST_PASSES)].T.copy())
 
 
 class CallLog:
@@ -119,10 +79,9 @@ class CallLog:
         last_ns: When the latest interval began or ended.
         count: Number of intervals that have ended.
         fold_at: The `count` at which `fold` is called.
-        fold: Adds the rings to the totals before they are overwritten.
+        fold: Returns what adds the rings to the totals before they are overwritten, or None.
         pause_depth: Nesting depth of the current pauses.
         waiting: A context in which the open interval waits for envs.
-        taking_infos: A context in which the open interval receives and batches infos.
     """
 
     def __init__(self) -> None:
@@ -132,15 +91,13 @@ class CallLog:
         self._rows = np.zeros((CAPACITY, _WORDS), np.int64)
         self._bytes = memoryview(self._rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # typeshed before 3.12
         self._kinds: dict[str, int] = {}  # of phases, which may have the names of calls
-        self._sent, self._received = _Passes(), _Passes()
         # Of every open interval; they stay open when the log is cleared.
         self._open: list[list[int]] = []
         # Made once, as they are entered at every step; they do not refer to the log: a cycle would
         # delay the release of the ring.
         self.waiting: AbstractContextManager[None] = _Waiting(self._open)
-        self.taking_infos: AbstractContextManager[None] = _TakingInfos(self._open)
         self.pause_depth = 0
-        self.fold: Callable[[], None] = lambda: None
+        self.fold: Callable[[], Callable[[], None] | None] = lambda: None
         self.fold_at = CAPACITY // 2
         self.clear()
 
@@ -149,8 +106,6 @@ class CallLog:
         if self.count < len(self._rows):
             self._bytes = memoryview(b"")  # refers to all of them
             self._rows = self._rows[: self.count].copy()
-        self._sent.shrink()
-        self._received.shrink()
 
     def clear(self) -> None:
         """Delete the intervals that have ended; those that are open begin now."""
@@ -159,7 +114,7 @@ class CallLog:
         self.own_ns: list[int] = [0] * len(self.names)
         self._paused_ns = 0  # time of timing itself before `last_ns`
         self._pauses: list[tuple[int, int]] = []  # begin and length of those after it
-        self.count = self._sent.count = self._received.count = 0
+        self.count = 0
         for interval in self._open:
             interval[_BEGIN], interval[_NESTED] = self.begin_ns, 0
 
@@ -182,7 +137,7 @@ class CallLog:
         if kind < _NUM_ENV_CALLS and opened and opened[-1][_KIND] < _NUM_ENV_CALLS:
             opened.pop()
         self.last_ns = now_ns = perf_counter_ns()
-        opened.append([kind, now_ns, 0, 0, 0, num_rows, 0, 0, 0])
+        opened.append([kind, now_ns, 0, 0, 0, num_rows, 0, 0])
 
     def note_kernel(self, begin_ns: int, end_ns: int) -> None:
         """Note the run of the compiled kernel in the open call of the vector env, if any."""
@@ -201,24 +156,11 @@ class CallLog:
         if self._open:
             self._open[-1][_FIRST], self._open[-1][_LAST] = first, last
 
-    def note_sent(self, env_ids: np.ndarray) -> None:
-        """Note which envs the open interval sends."""
-        if self._open:
-            self._sent.add(env_ids, self._open[-1][_BEGIN])
-
-    def note_received(self, env_ids: np.ndarray) -> None:
-        """Note which envs the open interval returns."""
-        if self._open:
-            self._open[-1][_NUM_ROWS] = len(env_ids)
-            self._received.add(env_ids, self._open[-1][_BEGIN])
-
     def end(self) -> None:
         """Close the interval opened last."""
         self.last_ns = end_ns = perf_counter_ns()
         opened = self._open
-        kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, rows, first, last, infos_ns = (
-            opened.pop()
-        )
+        kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, rows, first, last = opened.pop()
         spent_ns = end_ns - begin_ns
         self.own_ns[kind] += spent_ns - nested_ns
         if opened:
@@ -239,14 +181,14 @@ class CallLog:
             rows,
             first,
             last,
-            infos_ns,
         )
         self.count += 1
         if self._pauses:
             self._settle_pauses()
         if self.count >= self.fold_at:
             with self.paused():
-                self.fold()
+                if (fold := self.fold()) is not None:
+                    fold()
             self.last_ns = perf_counter_ns()
             self._settle_pauses()
 
@@ -299,20 +241,6 @@ class CallLog:
         """Copy out the intervals in the ring, the oldest first."""
         return self.since(0, self.count)
 
-    def sent(self) -> Pass:
-        """Return the envs that the latest calls of `send` have sent."""
-        return self._sent.read()
-
-    def received(self) -> Pass:
-        """Return the envs that the latest calls of `recv` have returned."""
-        return self._received.read()
-
-    def latest_begin_ns(self, count: int) -> int:
-        """Return when the first of the latest `count` intervals in the ring began."""
-        if self.count == 0:
-            return self.begin_ns
-        return int(self._rows[max(self.count - min(count, CAPACITY), 0) % CAPACITY, 1])
-
     def open_since(self) -> int | None:
         """Return the start of the open outermost call of the vector env; None if there is none."""
         begins = [one[_BEGIN] for one in self._open if one[_KIND] < len(ENV_CALLS)]
@@ -358,20 +286,6 @@ class _Waiting(AbstractContextManager[None]):
     def __exit__(self, *_: Any) -> None:
         if self._open:
             self._open[-1][3] = perf_counter_ns()
-
-
-class _TakingInfos(AbstractContextManager[None]):
-    __slots__ = ("_begin_ns", "_open")
-
-    def __init__(self, opened: list[list[int]]) -> None:
-        self._open = opened
-
-    def __enter__(self) -> None:
-        self._begin_ns = perf_counter_ns()
-
-    def __exit__(self, *_: Any) -> None:
-        if self._open:
-            self._open[-1][_INFOS] += perf_counter_ns() - self._begin_ns
 
 
 class _Paused(AbstractContextManager[None]):

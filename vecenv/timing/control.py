@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import get_ident
-from time import perf_counter_ns, process_time_ns, thread_time_ns
+from time import perf_counter_ns, process_time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -30,7 +28,6 @@ _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
 _MOST_FOLDED = 1 << 16  # stamps added up at a time, about; more would not stay in the caches
 _MOST_ENDED = 64  # logs of threads that have ended
 _MOST_ENDED_ROWS = 2 * CAPACITY  # intervals in them
-_LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
 
 
 class TimedEnvs(Protocol):
@@ -64,39 +61,19 @@ class TimedEnvs(Protocol):
         ...
 
 
-class _Loads(NamedTuple):
-    """Processors kept busy, on average.
-
-    Attributes:
-        others: By other processes; None if not known.
-        other_threads: By other threads of the calling process than the one that calls the vector
-            env; 0 if not known.
-    """
-
-    others: float | None
-    other_threads: float
-
-
-class _Life:
-    """An object that a thread has as long as it lives."""
-
-    __slots__ = ("__weakref__",)
-
-
 class _ThreadLog(CallLog):
     """The log of a thread, and its totals.
 
     Attributes:
         name: Name of the thread.
-        life: What the thread has as long as it lives: its ident may be another one's afterwards.
+        owner: The thread: its ident may be another one's afterwards.
         folded: Number of intervals that have been added to the totals.
         totals: Totals of the calls among them.
-        cpu_ns: Processor time of the thread when the log began; None if another thread began it.
     """
 
-    def __init__(self, life: _Life) -> None:
-        self.name = threading.current_thread().name
-        self.life = weakref.ref(life)
+    def __init__(self) -> None:
+        self.owner = threading.current_thread()
+        self.name = self.owner.name
         self.folded = 0
         self.totals = CallTotals()
         super().__init__()
@@ -104,12 +81,11 @@ class _ThreadLog(CallLog):
     def clear(self) -> None:
         super().clear()
         self.folded, self.totals = 0, CallTotals()
-        self.cpu_ns = thread_time_ns() if get_ident() == self.thread else None
 
     @property
     def has_ended(self) -> bool:
         """Whether the thread has ended."""
-        return self.life() is None
+        return not self.owner.is_alive()
 
     def by_name(self) -> dict[str, int]:
         """Return the time in each phase and call without what is inside them."""
@@ -126,7 +102,6 @@ class _Here(threading.local):
     It goes when the thread ends, while the next thread may have the same ident at once.
     """
 
-    life: _Life | None = None
     log: _ThreadLog | None = None
     calls: list[_Call] | None = None
 
@@ -134,18 +109,6 @@ class _Here(threading.local):
 def _add(totals: dict[str, int], more: dict[str, int]) -> None:
     for name, spent_ns in more.items():
         totals[name] = totals.get(name, 0) + spent_ns
-
-
-def _weak_fold(timing: Timing) -> Callable[[], None]:
-    """Return `timing._fold` as a weak reference: a cycle would delay the release of the rings."""
-    reference = weakref.ref(timing)
-
-    def fold() -> None:
-        timing = reference()
-        if timing is not None:
-            timing._fold()
-
-    return fold
 
 
 class Timing:
@@ -195,13 +158,12 @@ class Timing:
         self._since_ns = self._folded_ns = 0
         self._process_cpu_ns = self._workers_cpu_ns = 0
         self._machine_cpu_ns: int | None = None
-        self._loads: _Loads | None = None  # of a recording that has ended
+        self._load: tuple[float | None] | None = None  # of others, in a recording that has ended
         self._kept: tuple[Crew, list[WorkerProcess | None], int] = (
             Crew(NOTHING, [0], np.zeros(0, np.int64), True),
             [],
             0,
         )
-        self._copies = True
         self.enabled = False
 
     @property
@@ -248,8 +210,8 @@ class Timing:
 
     def note_end(self) -> None:
         """Measure the load of others so far: timing ends here, or workers are about to end."""
-        if self._loads is None:
-            self._loads = self._measure_loads()
+        if self._load is None:
+            self._load = (self._measure_load(),)
 
     def clear(self) -> None:
         """Delete the recording; phases that are open begin now."""
@@ -263,7 +225,7 @@ class Timing:
             self._process_cpu_ns = process_time_ns()
             self._machine_cpu_ns = machine_cpu_ns()
             self._workers_cpu_ns = cpu_ns(self._pids())
-            self._loads = None
+            self._load = None
             self._carried = self._env_totals = None
             if self._stamps is not None:
                 self._taken = self._stamps.counted()
@@ -276,15 +238,14 @@ class Timing:
         return self._begin_log() if log is None else log
 
     def _begin_log(self) -> CallLog:
-        here, life = self._here, _Life()
         with self._lock:
             self._drop_ended()
-            log = _ThreadLog(life)
+            log = _ThreadLog()
             log.begin_ns = log.begin_ns if not self._since_ns else self._since_ns
-            log.fold = _weak_fold(self)
+            log.fold = weakref.WeakMethod(self._fold)  # a cycle would delay the rings' release
             self._set_next_fold(log)
             self._logs.append(log)
-        here.life, here.log = life, log
+        self._here.log = log
         return log
 
     def _drop_ended(self) -> None:
@@ -341,7 +302,6 @@ class Timing:
         chunks, lanes = envs._env_chunks(), envs._env_lanes()
         crew = Crew(self._stamped, chunks, lanes, is_local, self._kernel_ns)
         self._kept = crew, processes, envs.num_envs
-        self._copies = bool(getattr(envs, "copy", False))
 
     # -- totals ------------------------------------------------------------------------------
 
@@ -371,9 +331,8 @@ class Timing:
                 if crew.is_local and len(callers) == 1 and callers[0].open_since() is None:
                     inside_ns = spent_ns  # only the caller can have stepped them
                     totals.add_local(sum(spent_ns))
-                    found = found.where(found.begin_ns >= callers[0].latest_begin_ns(_LATEST))
-                work = Work(found, crew, totals.cpu_shares(), now_ns)
-                if inside_ns is None:
+                else:
+                    work = Work(found, crew, totals.cpu_shares(), now_ns)
                     totals.add_work(work, self._folded_ns, now_ns)
             self._folded_ns = needed_ns = now_ns
             for log in logs:
@@ -428,37 +387,29 @@ class Timing:
                 if log is not main:
                     _add(others_ns, log.by_name())
             wall_ns = max(main.wall_ns, 1)
-            loads = self._loads or self._measure_loads()
+            (load,) = self._load or (self._measure_load(),)
             return Tally(
                 wall_ns,
                 main.phases_ns(),
                 main.totals,
                 self._env_totals,
                 others_ns,
-                self._copies,
                 self._kept[0].stamped,
-                loads.others,
-                loads.other_threads,
+                load,
             )
 
     def _pids(self) -> list[int]:
         """Return the workers on this machine."""
         return [process.pid for process in self._kept[1] if process is not None and process.pid > 0]
 
-    def _measure_loads(self) -> _Loads:
-        """Return the load of other processes and threads so far."""
-        now_ns, own_ns = perf_counter_ns(), process_time_ns() - self._process_cpu_ns
-        spent_ns = max(now_ns - self._since_ns, 1)
-        main = max(list(self._logs), key=lambda log: log.env_ns, default=None)
-        other_threads = 0.0
-        if main is not None and main.cpu_ns is not None and main is self._here.log:
-            other_threads = (own_ns - (thread_time_ns() - main.cpu_ns)) / spent_ns
-        busy_ns, others = machine_cpu_ns(), None
-        if busy_ns is not None and self._machine_cpu_ns is not None:
-            own_ns += max(cpu_ns(self._pids()) - self._workers_cpu_ns, 0)
-            if spent_ns >= _FEWEST_TICKS_NS:
-                others = max((busy_ns - self._machine_cpu_ns - own_ns) / spent_ns, 0.0)
-        return _Loads(others, other_threads)
+    def _measure_load(self) -> float | None:
+        """Return the processors that other processes kept busy so far; None if not known."""
+        spent_ns, busy_ns = max(perf_counter_ns() - self._since_ns, 1), machine_cpu_ns()
+        if busy_ns is None or self._machine_cpu_ns is None or spent_ns < _FEWEST_TICKS_NS:
+            return None
+        own_ns = process_time_ns() - self._process_cpu_ns
+        own_ns += max(cpu_ns(self._pids()) - self._workers_cpu_ns, 0)
+        return max((busy_ns - self._machine_cpu_ns - own_ns) / spent_ns, 0.0)
 
     def recording(self) -> Recording:
         """Return the latest part of the recording since `enable` or `clear`, for a timeline.
@@ -486,8 +437,7 @@ class Timing:
                 if log is not main:
                     found = log.read()
                     found = found.where(found.begin_ns >= begin_ns)
-                    passed = log.sent(), log.received()
-                    others.append(ThreadCalls(log.name, list(log.names), found, *passed))
+                    others.append(ThreadCalls(log.name, list(log.names), found))
             crew, processes, num_envs = self._kept
             return Recording(
                 self._backend,
@@ -499,8 +449,6 @@ class Timing:
                 crew,
                 processes,
                 num_envs,
-                main.sent(),
-                main.received(),
                 others,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vecenv.timing.attribution import CallTotals, Crew, EnvTotals
-from vecenv.timing.calls import Calls, Pass
+from vecenv.timing.calls import Calls
 from vecenv.timing.stamps import Stamps
 
 __all__ = ["Recording", "Tally", "ThreadCalls", "WorkerProcess"]
@@ -31,14 +31,11 @@ class ThreadCalls(NamedTuple):
         name: Name of the thread.
         names: Names of the kinds of intervals.
         calls: The intervals.
-        sent, received: The envs of single calls of `send` and `recv`.
     """
 
     name: str
     names: list[str]
     calls: Calls
-    sent: Pass
-    received: Pass
 
 
 class Recording(NamedTuple):
@@ -53,7 +50,6 @@ class Recording(NamedTuple):
         crew: The threads that step the envs.
         processes: The workers' processes, None for the caller.
         num_envs: Number of envs.
-        sent, received: The envs of its single calls of `send` and `recv`.
         others: Intervals of other threads.
     """
 
@@ -66,8 +62,6 @@ class Recording(NamedTuple):
     crew: Crew
     processes: list[WorkerProcess | None]
     num_envs: int
-    sent: Pass
-    received: Pass
     others: list[ThreadCalls]
 
 
@@ -80,10 +74,8 @@ class Tally(NamedTuple):
         calls: Totals of its calls.
         envs: Totals of the envs; None if they are not stamped one by one.
         others_ns: Time in phases and calls of other threads, by name.
-        copies: Whether the vector env returns copies of observations.
         stamped: ENVS, KERNEL or NOTHING, see `Crew`.
         others_load: Processors that other processes kept busy, on average; None if not known.
-        other_threads: Processors that other threads of the calling process kept busy, on average.
     """
 
     wall_ns: int
@@ -91,7 +83,5 @@ class Tally(NamedTuple):
     calls: CallTotals
     envs: EnvTotals | None
     others_ns: dict[str, int]
-    copies: bool
     stamped: str
     others_load: float | None
-    other_threads: float

@@ -56,7 +56,6 @@ _UNITS = {
     "memory_bytes": "bytes",
     "others_load": "processors",
     "cpu_share": "processor time / time of env steps",
-    "low, high": "times as many steps per second",
 }
 _BAR_WIDTH = 22
 _NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
@@ -152,7 +151,7 @@ class TimingReport:
         resets: Reset times of all envs together; None if there were none, or it is not known.
         slowest: The envs whose steps take longest on average.
         workers: One entry per worker.
-        advice: Changes that may help, with their expected gain.
+        advice: A change that may shorten the largest share.
         durations_ns: int64 (R,), lengths of the latest steps; not in the JSON.
     """
 
@@ -248,23 +247,17 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
     cpu_share = None if envs is None else envs.cpu_share(0)
     first_ready = calls.num_receives > 0
     facts = Facts(
-        backend=recording.backend,
+        largest=max(spent_ns, key=lambda name: spent_ns[name]),
+        num_steps=num_steps,
+        num_envs=recording.num_envs,
         stamped=crew.stamped,
         is_local=crew.is_local,
-        num_envs=recording.num_envs,
         num_workers=len(crew.chunks) - 1,
         num_lanes=crew.num_lanes,
         cores=usable_cores(),
-        others_load=tally.others_load,
-        wall_ns=wall_ns,
-        spent_ns=spent_ns,
-        bound_ns=bound_ns,
+        cpu_share=cpu_share,
+        step_ns=None if envs is None else float(envs.step_ns.sum()) / max(num_steps, 1),
         first_ready=first_ready,
-        copies=tally.copies,
-        calls=calls,
-        envs=envs,
-        num_steps=num_steps,
-        other_threads=tally.other_threads,
     )
     return TimingReport(
         backend=recording.backend,

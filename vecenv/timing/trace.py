@@ -1,9 +1,7 @@
 """The timeline as Chrome trace JSON (Trace Event Format), for Perfetto or chrome://tracing.
 
 One process "caller" with a track for its calls, waits, copies and phases, and one for each other
-thread that has phases; one process per worker with a track per thread, named by its envs. Arrows
-(flow events) lead from the call that sent an env to its step, and from there to the call that
-received it.
+thread that has phases; one process per worker with a track per thread, named by its envs.
 """
 
 from __future__ import annotations
@@ -19,16 +17,9 @@ from vecenv.files import whole_file
 from vecenv.timing.attribution import KERNEL, Work
 from vecenv.timing.calls import (
     ENV_CALLS,
-    RECV,
-    RESET,
-    SEND,
-    STEP,
-    STEP_ASYNC,
-    STEP_WAIT,
     Calls,
-    Pass,
 )
-from vecenv.timing.recording import Recording, ThreadCalls
+from vecenv.timing.recording import Recording
 from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
@@ -36,7 +27,6 @@ __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
 _OTHER_THREADS = 1_000_000  # first track of the caller's other threads
-_NEVER = np.iinfo(np.int64).max  # in nanoseconds
 _FEW = 4  # envs that are named one by one
 
 Event = dict[str, Any]
@@ -81,7 +71,6 @@ def trace_events(recording: Recording) -> Iterator[Event]:
         tracks = _Tracks(recording)
         yield from tracks.names()
         yield from _step_events(recording, stamps, tracks)
-        yield from _flow_events(recording, stamps, tracks)
 
 
 def _call_event(
@@ -166,94 +155,9 @@ def _step_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Itera
             yield _slice("copy", "copy", (interval[1], until_ns), since_ns, track)
 
 
-def _flow_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Iterator[Event]:
-    """Yield arrows: call -> env step -> call; at most one pair per step.
-
-    The calls may be of different threads: one sends, another waits.
-    """
-    main = ThreadCalls("", recording.names, recording.calls, recording.sent, recording.received)
-    threads, num_envs = [main, *recording.others], recording.num_envs
-    each_sent_ns = np.array([_latest_before(thread, stamps, num_envs) for thread in threads])
-    each_taken_ns = np.array([_first_after(thread, stamps, num_envs) for thread in threads])
-    senders, takers = each_sent_ns.argmax(axis=0), each_taken_ns.argmin(axis=0)
-    sent_ns, taken_ns = each_sent_ns.max(axis=0), each_taken_ns.min(axis=0)
-    taken_ns = np.where(taken_ns == _NEVER, 0, taken_ns)
-    calling = [(_CALLER, 0), *(_other_track(k) for k in range(len(recording.others)))]
-    is_complete = (sent_ns > 0) & (taken_ns > 0) & (tracks.processes[stamps.env_ids] != _CALLER)
-    since_ns = recording.begin_ns
-    for k in np.flatnonzero(is_complete).tolist():  # others are the caller's own, or incomplete
-        env_id = int(stamps.env_ids[k])
-        track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
-        yield _flow("s", k, int(sent_ns[k]), since_ns, calling[senders[k]])
-        yield _flow("t", k, int(stamps.begin_ns[k]), since_ns, track)
-        yield _flow("f", k, int(taken_ns[k]) - 1, since_ns, calling[takers[k]])
-
-
 def _other_track(number: int) -> tuple[int, int]:
     """Return the track of one of the caller's other threads."""
     return _CALLER, _OTHER_THREADS + number
-
-
-def _ranges(calls: Calls, num_envs: int) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield the calls, bool (M,), that concern the same range of envs, and that range."""
-    lasts = np.where(calls.last_env == 0, num_envs, calls.last_env)
-    for first, last in sorted(set(zip(calls.first_env.tolist(), lasts.tolist(), strict=True))):
-        yield (calls.first_env == first) & (lasts == last), first, last
-
-
-def _latest_before(thread: ThreadCalls, stamps: Stamps, num_envs: int) -> np.ndarray:
-    """Return the start of a thread's latest request before each step, int64 (R,); 0 if none."""
-    found = np.zeros(len(stamps.env_ids), np.int64)
-    calls = thread.calls.where(np.isin(thread.calls.kinds, (STEP, STEP_ASYNC, RESET)))
-    for chosen, first, last in _ranges(calls, num_envs):
-        begins_ns = np.sort(calls.begin_ns[chosen])
-        places = np.searchsorted(begins_ns, stamps.begin_ns, side="right") - 1
-        is_its = (places >= 0) & (stamps.env_ids >= first) & (stamps.env_ids < last)
-        latest_ns = begins_ns[np.maximum(places, 0)]
-        found = np.where(is_its, np.maximum(found, latest_ns), found)
-    held = thread.calls.where(thread.calls.kinds == SEND).begin_ns
-    for rows, times_ns in _by_env(thread.sent, stamps, held, held):
-        places = np.searchsorted(times_ns, stamps.begin_ns[rows], side="right") - 1
-        latest_ns = np.where(places >= 0, times_ns[np.maximum(places, 0)], 0)
-        found[rows] = np.maximum(found[rows], latest_ns)
-    return found
-
-
-def _first_after(thread: ThreadCalls, stamps: Stamps, num_envs: int) -> np.ndarray:
-    """Return the end of a thread's first call that may have received each step, int64 (R,)."""
-    found = np.full(len(stamps.env_ids), _NEVER)
-    calls = thread.calls.where(np.isin(thread.calls.kinds, (STEP, STEP_WAIT, RESET)))
-    for chosen, first, last in _ranges(calls, num_envs):
-        ends_ns = np.append(np.sort(calls.end_ns[chosen]), _NEVER)
-        next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns, side="left")]
-        is_its = (stamps.env_ids >= first) & (stamps.env_ids < last)
-        found = np.where(is_its, np.minimum(found, next_ns), found)
-    receives = thread.calls.where(thread.calls.kinds == RECV)
-    for rows, times_ns in _by_env(thread.received, stamps, receives.begin_ns, receives.end_ns):
-        ends_ns = np.append(times_ns, _NEVER)
-        next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns[rows], side="left")]
-        found[rows] = np.minimum(found[rows], next_ns)
-    return found
-
-
-def _by_env(
-    passed: Pass, stamps: Stamps, begins_ns: np.ndarray, times_ns: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each env its steps, int64 (R',), and times of its calls.
-
-    Args:
-        passed: The envs of the calls.
-        stamps: The steps.
-        begins_ns: int64 (M,), when the calls began, in their order.
-        times_ns: int64 (M,), the time to return of each.
-    """
-    places = np.searchsorted(begins_ns, passed.begin_ns)
-    is_held = places < len(begins_ns)
-    is_held[is_held] = begins_ns[places[is_held]] == passed.begin_ns[is_held]
-    env_ids, places = passed.env_ids[is_held], places[is_held]
-    for env_id in np.intersect1d(env_ids, stamps.env_ids).tolist():
-        found_ns = np.sort(times_ns[places[env_ids == env_id]])
-        yield np.flatnonzero(stamps.env_ids == env_id), found_ns
 
 
 def _slice(
@@ -269,19 +173,6 @@ def _slice(
         "pid": track[0],
         "tid": track[1],
     }
-
-
-def _flow(phase: str, number: int, time_ns: int, since_ns: int, track: tuple[int, int]) -> Event:
-    event = {
-        "name": "step",
-        "cat": "flow",
-        "ph": phase,
-        "id": number,
-        "ts": (time_ns - since_ns) / 1e3,
-        "pid": track[0],
-        "tid": track[1],
-    }
-    return {**event, "bp": "e"} if phase == "f" else event
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:

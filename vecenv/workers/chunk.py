@@ -3,55 +3,139 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Space
 
-from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.autoreset import EnvGroup
 from vecenv.core.batches import take_row
 from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
+from vecenv.core.infos import keep_info
+from vecenv.core.pickling import dumps
 from vecenv.core.restarts import RestartingEnv, without_restarts
-from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.actions import ActionReader
-from vecenv.workers.arena import Arena
-from vecenv.workers.info_columns import ColumnWriter, Noted
-from vecenv.workers.layout import HAS_ERROR, HAS_MESSAGE, Leaf
-from vecenv.workers.messages import Answer, Layout, ResetRequest, SlotLeaves
-from vecenv.workers.rows import object_rows, reward_bits, slot_rows, unwritten
+from vecenv.core.spaces import require_new_env
+from vecenv.workers.rows import ActionReader, Layout, Tables
 
-__all__ = ["Chunk", "Outcome", "run_here"]
+__all__ = [
+    "Answer",
+    "Chunk",
+    "EnvSpaces",
+    "close_envs",
+    "make_envs",
+]
 
-# Status bits, form of the infos, and what has to be said beyond them (None for nothing).
-Outcome = tuple[int, int, Answer | None]
-# Rows of a slot, and how to mark rewards as unwritten: a function and its argument.
-_Slot = tuple[StepRows, Callable[[int], None], int]
 _RESERVED = ("reset", "step", "close")
+
+
+class EnvSpaces(NamedTuple):
+    """What is known of a chunk's envs when they have been made.
+
+    Attributes:
+        spaces: Observation space and action space of each; equal ones are the same pair.
+        metadata, render_mode: Of the first env.
+        published: Named spaces of arrays that the first env publishes.
+    """
+
+    spaces: list[tuple[Space, Space]]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    published: dict[str, Space]
+
+    @staticmethod
+    def of(envs: list[Env]) -> EnvSpaces:
+        """Describe envs; what they raise has an `env_index`."""
+        spaces: list[Any] = []
+        for index, env in enumerate(envs):
+            try:
+                pair = env.observation_space, env.action_space
+                spaces.append(next((other for other in spaces if other == pair), pair))
+            except BaseException as error:  # attributes may be code of the env's
+                vars(error)["env_index"] = index
+                raise
+        published = getattr(envs[0].unwrapped, "publish", None) or {}
+        return EnvSpaces(spaces, dict(envs[0].metadata), envs[0].render_mode, dict(published))
+
+
+class Answer(NamedTuple):
+    """What a chunk has to say beyond numbers.
+
+    Attributes:
+        result: Of a message; None for a step.
+        infos: By index in the chunk the infos to be entered, mostly one.
+        objects: Observations of leaves without fixed shape, one list per leaf.
+        errors: Faults of single envs.
+    """
+
+    result: Any = None
+    infos: Mapping[int, Any] = {}
+    objects: Sequence[Sequence[Any]] = ()
+    errors: Sequence[EnvFault] = ()
+
+    def pickled(self, first: int, worker: int) -> bytes:
+        """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
+        try:
+            return dumps(tuple(self))
+        except BaseException as error:  # code of users' classes
+            fault = EnvFault.of(error, first + self._culprit(), worker, "the answer of")
+            return dumps(tuple(Answer(errors=[fault])))
+
+    def _culprit(self) -> int:
+        """Return the first env whose part can't be pickled; 0 if unknown."""
+        parts: list[Any] = [enumerate(items) for items in (self.result or (), *self.objects)]
+        for part in [*parts, self.infos.items()]:
+            for index, item in part:
+                try:
+                    dumps(item)
+                except BaseException:  # code of users' classes
+                    return index
+        return 0
+
+
+def make_envs(
+    factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any
+) -> tuple[list[Env], EnvFault | None]:
+    """Call factories one after the other; return the envs, and what stopped it, if something did.
+
+    Args:
+        factories: One per env.
+        first: Id of the first env.
+        worker: Whose they are; -1 for the caller, whose Ctrl-C is no fault.
+        place: The id of the env that is about to be made is put here, as `place[0]`.
+    """
+    envs: list[Env] = []
+    known: dict[int, int] = {}
+    for env_id, factory in enumerate(factories, first):
+        place[0] = env_id
+        try:
+            env = factory()
+            if isinstance(env, Env):
+                require_new_env(env, known)
+            envs.append(env)
+        except BaseException as error:
+            if worker < 0 and isinstance(error, KeyboardInterrupt):
+                raise
+            return envs, EnvFault.of(error, env_id, worker, "creation")
+    return envs, None
 
 
 class Chunk:
     """Envs first, ..., last - 1 of a pool and their places in shared memory.
 
     Attributes:
-        first, last: Which envs these are.
+        first, last, num_envs: Which envs these are, and how many the vector env has.
         group: The envs, with the rules of autoreset.
-        has_objects: Whether some leaves of the observations have no fixed shape.
-        announce: Called with the id of the env that is about to be reset or called.
-        is_stamped: Whether steps are being stamped; the writer of a step's results then calls
-            `group.mark_done`.
-        run_each: Calls a function with indices of envs and returns the results, each in the thread
-            that owns the env; the function must not raise.
 
     Args:
-        envs: The envs.
+        envs: The envs; those of a worker that replaces another are `RestartingEnv`s.
         worker: Whose they are; -1 for the caller.
         first: Id of the first.
-        layout: Where everything is.
-        arena: The shared memory.
-        lanes: Threads that own the envs; None if the thread that calls does.
+        layout: What the tables are of.
+        tables: Those of these envs.
+        place: The id of the env that is at work is put here, as `place[0]`.
     """
 
     def __init__(
@@ -60,218 +144,87 @@ class Chunk:
         worker: int,
         first: int,
         layout: Layout,
-        arena: Arena,
-        lanes: Any = None,
+        tables: Tables,
+        place: Any,
     ) -> None:
-        self._lanes = lanes
-        self.run_each: Callable[[Callable[[int], Any], Sequence[int]], list[Any]] = (
-            run_here if lanes is None else lanes.run_each
-        )
-        self.worker = worker
+        self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.columns = ColumnWriter(arena.view, first, self.last, layout.row_forms)
-        self.group = EnvGroup(envs, layout.autoreset_mode, self.columns.note)
-        self.announce: Callable[[int], None] = lambda env_id: None
-        self.is_stamped = False
+        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
+        self._every = range(len(envs))
+        self._place = place
         self._space = layout.observation_space
-        self._arena = arena
-        own = slot_rows(arena, self._space, layout.own, first, self.last)
-        self._slots: dict[int, _Slot] = {0: _slot(own)}
-        self._own = own
-        self._slot_leaves: dict[int, SlotLeaves] = {}
-        self._objects = list(object_rows(own.obs))
-        self.has_objects = bool(self._objects)
-        self.actions: ActionReader | None = None
-        if layout.actions is not None:
-            self.actions = ActionReader(
-                layout.action_space, layout.actions, arena.view, first, self.last
-            )
-        # What is copied into the ring with a row without infos, and with one that has some.
-        self.bare_leaves = self.ring_leaves = arena.view(layout.ring_leaves)
-        self._published = [
-            (name, arena.view(leaf)[first : self.last]) for name, leaf in layout.published.items()
-        ]
+        self._rows, self._objects = tables.rows, tables.objects
+        self._actions: Any = None  # if all travel by message
+        if tables.actions is not None:
+            self._actions = ActionReader(layout.action_space, tables.actions, len(envs))
+        self._published = list(tables.published.items())
 
-    def learn(self, updates: dict[str, Any]) -> None:
-        """Take notice of new slots, forms of infos with their columns, and ring leaves."""
-        self._slot_leaves.update(updates.get("slots", ()))
-        if "ring_leaves" in updates:  # first: threads write columns as soon as they know them
-            self.ring_leaves = self._arena.view(updates["ring_leaves"])
-        self.columns.add(
-            updates.get("columns", ()), updates.get("forms", ()), updates.get("first_form", 0)
-        )
-        if "stamps" in updates:
-            self._stamp(updates["stamps"])
+    def _announce(self, index: int) -> None:
+        """Say which env is at work, should it never come back."""
+        self._place[0] = self.first + index
 
-    def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
-        """Stamp the envs' steps into the rings and counts given; None ends it."""
-        self.is_stamped = leaves is not None
-        if leaves is None:
-            self.group.stamp(None)
-            return
-        rings, counts = map(self._arena.view, leaves)
-        self.group.stamp(EnvStamps(rings, counts).part(self.first, self.last))
+    # -- steps -------------------------------------------------------------------------------
 
-    def rows(self, slot: int) -> StepRows:
-        """Return the rows of this chunk in a slot."""
-        return self._slot(slot)[0]
+    def step(self, actions: Any = None, index: int | None = None) -> Answer | None:
+        """Step every env once, or one; return what there is to say beyond numbers.
 
-    def _slot(self, slot: int) -> _Slot:
-        found = self._slots.get(slot)
-        if found is None:
-            leaves = self._slot_leaves[slot]
-            rows = slot_rows(self._arena, self._space, leaves, self.first, self.last)
-            found = self._slots[slot] = _slot(rows)
-        return found
-
-    def step_all(self, slot: int, actions: Iterable[Any] | None = None) -> Outcome:
-        """Step every env once; `actions` are given only if they came by message."""
-        if actions is None:
-            assert self.actions is not None
-            actions = self.actions.all()
-        if self._lanes is not None:
-            return self._step_in_lanes(slot, list(actions))
-        rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
-        mark_rewards(mark)
-        if slot:
-            rows.has_ends = True  # it is the caller's memory, with anything in it
+        Args:
+            actions: One per env that is stepped; None for those that are in shared memory.
+            index: Which env, in the chunk; None for all.
+        """
+        chosen = self._every if index is None else range(index, index + 1)
         faults: Sequence[EnvFault] = ()
-        try:
-            infos = self.group.step(actions, rows)
+        if actions is None:
+            reader = self._actions
+            actions = reader.all() if index is None else (reader.one(index),)
+        try:  # all envs take a shorter way, also if it is only one
+            some = None if len(chosen) == len(self._every) else chosen
+            infos = self.group.step(self._announced(actions, chosen), self._rows, some)
         except BaseException as error:
-            infos, faults = self._step_rest(error, list(actions), rows)
+            infos, faults = {}, self._step_rest(error, actions, chosen)
         if self._published:
-            faults = [*faults, *self._publish(range(len(self.group.envs)), "step")]
-        if self.is_stamped and self.worker < 0:  # the caller goes on with other things
-            self.group.mark_done(-1)
+            faults = [*faults, *self._publish(chosen, "step")]
+        self.group.mark_done(chosen[-1])
         if infos or faults or self._objects:
-            return self.outcome(infos, faults)
-        return 0, 0, None
+            infos = {k - chosen[0]: entries for k, entries in infos.items()}
+            objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
+            return Answer(None, infos, objects, faults)
+        return None
 
-    def _step_in_lanes(self, slot: int, actions: list[Any]) -> Outcome:
-        """Step every env once, each in its own thread."""
-        rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
-        mark_rewards(mark)
-        rows.has_ends = True
-        count = min(len(actions), len(self.group.envs))  # fewer if they have not been checked
-        infos: dict[int, Noted] = {}
+    def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
+        """Yield the actions of some envs; each env is announced before its step."""
+        place = self._place
+        for env_id, action in enumerate(actions, self.first + chosen[0]):
+            place[0] = env_id
+            yield action
+
+    def _step_rest(
+        self, error: BaseException, actions: Sequence[Any], chosen: range
+    ) -> list[EnvFault]:
+        """Step the envs that come after one that has raised, so that none is left out."""
         faults: list[EnvFault] = []
-
-        def step(index: int) -> tuple[dict[int, Noted], Sequence[EnvFault]]:
-            result = self.step_env(index, actions[index], slot)
-            if self.is_stamped:
-                self.group.mark_done(index)
-            return result
-
-        results = self.run_each(step, range(count))
-        for env_infos, env_faults in results:
-            faults += env_faults
-            infos.update(env_infos)
-        return self.outcome(infos, faults)
+        chosen = chosen[: len(actions)]  # fewer if they have not been checked
+        while True:
+            index = getattr(error, "env_index", chosen[0])
+            k = index - chosen[0]
+            faults.append(
+                self._fault(error, index, "step", actions[k] if k < len(chosen) else None)
+            )
+            actions, chosen = actions[k + 1 :], chosen[k + 1 :]
+            if not chosen:
+                return faults
+            try:
+                self.group.step(self._announced(actions, chosen), self._rows, chosen)
+            except BaseException as next_error:
+                error = next_error
+            else:
+                return faults
 
     def _fault(self, error: BaseException, index: int, call: str, action: Any = None) -> EnvFault:
         """Describe what an env has raised; but let Ctrl-C through, which workers ignore."""
         if self.worker < 0 and isinstance(error, KeyboardInterrupt):
             raise error
         return EnvFault.of(error, self.first + index, self.worker, call, action)
-
-    def _step_rest(
-        self, error: BaseException, actions: list[Any], rows: StepRows
-    ) -> tuple[dict[int, Noted], list[EnvFault]]:
-        """Step the envs that come after one that has raised, so that none is left out."""
-        faults: list[EnvFault] = []
-        count = len(self.group.envs)
-        while True:
-            index = getattr(error, "env_index", 0)
-            action = actions[index] if index < len(actions) else None
-            faults.append(self._fault(error, index, "step", action))
-            if index + 1 >= count or index + 1 >= len(actions):
-                return {}, faults
-            try:
-                rest = range(index + 1, count)
-                return self.group.step(actions[index + 1 :], rows, rest), faults
-            except BaseException as next_error:
-                error = next_error
-
-    def step_env(
-        self, index: int, action: Any, slot: int = 0
-    ) -> tuple[dict[int, Noted], Sequence[EnvFault]]:
-        """Step one env of the chunk; threads may do this at the same time for different envs."""
-        faults: Sequence[EnvFault] = ()
-        infos: dict[int, Noted] = {}
-        try:
-            infos = self.group.step((action,), self.rows(slot), (index,))
-        except BaseException as error:
-            faults = [self._fault(error, index, "step", action)]
-        if self._published:
-            faults = [*faults, *self._publish((index,), "step")]
-        return infos, faults
-
-    def step_one(self, index: int, action: Any) -> Outcome:
-        """Step one env into the pool's own rows, for a row of the ring."""
-        infos, faults = self.step_env(index, action)
-        if not infos and not faults and not self._objects:
-            return 0, 0, None
-        form, rest = 0, []
-        if infos:
-            try:
-                form, rest = self.columns.split(infos[index])
-            except Exception as error:
-                faults = [*faults, self._fault(error, index, "step", action)]
-        if not rest and not faults and not self._objects:
-            return 0, form, None
-        objects = [[leaf.target[index]] for leaf in self._objects]
-        answer = Answer(None, rest, objects, faults)
-        return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
-
-    def failed(self, error: BaseException, index: int, call: str) -> Outcome:
-        """Report what went wrong before an env was called."""
-        return HAS_MESSAGE | HAS_ERROR, 0, Answer(errors=[self._fault(error, index, call)])
-
-    def outcome(self, infos: dict[int, Noted], faults: Sequence[EnvFault]) -> Outcome:
-        """Say which forms the infos have, and put what is not in columns into an answer."""
-        form, rest = 0, {}
-        if infos:
-            try:
-                form, rest = self.columns.pack(infos)
-            except Exception as error:
-                faults = [*faults, EnvFault.of(error, -1, self.worker, "infos")]
-        if not rest and not faults and not self._objects:
-            return 0, form, None
-        answer = Answer(None, rest, [leaf.target for leaf in self._objects], faults)
-        return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
-
-    def reset(self, request: ResetRequest) -> Outcome:
-        """Reset the envs asked for, each once; one that fails keeps none of the others from it."""
-        count = len(self.group.envs)
-        mask = request.reset_mask
-        wanted = list(range(count)) if mask is None else np.flatnonzero(mask).tolist()
-        infos: dict[int, Noted] = {}
-
-        def reset(index: int) -> EnvFault | None:
-            self.announce(self.first + index)
-            try:
-                if request.drop and self._lanes is not None:
-                    self._lanes.drop(index)
-                seed = request.seeds[index]
-                info = self.group.reset_env(index, seed, request.options, self._own.obs)
-                if info:  # taken down at once, as another env may use the same dict
-                    self.group.enter(infos, info, index, count)
-            except BaseException as error:
-                return self._fault(error, index, "reset")
-            if self.is_stamped:
-                self.group.mark_done(index)
-            return None
-
-        faults = [fault for fault in self.run_each(reset, wanted) if fault is not None]
-        if self._published:
-            faults += self._publish_each(range(count), "reset")
-        return self.outcome(infos, faults)
-
-    def _publish_each(self, indices: Sequence[int], call: str) -> list[EnvFault]:
-        """Do what `_publish` does, each env in its own thread."""
-        found = self.run_each(lambda index: self._publish((index,), call), indices)
-        return [fault for faults in found for fault in faults]
 
     def _publish(self, indices: Iterable[int], call: str) -> list[EnvFault]:
         """Copy what envs publish to where the caller sees it; return what went wrong."""
@@ -285,17 +238,38 @@ class Chunk:
                     faults.append(self._fault(error, index, call))
         return faults
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    # -- messages: methods that the caller names ---------------------------------------------
+
+    def reset(
+        self,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+        reset_mask: np.ndarray | None,
+    ) -> Answer:
+        """Reset the envs asked for, each once; one that fails keeps none of the others from it."""
+        count = len(self.group.envs)
+        infos: dict[int, Any] = {}
+        faults: list[EnvFault] = []
+        for index in self._every if reset_mask is None else np.flatnonzero(reset_mask).tolist():
+            self._announce(index)
+            try:
+                info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
+                if info:  # taken down at once, as another env may use the same dict
+                    keep_info(infos, info, index, count)
+            except BaseException as error:
+                faults.append(self._fault(error, index, "reset"))
+            else:
+                self.group.mark_done(index)
+        faults += self._publish(self._every, "reset")
+        return Answer(None, infos, [leaf.target for leaf in self._objects], faults)
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
         """Call a method of every env, or read an attribute."""
         if name in _RESERVED:
             error = ValueError(
                 f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
             )
-            return (
-                HAS_ERROR,
-                0,
-                Answer(errors=[EnvFault.of(error, self.first, self.worker, "call")]),
-            )
+            return Answer(errors=[EnvFault.of(error, self.first, self.worker, "call")])
 
         def read(index: int) -> Any:
             value = without_restarts(self.group.envs[index]).get_wrapper_attr(name)
@@ -303,7 +277,7 @@ class Chunk:
 
         return self._each("call", read)
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> Outcome:
+    def set_attr(self, name: str, values: Sequence[Any]) -> Answer:
         """Set an attribute of every env."""
 
         def write(index: int) -> None:
@@ -311,20 +285,20 @@ class Chunk:
 
         return self._each("set_attr", write)
 
-    def save_envs(self) -> Outcome:
+    def save_envs(self) -> Answer:
         """Pickle every env; the result is its state, or the text of what is in the way."""
 
         def save(index: int) -> bytes | str:
             env = without_restarts(self.group.envs[index])
-            saved = SavedEnv(env, index in self.group.ended, self._own_row(index))
             try:
+                saved = SavedEnv(env, index in self.group.ended, self._last_obs(index))
                 return dump_env(saved, self.first + index)
             except EnvStateError as error:
                 return str(error)
 
         return self._each("state_dict", save)
 
-    def load_envs(self, pickles: Sequence[bytes]) -> Outcome:
+    def load_envs(self, pickles: Sequence[bytes]) -> Answer:
         """Put pickled envs in the place of these, which are closed.
 
         The result of each is whether its episode is over, or the text of what is in the way.
@@ -335,7 +309,7 @@ class Chunk:
             spaces = env.observation_space, env.action_space
             try:
                 saved = load_env(pickles[index], self.first + index, *spaces)
-                self._own.obs.write(index, saved.obs)
+                self._rows.obs.write(index, saved.obs)
             except (EnvStateError, ObservationError) as error:
                 return str(error)
             if isinstance(restarting := envs[index], RestartingEnv):
@@ -347,62 +321,42 @@ class Chunk:
                 env.close()
             return saved.is_over
 
-        status, form, answer = self._each("load_state_dict", load)
-        assert answer is not None
-        faults = [*answer.errors]
-        if self._published:
-            faults += self._publish_each(range(len(self.group.envs)), "load_state_dict")
-        objects = [leaf.target for leaf in self._objects]
-        status |= HAS_ERROR if faults else 0
-        return status, form, answer._replace(objects=objects, errors=faults)
+        answer = self._each("load_state_dict", load)
+        faults = [*answer.errors, *self._publish(self._every, "load_state_dict")]
+        return answer._replace(objects=[leaf.target for leaf in self._objects], errors=faults)
 
-    def _each(self, call: str, function: Callable[[int], Any]) -> Outcome:
-        def attempt(index: int) -> tuple[Any, EnvFault | None]:
-            self.announce(self.first + index)
+    def _each(self, call: str, function: Callable[[int], Any]) -> Answer:
+        results: list[Any] = []
+        faults: list[EnvFault] = []
+        for index in self._every:
+            self._announce(index)
             try:
-                return function(index), None
+                results.append(function(index))
             except BaseException as error:
-                return None, self._fault(error, index, call)
+                faults.append(self._fault(error, index, call))
+        return Answer(results, errors=faults)
 
-        pairs = self.run_each(attempt, range(len(self.group.envs)))
-        faults = [fault for _, fault in pairs if fault is not None]
-        results = [result for result, fault in pairs if fault is None]
-        return HAS_ERROR if faults else 0, 0, Answer(results, errors=faults)
+    def lose_episodes(self, reason: str, objects: Sequence[Sequence[Any]]) -> None:
+        """Take over from a worker that is gone: every episode of its envs is over.
 
-    def lose_episodes(self, reason: str) -> None:
-        """Take over from a worker that is gone: every episode of its envs is over."""
-
-        def lose(index: int) -> None:
-            restarting = self.group.envs[index]
-            assert isinstance(restarting, RestartingEnv)
-            obs = None
+        Args:
+            reason: What has become of it.
+            objects: The last observations' leaves without fixed shape; the others are in memory.
+        """
+        for leaf, items in zip(self._objects, objects, strict=True):
+            leaf.target[:] = items
+        for index, env in enumerate(self.group.envs):
+            assert isinstance(env, RestartingEnv)
             with contextlib.suppress(BaseException):  # if it can't be reset, its next reset says so
-                obs, _ = restarting.env.reset()
-            restarting.lose(obs if self.has_objects else self._own_row(index), reason)
+                env.env.reset()
+            env.lose(self._last_obs(index), reason)
 
-        self.run_each(lose, range(len(self.group.envs)))
-
-    def _own_row(self, index: int) -> Any:
-        """Return a copy of the last observation in the pool's own row of one env."""
-        return take_row(self._space, self._own.obs.take(np.array([index])), 0)
-
-    def close(self) -> None:
-        """Close the envs, also those after one that fails to, and let go of them."""
-
-        def close(index: int) -> None:
-            with contextlib.suppress(BaseException):  # no caller is left to be told
-                without_restarts(self.group.envs[index]).close()
-            if self.worker >= 0:
-                self.group.envs[index] = None  # type: ignore[call-overload] # ends in its thread
-
-        self.run_each(close, range(len(self.group.envs)))
+    def _last_obs(self, index: int) -> Any:
+        return take_row(self._space, self._rows.obs.take(np.array([index])), 0)
 
 
-def run_here(function: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
-    """Do what `Lanes.run_each` does where the calling thread owns all envs."""
-    return [function(index) for index in indices]
-
-
-def _slot(rows: StepRows) -> _Slot:
-    bits = reward_bits(rows.rewards)
-    return rows, bits.fill, unwritten(bits)
+def close_envs(envs: Sequence[Any]) -> None:
+    """Close envs, also those after one that fails to: no caller is left to be told."""
+    for env in envs:
+        with contextlib.suppress(BaseException):
+            without_restarts(env).close()

@@ -1,12 +1,40 @@
-"""AsyncVectorEnv: Gymnasium envs in worker processes, over shared memory."""
+"""AsyncVectorEnv: Gymnasium envs in worker processes, over shared memory.
+
+    caller                                                    worker w (a process)
+    ------                                                    --------------------
+    AsyncVectorEnv   protocol of calls, results               _Worker     reads a frame, does it
+      ActionWriter ---- actions --------> +---------+ ------> Chunk       envs bounds[w] ...
+      Tables       <--- obs, rewards, --- | Memory  | <------   EnvGroup  steps and autoresets
+                        flags             +---------+           with RestartingEnv, if asked for
+      Pool         ---- frame: STEP, SEND env, ASK + pickle ->   (pipe) wakes the worker
+        _Seat w    <--- frame: DONE, ROW env, + pickled Answer   (pipe) wakes the caller
+
+Memory is one anonymous file that all map, and in which all allocate the same `Tables` in the same
+order. A row of actions is written by the caller before it sends a frame, a row of results by the
+env's worker before it replies, so a frame is what hands a row over. Nothing else is shared but
+places (at which env a worker is, which full reset was the last). Each worker has two pipes
+(`Channel`); the caller waits for all at once.
+
+*A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
+and observations without fixed shape come as the reply's payload.
+*send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
+*An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
+same, and the caller raises it.
+*A worker that dies* ends its pipe: the wait sees that at once, and `Pool` says how it ended, or
+starts another one, which is sent what is unanswered. One that is late is killed, then the same.
+*A caller that dies* takes its workers along (`child`), and these their groups of processes.
+*An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and
+`close` are refused. `reset` drops what is still answered, and replaces a worker whose bytes were
+being read or written just then (`Pool.give_up`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
-import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,38 +45,38 @@ from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv.core.arguments import read_timeout
-from vecenv.core.autoreset import StepRows, read_autoreset_mode
+from vecenv.core.arguments import read_autoreset_mode, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
 from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError
-from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
-from vecenv.core.interrupts import interrupts_later
-from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
-from vecenv.core.spaces import ObservationMode
+from vecenv.core.faults import (
+    StepTimeoutError,
+    WorkerDiedError,
+    raise_faults,
+    reset_needed_as,
+    retold,
+)
+from vecenv.core.infos import add_info
+from vecenv.core.leaving import close_at_exit
+from vecenv.core.pickling import dumps
+from vecenv.core.protocol import CallProtocol
+from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
+from vecenv.core.slots import slot_rows
+from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.layout import COMMANDS
-from vecenv.workers.messages import INTERRUPTED, NOTHING, ResetRequest
-from vecenv.workers.process import tell_after_fork
+from vecenv.workers.channel import ASK, STEP, message
 
 if TYPE_CHECKING:
-    from vecenv.workers.actions import ActionWriter
-    from vecenv.workers.halves import Half
-    from vecenv.workers.opening import Opened
+    from vecenv.workers.chunk import Answer
+    from vecenv.workers.pool import Pool
 
 __all__ = ["AsyncVectorEnv"]
 
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 30.0
 _WORKER = 5  # place of the argument
-_NEEDED = (
-    "multiprocess.connection",
-    "vecenv.workers.actions",
-    "vecenv.workers.first_ready",
-    "vecenv.workers.opening",
-)
 
 
 class AsyncVectorEnv(GymVecEnv):
@@ -56,33 +84,35 @@ class AsyncVectorEnv(GymVecEnv):
 
     A drop-in replacement for `gymnasium.vector.AsyncVectorEnv`: same arguments, attributes,
     methods, results and errors, no message per env, and the additions of `VecEnv`. Workers write
-    observations, rewards, flags and numeric infos into memory that the caller reads; `out=` slots
-    made of `allocate`d arrays are written by the workers themselves.
+    observations, rewards and flags into memory that the caller reads. Envs that wait (for a
+    network, a disk, another process) need a worker each: `num_workers=len(env_fns)`.
+
+    After an exception that is not of these classes in a call (Ctrl-C), only `reset` and `close` are
+    allowed. Vector envs that nobody has any more, and those that are open when the program ends,
+    are closed.
 
     Args:
         env_fns: One factory per env, called without arguments in the worker.
         shared_memory: Kept for compatibility: arrays always are in shared memory, other parts of
             observations (Text, Graph, Sequence, custom spaces) travel by message. True refuses
             custom spaces, as Gymnasium does.
-        copy: Whether observations returned are copies, the caller's to keep. With False they are
-            views: of `step` until the next call, of `recv` until three times as many results as
-            there are envs have come back.
-        context: "fork", "forkserver" or "spawn"; None for the one set by `set_start_method` of
-            `multiprocess` or `multiprocessing`, else for "fork" where that is harmless (this
-            process has one thread, and uses no GPU) and "forkserver" elsewhere. Workers never run
-            the main script again.
-        daemon: Flag of the processes; False lets envs start processes of their own.
+        copy: Whether observations returned are copies, the caller's to keep. With False those of
+            `step` are views, until the next call; those of `recv` are copies all the same.
+        context: "fork"; "forkserver" or "spawn", which both are a fresh interpreter for each
+            worker; None for what was set by `set_start_method` of `multiprocess` or
+            `multiprocessing`, else for "fork" where that is harmless (this process has one thread,
+            and uses no GPU) and a fresh interpreter elsewhere. Workers never run the main script
+            again.
+        daemon: Kept for compatibility: workers end with this process, and envs may start processes
+            of their own, which end with their worker.
         worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
             by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
             `num_workers` on.
         observation_mode: As in `SyncVectorEnv`.
         autoreset_mode: As in `SyncVectorEnv`.
-        max_concurrency: Most envs that are stepped at any one time.
-        num_workers: Processes; None for one per usable core (affinity and cgroup quota).
-        threads_per_worker: Envs that one worker steps at a time, each in the one thread that makes
-            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait, as one
-            shows that is made by the last factory and stepped in a process that is thrown away; a
-            number if envs must not be made once more.
+        max_concurrency: Most workers.
+        num_workers: Processes, at most one per env; None or "auto" for one per usable core
+            (affinity and cgroup quota).
         caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
         on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
             truncated, and go on; the same for the envs of a worker that is gone.
@@ -92,6 +122,7 @@ class AsyncVectorEnv(GymVecEnv):
             however many envs that has. A timeout given to a call only ends that wait.
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
+        threads_per_worker: Is gone: give envs that wait a process each by `num_workers`.
 
     Attributes:
         published: Array (num_envs, *shape) per published name; shared memory, always the latest.
@@ -115,50 +146,56 @@ class AsyncVectorEnv(GymVecEnv):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        num_workers: int | None = None,
-        threads_per_worker: int | str = "auto",
+        num_workers: int | str | None = None,
         caller_steps: bool = False,
         on_error: str = "raise",
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
+        threads_per_worker: None = None,
     ) -> None:
         self.closed = True  # until there is something to close
-        _import_all()
-        from vecenv.workers.opening import PoolOptions, open_workers
-        from vecenv.workers.pool import StartedProcesses
+        from vecenv.workers.opening import open_workers, refuse_custom, worker_bounds
 
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
+        if threads_per_worker is not None:
+            raise ValueError(
+                f"threads_per_worker is {threads_per_worker!r}, but workers have one thread: for "
+                "envs that wait give each a process, by num_workers=num_envs, and leave it out"
+            )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon = context, daemon
         self._timeout = read_timeout("timeout", timeout)
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
-        options = PoolOptions.checked(
-            len(env_fns),
-            num_workers=num_workers,
-            threads_per_worker=threads_per_worker,
-            max_concurrency=max_concurrency,
-            caller_steps=caller_steps,
-            on_error=on_error,
+        if on_error not in ("raise", "restart"):
+            raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+
+        def batch(obs_spaces: list[Space], action_spaces: list[Space]) -> BatchedSpaces:
+            owner = type(self).__name__
+            spaces = batch_env_spaces(obs_spaces, action_spaces, observation_mode, owner)
+            if shared_memory is True:
+                refuse_custom(spaces.single_observation_space)
+            return spaces
+
+        bounds = worker_bounds(len(env_fns), num_workers, max_concurrency, caller_steps)
+        pool, spaces, about = open_workers(
+            env_fns,
+            bounds,
             context=context,
-            daemon=daemon,
-            refuse_custom=shared_memory is True,
-            publish=publish,
-            observation_mode=observation_mode,
+            restart_envs=on_error == "restart",
             autoreset_mode=self.autoreset_mode,
-            owner=type(self).__name__,
+            publish=publish,
+            batch=batch,
         )
-        self._started = StartedProcesses()
         try:
-            opened = open_workers(env_fns, options, self._started)
-            self._exchange = opened.exchange
-            self._bind(opened)
+            self._set_up(
+                len(env_fns), spaces, self.autoreset_mode, about.metadata, about.render_mode
+            )
+            self._bind(pool)
         except BaseException:  # Ctrl-C
             self.closed = True
-            self._started.end()
-            if hasattr(self, "_exchange") and self._exchange.own is not None:
-                self._exchange.own.close()
+            pool.kill()
             raise
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -170,57 +207,44 @@ class AsyncVectorEnv(GymVecEnv):
             kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
         return OneProcessPerEnv(*args, **kwargs)
 
-    def _bind(self, opened: Opened) -> None:
+    def _bind(self, pool: Pool) -> None:
         """Bind what the calls need."""
-        from vecenv.workers.actions import ActionWriter
-        from vecenv.workers.first_ready import Receiver
-
-        exchange, mode = opened.exchange, self.autoreset_mode
-        num_envs = len(self.env_fns)
-        self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
-        self._bind_rows(opened.rows)
-        self.num_workers = exchange.num_workers
-        self.published = opened.published
-        counted = exchange.restarts
-        self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
-        self._arena = opened.arena
-        self._workers = range(self.num_workers)
-        # Of the step under way: `out`, the rows that are written, and the rows of an `out` that
-        # workers can't write into.
-        self._out: tuple[Any, StepRows, StepRows | None] = (None, self._rows, None)
-        self._begun_at = 0  # commands given before the pending call
-        self._pending_own: Callable[[], Any] | None = None  # the caller's share of that call
+        self._pool, self._own = pool, pool.own
+        self._bind_rows(pool.tables.rows)
+        self.num_workers = len(pool.seats)
+        self.published, self.restarts = pool.tables.published, pool.tables.restarts
+        self._out: Any = None  # of the step under way
+        self._pending_own: Callable[[], Answer | None] | None = None  # the caller's share
+        self._own_answer: Answer | None = None  # of that share
+        self._own_queue: deque[tuple[int, Any]] = deque()  # envs sent that the caller steps
         self._resetting: Sequence[int] = ()  # the envs of the pending reset
-        self._drops_rows = False  # whether these are all
-        self._writer: ActionWriter | None = None
-        if exchange.layout.actions is not None:
-            self._writer = ActionWriter(
-                self.single_action_space, exchange.layout.actions, self._arena.view
-            )
-            exchange.last_action = self._writer.text
+        self._never = Deadline.of_call(None, None)
         self._is_new = True  # never reset
-        self._receiver = Receiver(self, exchange, self._writer, self._timeout)
+        self._keeps_infos_apart = False
         self._shared_stamps: EnvStamps | None = None
-        exchange.timeout = self._timeout
-        exchange.break_down = _Breakdown(self)
-        tell_after_fork(self._calls)
+        pool.left_by_fork = self._calls.leave_to_parent
+        self._on_cut = partial(_note_cut, self._calls, pool)
         self.closed = False
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed shared memory that workers write into; it outlives this vector env.
-
-        A process that is forked from this one has these arrays, too, and not copies of them: what
-        either writes, the other reads.
-
-        Raises:
-            ValueError, TypeError: A negative dimension, or items that are no plain memory.
-            MemoryError: The address space reserved for this vector env is used up.
-            ForkedEnvError: In a fork of the process that has made this vector env.
-        """
-        self._calls.require_owner("allocate")
-        return self._arena.allocate(shape, dtype)
+        close_at_exit(self)
 
     # -- reset -------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset envs, see `VecEnv.reset`.
+
+        If the last wait has timed out, a full reset kills the workers that it was for, and makes
+        their envs anew.
+        """
+        calls = self._calls
+        if self._pool.timed_out and not calls.is_closed:
+            checked_seed(seed, self.num_envs)
+            mask, _ = split_reset_mask(options, self.num_envs)
+            if mask is None or mask.all():
+                calls.end_async()
+                calls.give_up(RuntimeError("a call had timed out and was given up by `reset`"))
+        return super().reset(seed=seed, options=options)
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Start resetting all envs, or those of `options["reset_mask"]`; see `reset`."""
@@ -231,17 +255,13 @@ class AsyncVectorEnv(GymVecEnv):
         try:
             self._calls.begin_reset(mask)
             self._begin_reset(seed, rest, mask)
+            self._calls.unfinished = None
         except Exception:
             self._calls.keep_reset()
             raise
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for `reset_async` and return its results.
-
-        Raises:
-            NoAsyncCallError: No `reset_async` is pending.
-            StepTimeoutError: Some env has not answered; the reset stays pending.
-        """
+        """Wait for `reset_async` and return its results; raises as `step_wait` does."""
         self._require_pending("reset")
         result = self._finish_reset(self._deadline(timeout))
         self._calls.mark_reset()
@@ -256,40 +276,20 @@ class AsyncVectorEnv(GymVecEnv):
     def _begin_reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> None:
-        seeds = seed_per_env(seed, self.num_envs)
-        self._is_new = False
-        self._own_rows()
-        exchange = self._exchange
-        exchange.finish_announcement()
-        is_full = reset_mask is None or bool(reset_mask.all())
-        self._drops_rows = is_full
-        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        self._resetting = chosen
-        bounds = exchange.pool.bounds
+        everyone, seeds = range(self.num_envs), seed_per_env(seed, self.num_envs)
+        self._resetting = everyone if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         requests = [
-            ResetRequest(
-                seeds[first:last],
-                options,
-                None if reset_mask is None else reset_mask[first:last],
-                is_full,
-            )
-            for first, last in zip([0, *bounds[:-1]], bounds, strict=True)
+            (seeds[i:j], options, None if reset_mask is None else reset_mask[i:j])
+            for i, j in self._chunks()
         ]
-        own = exchange.own
-        self._pending_own = None if own is None else lambda: own.reset(requests[0])
-        self._begin("reset", lambda: exchange.ask_all("reset", requests[1:]))
+        self._begin("reset", "reset", requests, is_full=len(self._resetting) == self.num_envs)
+        self._is_new = False
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
-        infos = self._finish("reset", deadline)[0]
+        infos, _ = self._finish("reset", deadline)
         self._ended.ended.difference_update(self._resetting)
-        if self._drops_rows:
-            self._exchange.drop_rows()
-            self._receiver.give_up()
-        self._out = (None, self._rows, None)
         obs = self._observations()
         self._note_reset(infos, self._resetting)
-        self._calls.end_async()
-        self._exchange.drop_answers()
         return obs, infos
 
     # -- step --------------------------------------------------------------------------------
@@ -303,24 +303,19 @@ class AsyncVectorEnv(GymVecEnv):
         """
         if self._is_new and not self._calls.is_ready:
             self._calls.require_idle("step")
-            self._begin_step(actions, None, is_checked=False)
-            self.step_wait()
+            self._begin_step(list(iterate(self.action_space, actions)), None, is_checked=False)
+            told = "`step` was called before the first `reset`; call `reset` first"
+            try:
+                self._finish("step", self._deadline(None))
+            except Exception as error:
+                env_id = vars(error).get("env_index")
+                if env_id is None:  # a timeout, or a worker that is gone
+                    raise
+                self._calls.fault = None  # what is missing is a reset
+                told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+                raise reset_needed_as(type(error))(told) from error
+            raise ResetNeeded(told)
         return super().step(actions, out=out)
-
-    def _refuse_unreset(self, deadline: Deadline) -> NoReturn:
-        """Raise ResetNeeded for a step before the very first reset; see `step`."""
-        message = "`step` was called before the first `reset`; call `reset` first"
-        try:
-            self._end_step(deadline)
-        except Exception as error:
-            env_id = vars(error).get("env_index")
-            if env_id is None:  # a timeout, or a worker that is gone
-                raise
-            self._calls.fault = None  # what is missing is a reset
-            message = f"{message} (env {env_id} raised {type(error).__name__}: {error})"
-            kind = reset_needed_as(type(error))
-            raise kind(message) from error
-        raise ResetNeeded(message)
 
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
@@ -328,6 +323,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._ended.require_reset_ended(range(self.num_envs))
         with self._logged(STEP_ASYNC):
             self._begin_step(self._actions.check(actions), out)
+            self._calls.unfinished = None
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Wait for `step_async` and return its results.
@@ -338,80 +334,42 @@ class AsyncVectorEnv(GymVecEnv):
         """
         self._require_pending("step")
         deadline = self._deadline(timeout)
-        if self._is_new:
-            self._refuse_unreset(deadline)
         with self._logged(STEP_WAIT):
-            return self._end_step(deadline)
+            return self._finish_step(self._finish("step", deadline)[0])
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
             self._ended.require_reset_ended(range(self.num_envs))
-        exchange, rows, slot = self._exchange, self._rows, 0
-        if out is not None:
-            slot, rows = exchange.slots.find(out)
-        if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
-            self._begin_step(actions, out)
-            return self._end_step(Deadline.of_call(None, self._timeout))
-        self._writer.write(actions)
-        before = exchange.steps
-        try:
-            self._out = (out, rows, None)
-            with self._waiting():
-                status, outcome = exchange.step_at_once(slot)
-            if not status and outcome is None:
-                return self._finish_step({})
-        except BaseException:  # Ctrl-C: the step is pending, or has never begun
-            self._hold_step(before)
-            raise
-        self._hold_step(before)
-        return self._end_step(Deadline.of_call(None, self._timeout))
-
-    def _hold_step(self, before: int) -> None:
-        """Note that the step after step number `before` is pending, if workers know of it."""
-        steps = self._exchange.steps
-        if steps != before and self._exchange.has_posted(steps):
-            self._calls.begin_async("step")
-            self._begun_at = -1
-
-    def _end_step(self, deadline: Deadline) -> StepResult:
-        """Wait for the pending step, and end it."""
-        result = self._finish_step(self._finish("step", deadline)[0])
-        self._calls.end_async()
-        return result
+        self._begin_step(actions, out)
+        deadline = self._never if self._timeout is None else self._deadline(None)
+        return self._finish_step(self._finish("step", deadline)[0])
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
-        exchange = self._exchange
-        slot, rows = (0, self._rows) if out is None else exchange.slots.find(out)
-        messages = None
-        own_actions = None
-        if self._writer is not None and is_checked:
-            self._writer.write(actions)
-        else:
-            each = list(iterate(self.action_space, actions))
-            bounds = exchange.pool.bounds
-            messages = [each[bounds[w] : bounds[w + 1]] for w in self._workers]
-            own_actions = each[: bounds[0]]
-        exchange.steps += 1
-        if out is not None and slot == 0:
-            self._out = (out, self._rows, rows)
-        else:
-            self._out = (out, rows, None)
-        self._pending_own = None
-        if (own := exchange.own) is not None:
-            self._pending_own = lambda: own.step_all(slot, own_actions)
-        self._begin(
-            "step", lambda: exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
-        )
+        """Give all workers the actions; the step is pending then."""
+        own, calls = self._own, self._calls
+        slot = None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        payloads, own_actions = None, None
+        if not is_checked or not self._pool.writer.write(actions):
+            each = list(self._actions.each(actions)) if is_checked else actions
+            parts = [each[i:j] for i, j in self._chunks()]
+            own_actions = parts.pop(0) if own is not None else None
+            payloads = list(map(dumps, parts))
+        calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
+        self._out = None if out is None else (out, slot)
+        self._pending_own = None if own is None else lambda: own.step(own_actions)
+        self._pool.post(STEP, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
-        out, rows, copies = self._out
+        rows = self._rows
         if self._is_disabled:
             self._note_ended(rows.terminations | rows.truncations)
-        if copies is not None:
-            copies.obs.load(rows.obs)
-            copies.rewards[...] = rows.rewards
-            copies.terminations[...] = rows.terminations
-            copies.truncations[...] = rows.truncations
+        if self._out is None:
+            return self._results(rows, None, infos)
+        out, slot = self._out
+        slot.obs.load(rows.obs)
+        slot.rewards[...] = rows.rewards
+        slot.terminations[...] = rows.terminations
+        slot.truncations[...] = rows.truncations
         return self._results(rows, out, infos)
 
     # -- first-ready -------------------------------------------------------------------------
@@ -419,81 +377,165 @@ class AsyncVectorEnv(GymVecEnv):
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         if self._is_disabled:
             self._ended.require_reset_ended(env_ids.tolist())
-        self._own_rows()
-        self._receiver.note_sent()
-        self._calls.unfinished = self._receiver.settle_send
-        self._calls.is_ready = False  # so that every call asks for what is unfinished
-        self._receiver.send(actions, env_ids)
+        ids = env_ids.tolist()
+        payloads, own_actions = None, {}
+        first = self._pool.bounds[0]
+        is_written = self._pool.writer.write(actions, env_ids)
+        if first or not is_written:
+            each = dict(zip(ids, self._actions.snapshot(actions), strict=True))
+            own_actions = {k: each[k] for k in ids if k < first}
+            ids = [k for k in ids if k >= first]
+            if not is_written:
+                payloads = [dumps([each[k]]) for k in ids]
+        self._calls.unfinished, self._calls.is_ready = self._on_cut, False
+        self._own_queue += own_actions.items()
+        self._pool.send(ids, payloads)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        self._receiver.note_received()
-        self._calls.unfinished = self._receiver.settle_recv
-        return self._noted(
-            self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
-        )
+        pool, calls = self._pool, self._calls
+        calls.unfinished = self._on_cut
+        while self._own_queue:
+            env_id, action = self._own_queue.popleft()
+            assert self._own is not None
+            answer = self._own.step([action], env_id)
+            pool.ready.append((env_id, answer))
+        deadline = Deadline.of_call(timeout, self._timeout)
+        self._guarded(pool.wait, deadline, "a step that was sent", count)
+        taken = [pool.ready.popleft() for _ in range(min(most, len(pool.ready)))]
+        env_ids = np.array([env_id for env_id, _ in taken], np.int64)
+        rows = self._rows
+        if self._is_disabled:
+            self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
+        found = [(k, k + 1, row, answer) for row, (k, answer) in enumerate(taken) if answer]
+        try:
+            infos = self._gather(found, len(taken)) if found else {}
+        except Exception:
+            calls.mark_received(env_ids)
+            raise
+        return self._batch_of(env_ids, infos)
 
-    def halves(self) -> tuple[Half, Half]:
-        """Return the two halves of the envs, to step one while the policy thinks about the other.
+    def _gather(
+        self, found: Sequence[tuple[int, int, int, Answer]], num_rows: int
+    ) -> dict[Any, Any]:
+        """Take in what envs had to say beyond numbers, and return their infos.
+
+        Args:
+            found: The first env of each answer, the one after the last, and the first one's row.
+            num_rows: Of the infos.
 
         Raises:
-            ValueError: There is only one worker, or the caller steps a share itself; actions or
-                observations have no fixed shape, or actions have another machine's byte order.
+            Exception: What envs have raised, the last.
+            InfoError: The infos can't be batched; the rest has been taken in.
         """
-        from vecenv.workers.halves import make_halves
+        infos: dict[Any, Any] = {}
+        for first, last, _, answer in found:
+            for leaf, items in zip(self._pool.tables.objects, answer.objects, strict=False):
+                leaf.target[first:last] = items
+        raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
+        for first, _, row, answer in found:
+            for index, entries in answer.infos.items():
+                if self._keeps_infos_apart:
+                    infos[row + index] = entries
+                    continue
+                for info in entries:
+                    add_info(infos, info, row + index, num_rows, first + index)
+        return infos
 
-        self._calls.require_open("halves")
-        return make_halves(self, self._exchange, self._writer, self._timeout)
+    def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
+        """Wait for workers; close everything if one is gone for good."""
+        try:
+            with self._waiting():
+                wait(*args)
+        except StepTimeoutError:
+            self._calls.unfinished = None
+            raise
+        except WorkerDiedError as error:
+            fault = WorkerDiedError(*error.args)
+            fault.__cause__ = error.__cause__
+            self._calls.note_fault(fault)
+            self._calls.end_async()
+            self._calls.unfinished = None
+            self.close(terminate=True)
+            error.args = (f"{error.args[0]} The vector env is closed.",)
+            raise
+
+    def halves(self) -> NoReturn:
+        """Say what to do instead: `send` and `recv` overlap envs with a policy."""
+        raise NotImplementedError(
+            "halves() is gone: `send` the actions of some envs, compute those of others, and "
+            "`recv` who is ready; `step_async` and `step_wait` let all of them go on meanwhile"
+        )
 
     # -- envs' methods and attributes --------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        self._begin("call", "call", [(name, args, kwargs)] * len(self._chunks()))
+        return self._finish_call(self._deadline(None))
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
-        bounds = [0, *self._exchange.pool.bounds]
-        self._begin_call(
-            "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
-        )
-        self.call_wait()
+        self._begin("call", "set_attr", [(name, values[i:j]) for i, j in self._chunks()])
+        self._finish_call(self._deadline(None))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start calling a method of every env, or reading an attribute."""
         self._calls.require_idle("call_async")
-        self._begin_call("call", [(name, args, kwargs)] * (self.num_workers + 1))
+        self._begin("call", "call", [(name, args, kwargs)] * len(self._chunks()))
+        self._calls.unfinished = None
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for `call_async` and return one result per env.
-
-        Raises:
-            NoAsyncCallError: No `call_async` is pending.
-            StepTimeoutError: Some env has not answered; the call stays pending.
-        """
+        """Wait for `call_async` and return one result per env; raises as `step_wait` does."""
         self._require_pending("call")
-        _, _, results = self._finish("call", self._deadline(timeout))
-        found = tuple(result for part in results for result in part)
-        self._calls.end_async()
-        self._exchange.drop_answers()
-        return found
+        return self._finish_call(self._deadline(timeout))
 
-    def _begin_call(self, kind: str, requests: list[Any]) -> None:
-        exchange = self._exchange
-        self._pending_own = None
-        if exchange.own is not None:
-            method = getattr(exchange.own, kind)
-            self._pending_own = lambda: method(*requests[0])
-        self._begin("call", lambda: exchange.ask_all(kind, requests[1:]))
+    def _finish_call(self, deadline: Deadline) -> tuple[Any, ...]:
+        if deadline.is_limit:  # of steps, not of what users call
+            deadline = Deadline(deadline.timeout)
+        _, results = self._finish("call", deadline)
+        return tuple(result for part in results for result in part)
+
+    def _begin(
+        self,
+        call: str,
+        method: str,
+        requests: Sequence[tuple[Any, ...]],
+        *,
+        is_full: bool = False,
+    ) -> None:
+        """Have a method of every chunk called; the call is pending then.
+
+        Args:
+            call: "reset" or "call".
+            method: Of `Chunk`.
+            requests: Its arguments, for each chunk.
+            is_full: Whether it resets all envs, and gives up whatever was asked for before.
+        """
+        pool, own, own_request = self._pool, self._own, requests[0]
+        if pool.is_cut and not is_full:
+            self._calls.require_ready(method)
+        payloads = [message(method, *request) for request in requests[own is not None :]]
+        self._calls.unfinished, self._calls.is_ready = self._on_cut, False
+        if is_full:
+            if pool.is_cut or pool.timed_out:
+                self._guarded(pool.give_up)
+            pool.forget_rows()
+            self._own_queue.clear()
+        self._pending_own = None if own is None else lambda: getattr(own, method)(*own_request)
+        self._calls.begin_async(call)
+        pool.post(ASK, payloads)
+
+    def _chunks(self) -> list[tuple[int, int]]:
+        """Return the first env of each chunk and the one after its last; the caller's own first."""
+        return list(pairwise(self._env_chunks()))
 
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the envs, each pickled by its worker; see `VecEnv.state_dict`."""
         self._calls.require_ready("state_dict")
-        self._own_rows()
-        self._begin_call("save_envs", [()] * (self.num_workers + 1))
-        found = self.call_wait()
+        self._begin("call", "save_envs", [()] * len(self._chunks()))
+        found = self._finish_call(self._deadline(None))
         if problem := next((state for state in found if isinstance(state, str)), None):
             raise EnvStateError(problem)
         return pack_envs(found, self._notes())
@@ -505,12 +547,9 @@ class AsyncVectorEnv(GymVecEnv):
         """
         self._calls.require_idle("load_state_dict")
         pickles, notes = unpack_envs(state, self.num_envs)
-        self._own_rows()
-        bounds = [0, *self._exchange.pool.bounds]
-        parts = [(pickles[first:last],) for first, last in pairwise(bounds)]
         self._calls.forget_reset()  # until all are loaded
-        self._begin_call("load_envs", parts)
-        found = self.call_wait()
+        self._begin("call", "load_envs", [(pickles[i:j],) for i, j in self._chunks()])
+        found = self._finish_call(self._deadline(None))
         if problem := next((over for over in found if isinstance(over, str)), None):
             error = EnvStateError(f"{problem}; others have been loaded: call `reset`")
             self._calls.forget_reset(error)
@@ -520,44 +559,9 @@ class AsyncVectorEnv(GymVecEnv):
         self._ended.ended.clear()
         if self._is_disabled:
             self._ended.ended.update(index for index, is_over in enumerate(found) if is_over)
-        self._exchange.drop_rows()
-        self._receiver.give_up()
-        self._out = (None, self._rows, None)
         self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
-
-    def _begin(self, call: str, give: Callable[[], None]) -> None:
-        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
-
-        It is pending also if Ctrl-C comes when only some have been asked: the wait for the call
-        asks the others.
-        """
-        self._receiver.post_actions()
-        self._exchange.finish_announcement()
-        self._begun_at = self._exchange.num_commands()
-        try:
-            self._calls.begin_async(call)
-            give()
-        except BaseException:
-            self._drop_unbegun()
-            raise
-
-    def _drop_unbegun(self) -> bool:
-        """Forget the pending call if no worker has been given it; return whether that is so."""
-        if self._exchange.num_commands() != self._begun_at:
-            return False
-        self._pending_own = None
-        self._calls.end_async()
-        return True
-
-    def _require_begun(self, call: str) -> None:
-        if self._drop_unbegun():
-            raise NoAsyncCallError(
-                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
-                f"for anything; call `{call}_async` again",
-                call,
-            )
 
     def _deadline(self, timeout: Any) -> Deadline:
         """Return the deadline of a call that was given a timeout, which is looked at here."""
@@ -566,88 +570,76 @@ class AsyncVectorEnv(GymVecEnv):
     def _require_pending(self, call: str) -> None:
         self._calls.require_open(f"{call}_wait")
         if self._calls.pending != call:
+            if self._calls.fault is not None:
+                self._calls.require_ready(f"{call}_wait")
             raise NoAsyncCallError(
                 f"Calling `{call}_wait` without any prior call to `{call}_async`.", call
             )
 
-    def _finish(self, call: str, deadline: Deadline) -> Any:
+    def _finish(self, call: str, deadline: Deadline) -> tuple[dict[Any, Any], list[Any]]:
         """Do the caller's own share of a pending call, wait for the workers, and gather.
 
-        The call stays pending, so that it can be waited for again should Ctrl-C come before its
-        results are there; but it has ended if an error is raised.
+        Returns:
+            Batched infos, and the results of each chunk. The call has ended then, also if an error
+            is raised, but for a timeout.
         """
-        exchange = self._exchange
-        self._require_begun(call)
+        pool, calls = self._pool, self._calls
+        calls.unfinished, calls.is_ready = self._on_cut, False
         if self._pending_own is not None:
-            own = self._pending_own
-            exchange.own_outcome = INTERRUPTED  # it is not repeated
-            self._pending_own = None
-            exchange.own_outcome = own()
-        doing = f"{call} {exchange.steps}" if call == "step" else call
-        if call == "call" and deadline.is_limit:  # of steps, not of what users call
-            deadline = Deadline(deadline.timeout)
-        with self._waiting():
-            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
-        own_outcome = exchange.own_outcome
-        if not status and own_outcome in (None, NOTHING):
-            return {}, [], []
+            own, self._pending_own = self._pending_own, None
+            self._own_answer = own()
+        doing = f"step {pool.steps}" if call == "step" else call
+        self._guarded(pool.wait, deadline, doing)
+        answers = [(0, pool.bounds[0], self._own_answer)]
+        answers += [(seat.first, seat.last, seat.answer) for seat in pool.seats]
+        found = [(first, last, first, answer) for first, last, answer in answers if answer]
+        self._own_answer = None
         try:
-            if own_outcome is INTERRUPTED:
-                self._refuse_interrupted(call)
-            with self._taking_infos():
-                gathered = exchange.gather(self._workers, own_outcome)
-            raise_faults(gathered[1], exchange.steps)
+            infos = self._gather(found, self.num_envs) if found else {}
         except Exception as error:
             if call != "call":
-                self._calls.forget_reset(retold(error))
-            exchange.own_outcome = None
-            self._calls.end_async()
+                calls.forget_reset(retold(error))
             raise
-        return gathered
-
-    def _refuse_interrupted(self, call: str) -> NoReturn:
-        """Raise what says that the caller's own envs were interrupted."""
-        message = f"`{call}` was interrupted while the caller's own envs were in it"
-        if call == "call":
-            raise NoAsyncCallError(
-                f"{message}, so there are no results; call it again, or `reset`", call
-            )
-        raise ResetNeeded(f"{message}, in what state they are is not known; call `reset` first")
+        finally:
+            calls.unfinished = calls.pending = None
+            calls.is_ready = calls.has_reset
+        return infos, [answer.result for *_, answer in found if answer.result is not None]
 
     # -- timing ------------------------------------------------------------------------------
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_idle("timing.enable")
         if self._shared_stamps is None:
-            self._shared_stamps = EnvStamps.make(self.num_envs, self._arena.allocate)
-        stamps, leaf = self._shared_stamps, self._arena.leaf
-        self._exchange.stamp((leaf(stamps.rings), leaf(stamps.counts)))
-        return stamps
+            self._shared_stamps = EnvStamps.make(self.num_envs, self._pool.memory.allocate)
+        self._stamp(self._shared_stamps)
+        return self._shared_stamps
 
     def _end_stamps(self) -> None:
         if not self.closed:
             self._calls.require_idle("timing.disable")
-            self._exchange.stamp(None)
+            self._stamp(None)
 
-    def _env_lanes(self) -> np.ndarray:
-        exchange = self._exchange
-        lanes = exchange.link.layout.env_lanes(exchange.pool.bounds)  # -1 for the caller's
-        return lanes if exchange.own is None else lanes + 1
+    def _stamp(self, stamps: EnvStamps | None) -> None:
+        if self._pool.is_cut:
+            self._calls.require_ready("timing")
+        self._pool.stamp(stamps is not None)
+        if self._own is not None:
+            own = None if stamps is None else stamps.part(0, self._own.last)
+            self._own.group.stamp(own)
 
     def _env_chunks(self) -> list[int]:
-        bounds = list(self._exchange.pool.bounds)
-        return bounds if self._exchange.own is None else [0, *bounds]
+        bounds = list(self._pool.bounds)
+        return bounds if self._own is None else [0, *bounds]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
-        pool = self._exchange.pool
         workers: list[WorkerProcess | None] = [
-            WorkerProcess(process.pid, start_s)
-            for process, start_s in zip(pool.processes, pool.start_s, strict=True)
+            WorkerProcess(0 if seat.process is None else seat.process.pid, seat.start_s)
+            for seat in self._pool.seats
         ]
-        return workers if self._exchange.own is None else [None, *workers]
+        return workers if self._own is None else [None, *workers]
 
     def _keep_infos_apart(self) -> bool:
-        self._exchange.columns.keeps_apart = True
+        self._keeps_infos_apart = True
         self._masks.is_apart = self._masks.is_used = True
         return True
 
@@ -661,73 +653,56 @@ class AsyncVectorEnv(GymVecEnv):
         try:
             super().close(**kwargs)
         finally:
-            if hasattr(self, "_started"):
-                self._started.end()
+            if hasattr(self, "_pool"):
+                self._pool.kill()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.
 
         Args:
-            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
-                killed, also a worker whose envs have put more into a queue than was read from it.
+            timeout: Seconds that envs have to finish and close, 30 if None; what still runs then is
+                killed. After 5 seconds the log says which that is.
             terminate: Kill at once.
         """
-        exchange = self._exchange
-        if not exchange.pool.is_owner:
-            self._arena.close()
+        from vecenv.workers.chunk import close_envs
+
+        pool = self._pool
+        if not pool.is_owner:
             return
         pending = self._calls.pending
         deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
-        if pending is not None:
+        if pending is not None and self._calls.unfinished is None:  # not of a call that Ctrl-C cut
             with contextlib.suppress(Warning):
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{pending}` to complete."
                 )
         try:
-            if not terminate:
-                self._receiver.post_actions()
-                exchange.ask_to_close(deadline)
-            exchange.pool.stop(deadline)
+            pool.stop(deadline)
         finally:
-            if exchange.own is not None:
-                exchange.own.close()
-            self._arena.close()
+            if self._own is not None:
+                close_envs(self._own.group.envs)
+            # Let go of the shared memory; what users may still look at stays as it is.
+            self.published = {name: array.copy() for name, array in self.published.items()}
+            self.restarts = self.restarts.copy()
+            for name in ("_own", "_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
+                setattr(self, name, None)
+            pool.let_go()
 
-    def _break_down(self, error: Exception) -> None:
-        """Close everything after an error that can't be survived, and remember that error."""
-        fault = WorkerDiedError(*error.args)
-        fault.__cause__ = error.__cause__
-        self._calls.note_fault(fault)
-        self._calls.end_async()
-        self.close(terminate=True)
-        error.args = (f"{error.args[0]} The vector env is closed.",)
-
-    def __del__(self) -> None:
-        """Kill the workers of a vector env that was never closed."""
-        if hasattr(self, "_exchange") and not self.closed and not sys.is_finalizing():
-            self.close(terminate=True)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Close a vector env that nobody has any more; `sys` may be gone by then."""
+        if hasattr(self, "_on_cut") and not self.closed and not is_finalizing():
+            self.close()
 
 
 # Or `inspect.signature` of the class would be that of `__new__`.
 vars(AsyncVectorEnv.__new__)["__wrapped__"] = AsyncVectorEnv.__init__
 
 
-def _import_all() -> None:
-    """Import what a pool needs, at the first use and as a whole."""
-    if _NEEDED[-1] in sys.modules:
-        return
-    with interrupts_later():
-        for name in _NEEDED:
-            importlib.import_module(name)
-
-
-class _Breakdown:
-    """Closes a vector env; does not keep it alive."""
-
-    def __init__(self, envs: AsyncVectorEnv) -> None:
-        self._envs = weakref.ref(envs)
-
-    def __call__(self, error: Exception) -> None:
-        envs = self._envs()
-        if envs is not None:
-            envs._break_down(error)
+def _note_cut(calls: CallProtocol, pool: Pool) -> None:
+    """Refuse all but `reset` and `close`, after an exception in the midst of a call."""
+    pool.is_cut = True
+    calls.end_async()
+    calls.fault = None
+    calls.give_up(
+        RuntimeError("a call was broken off by an exception from elsewhere, such as Ctrl-C")
+    )

@@ -1,543 +1,658 @@
-"""The worker processes of a pool: start, liveness, messages with deadlines, and the end."""
+"""The workers of a vector env, as the caller sees them: commands, replies, deaths, replacements."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import select
-import socket
-import struct
+import selectors
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait as wait_for_any
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from gymnasium import Env
 
 from vecenv.core.deadline import Deadline
-from vecenv.core.faults import EnvFault, WorkerDiedError, describe_exit
+from vecenv.core.errors import EnvCreationError, ForkedEnvError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
 from vecenv.core.interrupts import interrupts_later
+from vecenv.core.library_threads import forked_with_one_openblas_thread
+from vecenv.core.orphans import Watcher
 from vecenv.core.pickling import dumps, loads
-from vecenv.workers.arena import Arena
-from vecenv.workers.layout import CURRENT
-from vecenv.workers.links import CALLER_SLICE_S, Link
-from vecenv.workers.messages import MAY_MAKE, EnvSpaces
-from vecenv.workers.process import tell_after_fork
-from vecenv.workers.starting import StartMethod, choose_method, make_start
-from vecenv.workers.worker import WorkerSetup, run_worker
+from vecenv.workers.channel import ASK, CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, message
+from vecenv.workers.chunk import Answer, Chunk, EnvSpaces
+from vecenv.workers.memory import Memory
+from vecenv.workers.rows import ActionWriter, Layout, Tables
+from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
+from vecenv.workers.worker import run_worker
 
-__all__ = ["StartedProcesses", "WorkerPool"]
+__all__ = ["Pool"]
 
 _logger = logging.getLogger("vecenv")
 
-_GRACE_S = 0.3  # between SIGTERM and SIGKILL
-_JOIN_S = 5.0  # until a process that was killed is gone
 _LOOK_S = 0.5  # between two looks after workers that are waited for
-_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged which are waited for, and again
-_QUIET_S = 30.0  # without a byte of a message that was announced
-_PATIENCE_S = 1.0  # with a worker that does not take a message
-# How connections of `multiprocessing` say how long a message is: in 4 bytes, or -1 and 8.
-_SIZE, _LONG_SIZE, _MOST_SIZE = struct.Struct("!i"), struct.Struct("!Q"), 0x7FFFFFFF
-_SMALL = 1 << 14
+_END_S = 0.3  # for a process whose channel has ended
+_KILL_S = 5.0  # for a process that was killed
+_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
+_CLOSE_NOTE_S = 5.0  # the same of `close`
+_MOST_REPLACEMENTS = 5  # of one worker in one wait
+_OPENING = -1  # number of the command of a worker that replaces another
+_READ_BYTES = 1 << 16
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-class WorkerPool:
-    """Processes that step chunks of envs.
+def _leave_to_parent() -> None:
+    """Let go of everything in a forked child: it is the parent's."""
+    for pool in list(_pools):
+        pool.leave_to_parent()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class _Seat:
+    """One worker: its process, its channel, and what is between the two of us.
 
     Attributes:
-        bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1.
-        processes: One per worker.
-        start_s: Seconds from the start of each worker until its envs were made, without the time
-            until it was let.
-        factories: One per env.
-        restarts: int64 (num_envs,), how often each env was replaced; None if faults are raised.
+        worker, first, last: Its number and envs.
+        process, channel: None while there is none.
+        inbox, outbox: Bytes that have come and are no whole frame, or that it had no room for.
+        command, awaits: The latest command, and its number until it is answered, then 0.
+        answer: What it has said beyond numbers.
+        num_sent: How many of its envs were sent and have not come back.
+        place, since: At which env it was last seen, and since when.
+        is_ready: Whether it has been told all that a worker must know.
+        is_cut: Whether bytes are being read or written: so it stays if an exception comes then.
+        start_s: Seconds from its start until its envs were made; negative until then.
     """
+
+    def __init__(self, worker: int, first: int, last: int) -> None:
+        self.worker, self.first, self.last = worker, first, last
+        self.process: Process | None = None
+        self.channel: Channel | None = None
+        self.inbox, self.outbox = bytearray(), bytearray()
+        self.command, self.awaits = b"", 0
+        self.answer: Answer | None = None
+        self.num_sent = 0
+        self.place, self.since = -1, 0.0
+        self.is_ready = self.is_cut = False
+        self.start_s = 0.0
+
+    def __str__(self) -> str:
+        """Name it as messages do."""
+        envs = f"envs {self.first}-{self.last - 1}" if self.last > self.first + 1 else ""
+        pid = f", pid {self.process.pid}" if self.process else ""
+        return f"worker {self.worker} ({envs or f'env {self.first}'}{pid})"
+
+
+class Pool:
+    """Processes that step chunks of envs.
+
+    Args:
+        context: Start method, see `choose_method`.
+        factories: One per env.
+        bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
+            the caller's.
+        restart_envs: Whether faults are survived.
+
+    Attributes:
+        bounds, factories, restart_envs: As given.
+        memory: Shared with the workers.
+        seats: The workers.
+        own: The chunk that the caller steps itself, or None.
+        tables: In the memory, of all envs; set by `lay_out`, as is `writer`, of actions.
+        number: Of the latest command.
+        steps: Of the latest step.
+        ready: Env ids that have come back, in order, and what they say beyond numbers.
+        timed_out: Whether the wait for what is pending has ended at its deadline.
+        is_cut: Whether an exception has come in the midst of a call.
+        left_by_fork: Called in a fork with the id of the parent's process.
+    """
+
+    tables: Tables
+    writer: ActionWriter
 
     def __init__(
         self,
-        method: str | None,
+        context: str | None,
         factories: Sequence[Callable[[], Env]],
         bounds: Sequence[int],
-        link: Link,
-        arena: Arena,
-        *,
-        daemon: bool,
-        may_spin: bool,
-        restarts: np.ndarray | None,
+        restart_envs: bool,
     ) -> None:
-        self.bounds = bounds
-        self.processes: list[Any] = [None] * (len(bounds) - 1)  # of `Process`
-        self.start_s = [0.0] * (len(bounds) - 1)
-        self._pipes: list[_Channel | None] = [None] * (len(bounds) - 1)
-        self._method = method
-        self.factories = factories
-        self._link, self._arena = link, arena
-        self._daemon, self._may_spin = daemon, may_spin
-        self.restarts = restarts
-        self._entropy = _global_entropy()
+        self.factories, self.bounds, self.restart_envs = factories, bounds, restart_envs
+        self.memory = Memory()
+        self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(bounds))]
+        self.owner = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
+        self.number = self.steps = 0
+        self.ready: deque[tuple[int, Answer | None]] = deque()
+        self.timed_out = self.is_cut = False
+        self.own: Chunk | None = None
+        self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
+        self._context = context
+        self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
+        self._layout: Layout | None = None
+        self._is_stamped = False
+        self._sent: set[int] = set()  # env ids that have not come back
+        self._since = 0  # replies to what was sent before this number are dropped
+        self._left = 0  # replies that are missing
+        self._dead: list[_Seat] = []
+        # Of NumPy's global generator, which the user may have seeded; that is not advanced.
+        state: Any = np.random.get_state()  # noqa: NPY002  # the global one
+        words = [*state[1][:8].tolist(), int(state[2])]
+        self._entropy = int(np.random.SeedSequence(words).generate_state(1)[0])
         self._owner_pid = os.getpid()
-        self._end = weakref.finalize(self, _kill, self.processes, self._pipes, self._owner_pid)
-        tell_after_fork(self)
+        self._selector: Any = selectors.DefaultSelector()
+        self._watcher = Watcher()
+        _pools.add(self)
 
     @property
     def is_owner(self) -> bool:
         """Whether this process started the workers; a fork of it must leave them alone."""
         return os.getpid() == self._owner_pid
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all processes are gone, and nothing of them is left here."""
-        return not self._end.alive
+    def leave_to_parent(self) -> None:
+        """Let go of the workers, in a fork of their parent."""
+        self._selector.close()
+        self._watcher.leave_to_parent()
+        for seat in self.seats:
+            if seat.channel is not None:
+                seat.channel.close()
+            if seat.process is not None:
+                seat.process.leave_to_parent()
+        self.memory.close()
+        self.left_by_fork(self._owner_pid)
 
-    def leave_to_parent(self, parent_pid: int) -> None:
-        """Close this fork's copies of the pipes, by whose end workers know of the caller's."""
-        for pipe in self._pipes:
-            if pipe is not None:
-                pipe.close()
+    # -- start -------------------------------------------------------------------------------
 
-    def start_all(self, method: StartMethod) -> None:
-        """Start all worker processes, which make their envs when they are let."""
-        for worker in range(len(self.processes)):
-            self._start(worker, method, None)
-        self._held_since = time.monotonic()
+    def start(self) -> None:
+        """Start all workers."""
+        self._watcher.start()
+        method = choose_method(self._context)
+        with forked_with_one_openblas_thread():
+            for seat in self.seats:
+                self._start(seat, method)
 
-    def let_make(self) -> None:
-        """Let all workers make their envs."""
-        held_s = time.monotonic() - self._held_since
-        for worker in range(len(self.processes)):
-            self.start_s[worker] -= held_s
-            self.send(worker, MAY_MAKE)
+    def _start(self, seat: _Seat, method: StartMethod) -> None:
+        seat.is_ready = seat.is_cut = False
+        seat.start_s = -time.monotonic()
+        seat.inbox, seat.outbox = bytearray(), bytearray()
 
-    def restart(self, worker: int, lost_because: str) -> None:
-        """Start a worker process anew, in the place of one that is gone for this reason."""
-        self._start(worker, choose_method(self._method), lost_because)
-        self.send(worker, MAY_MAKE)
+        with interrupts_later():  # or nobody would know of the process
+            seat.process, seat.channel = start_process(
+                method,
+                run_worker,
+                f"vecenv-worker-{seat.worker}",
+                self.factories[seat.first : seat.last],
+                self.memory,
+                seat.worker,
+                seat.first,
+                self._entropy,
+            )
+            self._watcher.tell("+", seat.process.pid)
+        seat.channel.set_nonblocking()
+        self._selector.register(seat.channel.reader, _READ, seat)
 
-    def _start(self, worker: int, method: StartMethod, lost_because: str | None) -> None:
-        first, last = self.bounds[worker], self.bounds[worker + 1]
-        self.start_s[worker] = -time.monotonic()
-        start = make_start(method, self.factories[first:last])
-        here, there = _make_pipe()
-        setup = WorkerSetup(
-            worker=worker,
-            first=first,
-            child=start.setup,
-            link=self._link,
-            arena=self._arena,
-            pipe=there,
-            may_spin=self._may_spin,
-            restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
-            lost_because=lost_because,
-            entropy=self._entropy,
-        )
-        process = start.process(
-            run_worker, setup, name=f"vecenv-worker-{worker}", daemon=self._daemon
-        )
-        # Known before it is there, so that it is ended, too, if Ctrl-C comes meanwhile.
-        self.processes[worker], self._pipes[worker] = process, _Channel(here, process)
-        with there:
-            process.start()
+    def open(self) -> list[EnvSpaces]:
+        """Have all workers make their envs, and return what these are.
 
-    def send(self, worker: int, message: bytes) -> None:
-        """Send a message to a worker; one that is gone, or does not read, is left to the waits."""
-        self._channel(worker).send(message)
-
-    def flush(self) -> None:
-        """Send what workers had no room for."""
-        for channel in self._pipes:
-            if channel is not None and channel.has_unsent:
-                channel.flush(0.0)
-
-    def _channel(self, worker: int) -> _Channel:
-        channel = self._pipes[worker]
-        assert channel is not None
-        return channel
-
-    def receive(self, worker: int, deadline: Deadline) -> bytes | None:
-        """Return the next message of a worker, or None if the deadline passes first.
-
-        It is the next one until `drop_received`, so that none is lost if Ctrl-C comes meanwhile.
+        As long as none fails there is no deadline: making an env may take any time. Who is waited
+        for is logged now and then.
 
         Raises:
-            EOFError: The worker is gone.
+            EnvCreationError: An env could not be made, or a worker has ended meanwhile.
         """
-        channel = self._channel(worker)
-        while True:
-            message = channel.receive(min(CALLER_SLICE_S, deadline.left()))
-            if message is not None:
-                return message
-            if deadline.is_over:
-                return None
+        self.post(ASK, [message("open")] * len(self.seats))
+        begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
+        while self._left and not patience.is_over:
+            self._serve(min(_LOOK_S, patience.left()))
+            if patience.timeout is None and (
+                self._dead or any(s.answer and s.answer.errors for s in self.seats)
+            ):
+                patience = Deadline(_END_S)  # as an env before that one may fail as well
+            if note.is_over:
+                note = Deadline(_NEXT_NOTE_S)
+                left = [seat for seat in self.seats if seat.awaits]
+                places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in left]
+                waited_s = time.monotonic() - begin
+                _logger.warning("still waiting for %s (%.0f s)", _some(places), waited_s)
+        return [self._opened(seat) for seat in self.seats if seat.answer or seat in self._dead]
 
-    def drop_received(self, worker: int) -> None:
-        """Drop the message that was received last."""
-        self._channel(worker).drop_received()
+    def _opened(self, seat: _Seat) -> EnvSpaces:
+        """Return what a worker says of its envs, or raise what has kept it from making them."""
+        answer = seat.answer
+        if answer is None:
+            self._dead.remove(seat)
+            env_id, count = self._making(seat), len(self.factories)
+            cause = WorkerDiedError(self._report(seat, "the creation of its envs"))
+            told = f"{cause} It was making env {env_id} of {count} (env_fns[{env_id}], "
+            error = EnvCreationError(f"{told}{self.factories[env_id]!r})")
+            vars(error)["env_index"] = env_id
+            raise error from cause
+        for fault in answer.errors:
+            raise self.creation_error(fault)
+        return answer.result[0]
 
-    def receive_announced(self, worker: int) -> bytes:
-        """Return a message that has been announced, and is on its way therefore.
+    def _making(self, seat: _Seat) -> int:
+        return max(int(self._places[seat.worker + 1]), seat.first)
 
-        Raises:
-            EOFError: The worker is gone; one that goes on with nothing for half a minute is killed.
+    def creation_error(self, fault: EnvFault) -> EnvCreationError:
+        """Return the error that says of a fault in the creation of an env which it was."""
+        env_id, count = fault.env_id, len(self.factories)
+        told = f"Making env {env_id} of {count} failed with {fault.text} (raised by"
+        error = EnvCreationError(f"{told} env_fns[{env_id}], {self.factories[env_id]!r})")
+        error.__cause__ = fault.exception(0)
+        if env_id not in (0, *self.bounds):
+            error.add_note(
+                f"If a process can hold only one such env, give each a worker: num_workers={count}"
+            )
+        vars(error)["env_index"] = env_id
+        return error
+
+    def lay_out(self, layout: Layout, tables: Tables, writer: ActionWriter) -> None:
+        """Tell all workers where everything is."""
+        self._layout, self.tables, self.writer = layout, tables, writer
+        for seat in self.seats:
+            self._tell(seat, "lay_out", layout, None)
+            seat.is_ready = True
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def post(self, kind: int, payloads: Sequence[bytes] | None = None) -> None:
+        """Give every worker a command, each with its payload if there are some."""
+        number = self.number = self.number + 1
+        self.steps += kind == STEP
+        frame = HEAD.pack(kind, 0, number, 0)
+        now = time.monotonic()
+        self.timed_out = False
+        self._left = len(self.seats)
+        self._places[1:] = -1
+        for seat in self.seats:
+            if payloads is not None:
+                payload = payloads[seat.worker]
+                frame = HEAD.pack(kind, 0, number, len(payload)) + payload
+            seat.command, seat.awaits, seat.answer, seat.since = frame, number, None, now
+            self._write(seat, frame)
+
+    def send(self, env_ids: Sequence[int], payloads: Sequence[bytes] | None) -> None:
+        """Let workers step some envs; payloads are their actions, if these have no fixed shape."""
+        number = self.number = self.number + 1
+        self.steps += 1
+        self.timed_out = False
+        frames: dict[_Seat, bytes] = {}
+        first, now = self.bounds[0], time.monotonic()
+        self._sent.update(env_ids)
+        for k, env_id in enumerate(env_ids):
+            payload = b"" if payloads is None else payloads[k]
+            seat = self.owner[env_id - first]
+            if not seat.num_sent:
+                seat.since, self._places[seat.worker + 1] = now, -1
+            seat.num_sent += 1
+            frame = HEAD.pack(SEND, env_id, number, len(payload)) + payload
+            frames[seat] = frames.get(seat, b"") + frame
+        for seat, frame in frames.items():
+            self._write(seat, frame)
+
+    def stamp(self, is_on: bool) -> None:
+        """Have the envs' steps stamped from now on, or no longer."""
+        self._is_stamped = is_on
+        for seat in self.seats:
+            self._tell(seat, "stamp", is_on)
+
+    def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
+        """Tell a worker something that it does not answer."""
+        payload = message(name, *request)
+        self._write(seat, HEAD.pack(ASK, 0, 0, len(payload)) + payload)
+
+    def _write(self, seat: _Seat, frames: bytes) -> None:
+        """Write to a worker; `_serve` writes what it has no room for, and sees if it is gone."""
+        seat.is_cut = True
+        if seat.outbox:
+            seat.outbox += frames
+        elif (sent := self._push(seat, frames)) < len(frames):
+            seat.outbox += frames[sent:]
+            self._wish(seat, to_write=True)
+        seat.is_cut = False
+
+    def _push(self, seat: _Seat, frames: bytes | bytearray) -> int:
+        """Write what there is room for, and return how much; all if the worker is gone."""
+        assert seat.channel is not None
+        try:
+            return seat.channel.send(frames)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(frames)
+
+    def _wish(self, seat: _Seat, *, to_write: bool) -> None:
+        """Have the selector tell when a worker has room, or no longer."""
+        assert seat.channel is not None
+        reader, writer = seat.channel.reader, seat.channel.writer
+        if reader is writer:
+            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat)
+        elif to_write:
+            self._selector.register(writer, _WRITE, seat)
+        else:
+            self._selector.unregister(writer)
+
+    # -- replies -----------------------------------------------------------------------------
+
+    def _serve(self, timeout_s: float) -> bool:
+        """Read what comes within a time and write what can be; return whether there was anything.
+
+        Workers that are gone are noted in `_dead`.
         """
-        begin = time.monotonic()
-        while (message := self.receive(worker, Deadline(_LOOK_S))) is None:
-            waited_s = time.monotonic() - begin
-            if min(waited_s, self._channel(worker).quiet_s()) > _QUIET_S:
-                self.end(worker)
-        return message
-
-    def receive_openings(
-        self, workers: Sequence[int]
-    ) -> dict[int, EnvSpaces | EnvFault | WorkerDiedError]:
-        """Wait until workers have made their envs, and return what became of it by worker.
-
-        As long as all of them live there is no deadline: making an env may take any time. Which are
-        waited for is logged now and then. Once a worker has failed, those after it are waited for
-        no longer, and those before it for a moment.
-        """
-        outcomes: dict[int, EnvSpaces | EnvFault | WorkerDiedError] = {}
-        left = list(workers)
-        begin, told_s, patience = time.monotonic(), _FIRST_NOTE_S, Deadline(None)
-        while left and not patience.is_over:
-            wait_for_any([self._channel(worker).file for worker in left], _LOOK_S)
-            for worker in list(left):
+        found = self._selector.select(timeout_s)
+        for key, events in found:
+            seat = key.data
+            seat.is_cut = True
+            if events & _WRITE and seat not in self._dead:
+                del seat.outbox[: self._push(seat, seat.outbox)]
+                if not seat.outbox:
+                    self._wish(seat, to_write=False)
+            if events & _READ:
                 try:
-                    message = self._channel(worker).receive(0.0)
-                except EOFError:
-                    self.ensure_end(worker)
-                    outcomes[worker] = self.exit_report(worker, "the creation of its envs")
+                    data = seat.channel.recv(_READ_BYTES)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._note_dead(seat)
                 else:
-                    if message is None:
-                        continue
-                    outcomes[worker] = loads(message)
-                    self._channel(worker).drop_received()
-                self.start_s[worker] += time.monotonic()
-                left.remove(worker)
-                if not isinstance(outcomes[worker], EnvSpaces):
-                    left = [other for other in left if other < worker]
-                    patience = Deadline(_GRACE_S)
-                    break
-            waited_s = time.monotonic() - begin
-            if left and waited_s > told_s:
-                told_s = waited_s + _NEXT_NOTE_S
-                places = ", ".join(f"worker {w} to make env {self.at_env(w)}" for w in left[:4]) + (
-                    ", ..." if len(left) > 4 else ""
-                )
-                _logger.warning("still waiting for %s (%.0f s)", places, waited_s)
-        return outcomes
+                    self._read_frames(seat, data) if data else self._note_dead(seat)
+            seat.is_cut = False
+        return bool(found)
 
-    def at_env(self, worker: int) -> int:
-        """Return the env that a worker has announced to be at."""
-        current = int(self._link.words[self._link.layout.completion(worker) + CURRENT])
-        return max(current, self.bounds[worker])
+    def _read_frames(self, seat: _Seat, data: Any) -> None:
+        """Take in the frames that have come as a whole."""
+        inbox, begin = seat.inbox, 0
+        if inbox:
+            inbox += data
+            data = inbox
+        while len(data) - begin >= HEAD.size:
+            kind, argument, number, size = HEAD.unpack_from(data, begin)
+            end = begin + HEAD.size + size
+            if len(data) < end:
+                break
+            self._take(seat, kind, argument, number, bytes(data[begin + HEAD.size : end]))
+            begin = end
+        if data is inbox:
+            del inbox[:begin]
+        else:
+            inbox += data[begin:]
 
-    def end(self, worker: int) -> None:
-        """Kill a worker's process."""
-        process = self.processes[worker]
-        process.kill()
-        process.join(_JOIN_S)
+    def _take(self, seat: _Seat, kind: int, env_id: int, number: int, payload: bytes) -> None:
+        if kind == DONE and number == seat.awaits:
+            seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
+            self._left -= number != _OPENING
+            if seat.start_s < 0:
+                seat.start_s += time.monotonic()
+        elif kind == ROW and number >= self._since and env_id in self._sent:
+            self._sent.discard(env_id)
+            seat.num_sent -= 1
+            seat.since = time.monotonic()
+            self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
 
-    def ensure_end(self, worker: int) -> None:
-        """Make sure that a worker whose pipe has ended has ended too."""
-        self.processes[worker].join(_GRACE_S)
-        self.end(worker)
+    def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
+        try:
+            return Answer(*loads(payload)) if payload else None
+        except Exception as error:  # users' classes, which may be unknown here
+            return Answer(errors=[EnvFault.of(error, env_id, worker, "the answer of")])
 
-    def dead(self) -> list[int]:
-        """Return the workers whose process has ended."""
-        return [w for w, process in enumerate(self.processes) if not process.is_alive()]
+    def wait(self, deadline: Deadline, doing: str, count: int | None = None) -> None:
+        """Wait until all have answered the latest command, here `doing`, or `count` envs are ready.
 
-    def exit_report(self, worker: int, doing: str) -> WorkerDiedError:
-        """Say which worker is gone, how, and what it was doing."""
-        process = self.processes[worker]
-        process.join(1)
-        first, last = self.bounds[worker], self.bounds[worker + 1]
-        envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
-        cause = ""
-        if process.exitcode == -9:
-            cause = " The machine may be out of memory, or somebody killed it."
-        return WorkerDiedError(
-            f"worker {worker} ({envs}, pid {process.pid}) {describe_exit(process.exitcode)} "
-            f"during {doing}.{cause}"
-        )
+        Raises:
+            StepTimeoutError: The deadline has passed; the command stays pending. Not where faults
+                are survived and the deadline is the limit of a step or reset: workers that have
+                been at an env for longer are replaced then.
+            WorkerDiedError: A worker is gone and is not replaced: the vector env must be closed.
+        """
+        if count is not None:
+            self._serve(0.0)  # for all that are ready
+        replaced: Counter[_Seat] = Counter()
+        slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
+        if self.restart_envs and deadline.is_limit and timeout is not None:
+            slice_s, limit_s, timeout = min(_LOOK_S, timeout / 4), timeout, None
+        while True:
+            while self._dead:
+                seat = self._dead.pop(0)
+                told = self._report(seat, doing)
+                if not self.restart_envs:
+                    raise WorkerDiedError(told)
+                self._replace(seat, told, replaced)
+            for seat in () if limit_s is None else self._standing_still(limit_s):
+                told = f"{seat} was killed after {doing} had taken more than {limit_s} second(s)."
+                self._replace(seat, told + self._where(seat, doing), replaced)
+            if not self._left if count is None else len(self.ready) >= count:
+                return
+            if not self._serve(slice_s if timeout is None else min(slice_s, deadline.left())):
+                self._look()
+                if timeout is not None and deadline.is_over and not self._dead:
+                    self.timed_out = True
+                    raise StepTimeoutError(
+                        f"{doing} has timed out after {timeout} second(s): waiting for "
+                        f"{self._awaited()}. It stays pending: wait (or `recv`) again, or `reset`, "
+                        "which ends the workers that are waited for and makes their envs anew"
+                    )
 
-    def reap(self, worker: int) -> None:
-        """Make sure that a worker's process is gone, and close its pipe."""
-        self.end(worker)
-        self._channel(worker).close()
-        self.processes[worker].close()
+    # -- what goes wrong ---------------------------------------------------------------------
 
-    def dismiss(self, deadline: Deadline) -> None:
-        """Let the workers that have made their envs close them, and end the others."""
+    def _look(self) -> None:
+        """Note workers that have ended though something of theirs holds their channel open."""
         if not self.is_owner:
-            return
-        waiting = [
-            worker
-            for worker, channel in enumerate(self._pipes)
-            if channel is not None and (self.start_s[worker] >= 0 or channel.has_message())
-        ]
-        nothing = dumps(None)
-        for worker in waiting:
-            self.send(worker, nothing)
-        for worker, process in enumerate(self.processes):
-            if process is not None and worker not in waiting:
+            raise ForkedEnvError("a fork can't wait for what its parent has asked for")
+        for seat in self.seats:
+            assert seat.process is not None
+            if (seat.awaits or seat.num_sent) and not seat.process.is_alive():
+                self._note_dead(seat)
+
+    def _note_dead(self, seat: _Seat) -> None:
+        if seat not in self._dead:
+            self._dead.append(seat)
+            self._forget(seat)
+
+    def _forget(self, seat: _Seat) -> None:
+        """Wait for nothing of a worker any more."""
+        assert seat.channel is not None
+        for file in {seat.channel.reader, seat.channel.writer}:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(file)
+
+    def _standing_still(self, limit_s: float) -> list[_Seat]:
+        """Return the workers that have been at the same env for longer than the limit."""
+        now, found = time.monotonic(), []
+        for seat in self.seats:
+            if seat.awaits or seat.num_sent:
+                place = int(self._places[seat.worker + 1])
+                if place != seat.place:
+                    seat.place, seat.since = place, now
+                elif now - seat.since > limit_s:
+                    found.append(seat)
+        return found
+
+    def _awaited(self) -> str:
+        """Say who has not answered."""
+        if self._sent:
+            return f"envs {', '.join(map(str, sorted(self._sent)[:8]))}"
+        places = [(seat.worker, self._making(seat)) for seat in self.seats if seat.awaits]
+        return "; ".join(f"worker {worker} at env {env_id}" for worker, env_id in places)
+
+    def _where(self, seat: _Seat, doing: str) -> str:
+        """Say at which env a worker is, and with which action, but in a reset."""
+        place = int(self._places[seat.worker + 1])
+        if not seat.is_ready or place < seat.first or not (seat.awaits or seat.num_sent):
+            return ""
+        action = "" if doing in ("reset", "call") else self.writer.text(place)
+        return f" It was at env {place}" + (f", action {action}." if action else ".")
+
+    def _report(self, seat: _Seat, doing: str) -> str:
+        """Say which worker is gone, how, and what it was doing; end what is left of it."""
+        name = str(seat)
+        exit_code = self._end(seat)
+        cause = (
+            " The machine may be out of memory, or somebody killed it." if exit_code == -9 else ""
+        )
+        return f"{name} {describe_exit(exit_code)} during {doing}.{cause}{self._where(seat, doing)}"
+
+    def _end(self, seat: _Seat) -> int | None:
+        """End a worker, what envs of its have started, and its channel; return its exit code."""
+        process, exit_code = seat.process, None
+        if process is not None:
+            process.join(_END_S)
+            if process.is_alive():
                 process.kill()
-        self.stop(deadline)
+                process.join(_KILL_S)
+            exit_code = process.exit_code
+            process.close()
+            self._watcher.tell("-", process.pid)
+            seat.process = None  # last, as Ctrl-C may come before
+        if seat.channel is not None:
+            self._forget(seat)
+            seat.channel.close()
+            seat.channel = None
+        return exit_code
+
+    def _replace(self, seat: _Seat, reason: str, replaced: Counter[_Seat]) -> None:
+        """Start a new worker in the place of one that is gone, or is to be; `replaced` counts.
+
+        It finds what the former one was asked for and has not answered; where faults are survived,
+        it reports every env as truncated at that env's next step.
+
+        Raises:
+            WorkerDiedError: It can't be started, or so many have been already.
+        """
+        seat.is_ready = False
+        if seat.process is not None:
+            seat.process.kill()
+            self._end(seat)
+        if seat in self._dead:
+            self._dead.remove(seat)
+        replaced[seat] += 1
+        if replaced[seat] > _MOST_REPLACEMENTS:
+            raise WorkerDiedError(f"{reason} So have its last {_MOST_REPLACEMENTS}.")
+        objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
+        command, awaits, seat.awaits, seat.answer = seat.command, seat.awaits, _OPENING, None
+        try:
+            with forked_with_one_openblas_thread():
+                self._start(seat, choose_method(self._context))
+            payload = message("open")
+            self._write(seat, HEAD.pack(ASK, 0, _OPENING, len(payload)) + payload)
+            while seat.awaits and seat not in self._dead:
+                if not self._serve(_LOOK_S):
+                    self._look()
+            self._opened(seat)
+        except Exception as error:  # factories are pickled again, unless forked
+            text = str(error) if isinstance(error, EnvCreationError) else repr(error)
+            raise WorkerDiedError(f"{reason} It could not be replaced: {text}") from error
+        lost = None
+        if self.restart_envs:
+            self.tables.restarts[seat.first : seat.last] += 1
+            lost = reason, objects
+        self._tell(seat, "lay_out", self._layout, lost)
+        self._tell(seat, "stamp", self._is_stamped)
+        seat.awaits, seat.since, seat.is_ready = awaits, time.monotonic(), True
+        if awaits:
+            seat.command = command
+            self._write(seat, command)
+        payload = dumps([None])  # its episode is lost, so is the action
+        for env_id in sorted(self._sent.intersection(range(seat.first, seat.last))):
+            self._write(seat, HEAD.pack(SEND, env_id, self.number, len(payload)) + payload)
+
+    def forget_rows(self) -> None:
+        """Forget the envs that were sent; what comes of them is dropped."""
+        self._since = self._places[0] = self.number + 1
+        self._sent.clear()
+        self.ready.clear()
+        for seat in self.seats:
+            seat.num_sent = 0
+
+    def give_up(self) -> None:
+        """Forget all that was asked for, and replace the workers that can't go on.
+
+        These are dead, or late if the last wait has timed out, or an exception may have come while
+        bytes of theirs were read or written. What the others still answer is dropped.
+        """
+        for seat in self.seats:
+            is_late = self.timed_out and (seat.awaits or seat.num_sent)
+            if is_late or seat.is_cut or seat.process is None or seat in self._dead:
+                seat.is_ready = False
+        self._dead.clear()
+        self._left = 0
+        self.forget_rows()
+        for seat in self.seats:
+            seat.awaits = 0
+        for seat in self.seats:
+            if not seat.is_ready:
+                why = "had not answered in time" if self.timed_out else "was cut off"
+                told = f"{seat} was replaced by `reset`, as it {why}."
+                self._replace(seat, told, Counter())
+        self.timed_out = self.is_cut = False
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Let go of the shared memory, after the end."""
+        self.memory.close()
+        for name in ("memory", "own", "tables", "writer", "_places", "_layout"):
+            vars(self).pop(name, None)
 
     def stop(self, deadline: Deadline) -> None:
-        """Wait for the processes' end until the deadline, then end them by signals.
+        """Let workers close their envs and end, until the deadline; then kill them.
 
-        Envs may have handlers of SIGTERM. It does nothing else, so without time it is left out.
+        What they have started ends with them.
         """
         if not self.is_owner:
             return
-        ends = [("terminate", _GRACE_S), ("kill", None)][deadline.is_over :]
-        started = [process for process in self.processes if process is not None]
-        self._drain_until_end(started, deadline)
-        for end, grace_s in ends:
-            alive = [process for process in started if process.is_alive()]
-            for process in alive:
-                getattr(process, end)()
-            patience = Deadline(grace_s)
-            for process in alive:
-                process.join(min(patience.left(), 5.0))
-        _let_go(self.processes, self._pipes)
-        self._end.detach()
+        try:
+            for seat in self.seats:
+                if seat.process is not None and seat.is_cut:
+                    seat.process.kill()
+                elif seat.process is not None and not deadline.is_over:
+                    self._write(seat, HEAD.pack(CLOSE, 0, 0, 0))
+            note = Deadline(_CLOSE_NOTE_S)
+            while (left := self._selector.get_map()) and not deadline.is_over:
+                self._serve(min(deadline.left(), note.left(), _LOOK_S))
+                for key in list(left.values()):
+                    if key.data.process is None or not key.data.process.is_alive():
+                        self._forget(key.data)
+                if note.is_over and left:
+                    note = Deadline(_FIRST_NOTE_S)
+                    seats, most_s = [str(key.data) for key in left.values()], deadline.timeout or 0
+                    told = "close waits for the envs of %s, at most %.0f s in all"
+                    _logger.warning(told, _some(seats), most_s)
+            for seat in self.seats:
+                if seat.process is not None and not deadline.is_over:
+                    seat.process.join(deadline.left())  # its queues are written out meanwhile
+        finally:
+            self.kill()
 
     def kill(self) -> None:
-        """Kill the processes that `stop` was kept from ending; again, if this was kept from it."""
-        _kill(self.processes, self._pipes, self._owner_pid)
-        self._end.detach()
-
-    def _drain_until_end(self, processes: list[Any], deadline: Deadline) -> None:
-        """Wait for processes to end, and read what keeps them from it."""
-        pipes = {pipe.file: pipe for pipe in self._pipes if pipe is not None}
-        alive = [process for process in processes if process.is_alive()]
-        while alive and not deadline.is_over:
-            endings = [process.ending for process in alive]
-            ready: Any
-            for ready in wait_for_any([*endings, *pipes], min(deadline.left(), 1.0)):
-                if ready in pipes and not pipes[ready].drop():
-                    del pipes[ready]
-            alive = [process for process in alive if process.is_alive()]
-
-
-class _HasProcesses(Protocol):
-    @property
-    def has_ended(self) -> bool:
-        """Whether this process has nothing to kill."""
-        ...
-
-    def kill(self) -> None:
-        """Kill all processes."""
-
-
-class StartedProcesses(list[_HasProcesses]):
-    """What one vector env has started, ended at the latest when nobody has this list any more.
-
-    What a vector env is made of refers to itself in circles. If Ctrl-C comes between the start of
-    the workers and the moment in which somebody has the vector env, nothing else would end them
-    before the next collection of garbage. A second Ctrl-C waits, see `interrupts_later`; should it
-    come in the `__del__` of the vector env, where Python swallows it, this is still to come.
-    """
-
-    def end(self) -> None:
-        """Kill what has not ended."""
-        with interrupts_later():
-            for one in self:
-                if not one.has_ended:
-                    one.kill()
+        """End all that is left of the workers."""
+        if not self.is_owner:
+            return
+        with interrupts_later():  # a second Ctrl-C would leave some of them
+            for seat in self.seats:
+                if seat.process is not None and seat.process.is_alive():
+                    seat.process.kill()
+            for seat in self.seats:
+                self._end(seat)
+            self._watcher.close()
+            self._selector.close()
+            _pools.discard(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the pools; at the interpreter's end, when names here are gone, others do that."""
-        if not is_finalizing():
-            self.end()
+        """Kill the workers if Ctrl-C came before anybody had their vector env."""
+        if not is_finalizing() and hasattr(self, "_watcher"):
+            self.kill()
 
 
-def _make_pipe() -> tuple[socket.socket, Any]:
-    """Return the caller's end of a pipe, and a worker's, which can be sent to a process.
-
-    Both ends are sockets, as those of `multiprocessing` are but in Windows.
-    """
-    from multiprocess.connection import Connection
-
-    here, there = socket.socketpair()
-    there.setblocking(True)  # whatever the program has set by `socket.setdefaulttimeout`
-    return here, Connection(there.detach())
-
-
-class _Channel:
-    """The caller's end of the pipe to a worker; no call of it waits for a worker that is gone.
-
-    It never blocks: a worker that is busy sending may have no eye for what it is sent, so both
-    directions are served at the same time, and what it does not take within a moment is kept.
-    Ctrl-C may come at any time: what has been read or written, and the note of it, are one call.
-
-    Attributes:
-        file: The socket.
-    """
-
-    def __init__(self, file: socket.socket, process: Any) -> None:
-        self.file, self._process = file, process
-        file.setblocking(False)
-        self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not in Windows
-        self._received: list[bytes | memoryview] = []  # from the first message that is not dropped
-        self._end = 0  # of that message, once it is whole
-        # Each with how many bytes of it were sent at a time.
-        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
-        self._is_over = False  # nothing more comes
-        self._heard = time.monotonic()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether the worker has not taken everything."""
-        return bool(self._unsent)
-
-    def send(self, message: bytes) -> None:
-        """Send a message, as `Connection.send_bytes` does."""
-        size = len(message)
-        head = _SIZE.pack(size) if size <= _MOST_SIZE else _SIZE.pack(-1) + _LONG_SIZE.pack(size)
-        if size < _SMALL:
-            self._unsent.append((memoryview(head + message), []))
-        else:
-            self._unsent += (memoryview(head), []), (memoryview(message), [])
-        self.flush(_PATIENCE_S)
-
-    def flush(self, patience_s: float) -> None:
-        """Send what is left, as far as the worker takes it within `patience_s` seconds."""
-        patience = Deadline(patience_s)
-        while self._unsent:
-            part, counts = self._unsent[0]
-            if sum(counts) == len(part):
-                self._unsent.popleft()
-                continue
-            try:
-                counts.extend(map(self.file.send, (part[sum(counts) :],)))
-            except BlockingIOError:
-                if patience.is_over or not self._process.is_alive():
-                    return
-                self._await(min(CALLER_SLICE_S, patience.left()), to_send=True)
-                self._read()
-                continue
-            except OSError:  # the worker is gone, which the next wait will find
-                self._unsent.clear()
-                return
-
-    def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next message, until it is dropped; None if it has not come after a wait.
-
-        Raises:
-            EOFError: The worker is gone.
-        """
-        message = self._first()
-        if message is None and self._unsent:
-            self.flush(0.0)
-        if message is None and not self._is_over:
-            self._await(timeout_s)
-            is_alive = self._process.is_alive()  # before the last look
-            while message is None and self._read():
-                message = self._first()
-            self._is_over |= not is_alive
-        if message is None and self._is_over:
-            raise EOFError
-        return message
-
-    def has_message(self) -> bool:
-        """Whether a message has come that was not dropped."""
-        self._read()
-        return any(map(len, self._received))
-
-    def drop(self) -> bool:
-        """Throw away what has been received; return whether more may come."""
-        self._received = []
-        self._read()
-        return not self._is_over
-
-    def drop_received(self) -> None:
-        """Drop the message that `receive` has returned."""
-        first, *others = self._received
-        rest = memoryview(first)[self._end :]
-        self._received = [rest, *others] if len(rest) else others
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._is_over = True
-        self._unsent.clear()
-        self.file.close()
-
-    def quiet_s(self) -> float:
-        """Return for how many seconds nothing has come."""
-        return time.monotonic() - self._heard
-
-    def _await(self, timeout_s: float, *, to_send: bool = False) -> None:
-        # No state that Ctrl-C could leave half changed, as a selector of the library's has.
-        if self._poll is None:
-            select.select([self.file], [self.file] if to_send else [], [], timeout_s)
-            return
-        self._poll.register(self.file, select.POLLIN | select.POLLOUT * to_send)
-        self._poll.poll(timeout_s * 1000)
-
-    def _read(self) -> bool:
-        """Read what is there; return whether there was something."""
-        if self._is_over:
-            return False
-        received = self._received
-        try:
-            received.extend(map(self.file.recv, (1 << 20,)))
-        except BlockingIOError:
-            return False
-        except OSError:
-            received.append(b"")
-        self._is_over = not received[-1]
-        self._heard = time.monotonic()
-        return not self._is_over
-
-    def _first(self) -> bytes | None:
-        """Return the first message, if it has been received whole."""
-        received, begin = self._received, _SIZE.size
-        if len(received) > 1 and len(received[0]) < begin + _LONG_SIZE.size:
-            received = self._received = [b"".join(received)]
-        if not received or len(received[0]) < begin:
-            return None
-        (size,) = _SIZE.unpack_from(received[0])
-        if size < 0:
-            if len(received[0]) < begin + _LONG_SIZE.size:
-                return None
-            (size,) = _LONG_SIZE.unpack_from(received[0], begin)
-            begin += _LONG_SIZE.size
-        end = begin + size
-        if sum(map(len, received)) < end:
-            return None
-        if len(received[0]) < end:
-            received = self._received = [b"".join(received)]
-        self._end = end
-        return bytes(memoryview(received[0])[begin:end])
-
-
-def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:
-    """End what a pool that was never closed has left."""
-    if os.getpid() != owner_pid:
-        return
-    for process in processes:
-        if process is not None:
-            process.kill()
-    for process in processes:
-        if process is not None:
-            process.join(_JOIN_S)
-    _let_go(processes, pipes)
-
-
-def _let_go(processes: list[Any], pipes: list[Any]) -> None:
-    """Close what belongs to processes that have ended."""
-    for item in (*pipes, *processes):
-        if item is not None:
-            item.close()
-
-
-def _global_entropy() -> int:
-    """Return a number that depends on NumPy's global generator without advancing it."""
-    state: Any = np.random.get_state()  # noqa: NPY002  # the global one
-    return int(np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])]).generate_state(1)[0])
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

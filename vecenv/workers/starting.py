@@ -1,153 +1,99 @@
-"""How processes for users' envs are started: forked where that is harmless, else from a clean one.
+"""How processes for envs start: forked where that is harmless, else a fresh interpreter.
 
-Forking is fastest, and children have all that the caller has. But a child has only the thread that
-forked: locks that another one held stay locked, pools of threads (PyTorch's, JAX's, Numba's) wait
-for threads that are not there, and GPUs and displays refuse to work. Then processes are forked by a
-server instead that has run no user code (`vecenv.workers.server`), and factories are pickled.
+Neither runs the main script again: a fork has all of it, and a fresh interpreter gets the factories
+by `cloudpickle`, with the classes and functions of the main script that they need.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import importlib
+import io
 import logging
 import multiprocessing
+import multiprocessing.util  # noqa: F401  # before the hook below
 import os
+import pickle
+import signal
+import socket
+import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from vecenv.core.faults import leave_when_copied
 from vecenv.core.interrupts import interrupts_later
-from vecenv.core.pickling import dump_factories, dump_registry
-from vecenv.machine import is_portable
-from vecenv.workers.child import ChildSetup, loaded_libraries
-from vecenv.workers.process import Process
+from vecenv.core.leaving import close_all
+from vecenv.core.library_threads import limit_threads, limited_environment
+from vecenv.core.orphans import end_group, end_with_caller
+from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
+from vecenv.machine import is_portable, loaded_libraries, num_threads
+from vecenv.workers.channel import Channel
+from vecenv.workers.memory import Memory
 
 __all__ = [
-    "Start",
+    "ChildSetup",
+    "Process",
     "StartMethod",
     "choose_method",
-    "make_start",
-    "prepare_start",
-    "starts_quickly",
+    "set_up_child",
+    "start_process",
     "why_not_fork",
 ]
 
+atexit.register(close_all)  # before `multiprocessing` waits for its processes, so after its import
 _logger = logging.getLogger("vecenv")
 _said: set[str] = set()  # warnings that have been given in this process
-_hiding = threading.Lock()  # of the main script, while a process is spawned
-_hidden: list[Any] = []  # the main script meanwhile
-
+_FRESH = ("forkserver", "spawn")
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
+# Of a fresh interpreter. Its folders come first, as they say what all other imports find.
+_PROLOGUE = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from vecenv.workers.starting import be_fresh; be_fresh(sys.stdin.buffer)"
+)
 
-
-class Start(NamedTuple):
-    """How a process for some factories is to be started.
-
-    Attributes:
-        context: Of `multiprocess`.
-        setup: What the process is given of this one.
-    """
-
-    context: Any
-    setup: ChildSetup
-
-    def process(self, target: Callable[..., None], *args: Any, **kwargs: Any) -> Process:
-        """Return a process that is to be started."""
-        process = self.context.Process(target=target, args=args, **kwargs)
-        is_spawn = self.context.get_start_method() == "spawn"
-        return Process(process, _hidden_main if is_spawn else contextlib.nullcontext)
+_PR_SET_TIMERSLACK = 29
 
 
 class StartMethod(NamedTuple):
-    """A start method of `multiprocess`.
+    """How processes start.
 
     Attributes:
-        name: "fork", "forkserver" or "spawn".
-        why_not_fork: Why it is not "fork", if that would have been our choice.
+        is_fork: Whether they are forked.
+        why_not_fork: Why not, if that would have been our choice.
     """
 
-    name: str
-    why_not_fork: str | None
+    is_fork: bool
+    why_not_fork: str | None = None
 
 
 def choose_method(method: str | None) -> StartMethod:
-    """Return the start method for processes of envs, as things are now.
+    """Return how processes for envs are to start, as things are now.
 
     Args:
-        method: "fork", "forkserver" or "spawn"; None for the one that the user has set with
-            `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if there is
-            none, for "spawn" where `vecenv.machine.is_portable`, for "fork" where it is harmless
-            and "forkserver" elsewhere. Whether it is takes a millisecond to find out.
+        method: "fork"; "forkserver" or "spawn" for a fresh interpreter; None for what the user has
+            set with `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if
+            there is nothing, for forks where they are harmless. Whether they are takes a
+            millisecond to find out.
     """
+    if method not in (None, "fork", *_FRESH):
+        raise ValueError(f"context is {method!r}, expected 'fork', 'forkserver', 'spawn' or None")
+    if multiprocessing.current_process().daemon:  # which may not fork processes that have children
+        return StartMethod(False)
     method = method or _set_by_user()
     if method is not None:
-        return StartMethod(method, None)
+        return StartMethod(method == "fork")
     if is_portable():
-        return StartMethod("spawn", None)
+        return StartMethod(False)
     reason = why_not_fork()
-    return StartMethod("fork" if reason is None else "forkserver", reason)
-
-
-def make_start(chosen: StartMethod, factories: Sequence[Callable[[], Any]]) -> Start:
-    """Prepare a process for some factories, which are pickled if need be.
-
-    Those that can't be pickled are forked all the same if the method was our choice, and the log
-    says so.
-    """
-    method, reason = chosen
-    if method != "fork":
-        try:
-            return _start(method, dump_factories(list(factories)), dump_registry())
-        except Exception as error:
-            if reason is None:
-                error.add_note(
-                    f"Envs for workers started by {method!r} are pickled with cloudpickle; "
-                    "context='fork' needs no pickling."
-                )
-                raise
-            _warn_once(
-                f"workers are forked, which may hang as {reason}: their factories can't be pickled "
-                f"({type(error).__name__}: {error})"
-            )
-    return _start("fork", list(factories), None)
-
-
-def _start(
-    method: str, factories: list[Callable[[], Any]] | bytes, registry: bytes | None
-) -> Start:
-    context = _context(method)
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    is_own_child = is_main_thread and context.get_start_method() != "forkserver"
-    authkey = bytes(multiprocessing.current_process().authkey)
-    return Start(context, ChildSetup(factories, registry, os.getpid(), is_own_child, authkey))
-
-
-def prepare_start(method: str | None) -> StartMethod:
-    """Choose a start method, and start the server if processes will need one."""
-    chosen = choose_method(method)
-    if chosen.name == "forkserver":
-        from vecenv.workers.server import ensure_running
-
-        ensure_running()
-    return chosen
-
-
-def starts_quickly() -> bool:
-    """Whether processes start in milliseconds (once there is a server) unless told otherwise."""
-    return choose_method(None).name != "spawn"
-
-
-def _context(method: str) -> Any:
-    import multiprocess
-
-    if method == "forkserver" and "forkserver" in multiprocess.get_all_start_methods():  # type: ignore[attr-defined]  # multiprocess has no types
-        from vecenv.workers.server import ServedContext
-
-        return ServedContext()
-    return multiprocess.get_context(method)  # type: ignore[attr-defined]  # multiprocess has no types
+    return StartMethod(reason is None, reason)
 
 
 def _set_by_user() -> str | None:
@@ -155,48 +101,207 @@ def _set_by_user() -> str | None:
 
     Asking for the start method fixes it, so the default says nothing about users' wishes.
     """
-    import multiprocess
-
-    for library in (multiprocess, multiprocessing):
-        method = library.get_start_method(allow_none=True)  # type: ignore[attr-defined]  # multiprocess has no types
-        if method is not None and method != library.get_all_start_methods()[0]:  # type: ignore[attr-defined]  # multiprocess has no types
-            return method
+    for library in (sys.modules.get("multiprocess"), multiprocessing):
+        if library is not None:
+            method = library.get_start_method(allow_none=True)
+            if method is not None and method != library.get_all_start_methods()[0]:
+                return method
     return None
+
+
+def start_process(
+    method: StartMethod,
+    target: Callable[..., None],
+    name: str,
+    factories: Sequence[Callable[[], Any]],
+    *args: Any,
+) -> tuple[Process, Channel]:
+    """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
+
+    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C.
+
+    Factories that can't be pickled are forked all the same if a fresh interpreter was our choice,
+    and the log says so.
+
+    Args:
+        method: See `choose_method`.
+        target: A function of a module.
+        name: Of the process.
+        factories: Of envs.
+        *args: What can be pickled; a `Memory` is shared.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    authkey = bytes(multiprocessing.current_process().authkey)
+    child = ChildSetup(name, list(factories), os.getpid(), is_main_thread, authkey)
+    if not method.is_fork:
+        try:
+            child = child._replace(factories=(dump_registry(), dump_factories(list(factories))))
+        except Exception as error:
+            if method.why_not_fork is None:
+                error.add_note(
+                    "Envs for workers that are fresh interpreters are pickled with cloudpickle; "
+                    "context='fork' needs no pickling."
+                )
+                raise
+            _warn_once(
+                f"workers are forked, which may hang as {method.why_not_fork}: their factories "
+                f"can't be pickled ({type(error).__name__}: {error})"
+            )
+            method = StartMethod(True)
+    here, there = Channel.pair()
+    try:
+        if method.is_fork:
+            inner: Any = _Fork(here, partial(target, there, child, *args))
+        else:
+            inner = _start_fresh(target, there, child, args)
+        return Process(inner), here
+    except Exception:
+        here.close()
+        raise
+    finally:
+        there.close()
+
+
+class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") else object):  # type: ignore[misc]  # Windows forks nothing
+    """A process of `multiprocessing`, which in forks of this one is nobody's child."""
+
+    def __init__(self, here: Channel, task: Callable[[], None]) -> None:
+        super().__init__(daemon=False)
+        self._owner, self._here, self._task = os.getpid(), here, task
+        self.start()
+        del self._here, self._task
+
+    def run(self) -> None:
+        """Do the task, in the child; hooks of forks close `here` only once its owner has it."""
+        self._here.close()
+        self._task()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end; in a fork, which `multiprocessing` has do so when it exits, don't."""
+        if os.getpid() == self._owner:
+            super().join(timeout)
+
+    def poll(self) -> int | None:
+        """Return the exit code, as `Popen` does."""
+        return self.exitcode
+
+
+class Process:
+    """A child process, however it was started.
+
+    A program may ignore `SIGCHLD`, or wait for all of its children in some other place. So that a
+    process has ended is told by the end of its channel; this is how it ended, and for ending it.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.pid: int = inner.pid
+        self._code: int | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, or minus the signal; None while it lives, or if others have reaped it."""
+        with contextlib.suppress(ValueError):  # it has been closed
+            self._code = self._inner.poll()
+        return self._code
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        if self.exit_code is not None:
+            return False
+        try:
+            if sys.platform != "win32":
+                os.kill(self.pid, 0)
+        except OSError as error:  # others have reaped it
+            return not isinstance(error, ProcessLookupError)
+        return True
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended, at most `timeout` seconds.
+
+        The files that `multiprocessing` waits for may be held open by what it has forked.
+        """
+        end, pause_s = time.monotonic() + timeout, 0.0005
+        while self.is_alive() and time.monotonic() < end:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ValueError):  # it has been closed
+            self._inner.kill()
+
+    def close(self) -> None:
+        """Let go of it, after its end, and end what it has started and left behind."""
+        end_group(self.pid)
+        with contextlib.suppress(ValueError, AttributeError):  # others have reaped it, or a `Popen`
+            self._inner.close()
+
+    def leave_to_parent(self) -> None:
+        """Let go of it in a fork of its parent."""
+        self._inner.returncode = 0  # or a `Popen` would warn that it is still running
+
+
+def _start_fresh(
+    target: Callable[..., None], there: Channel, child: ChildSetup, args: tuple[Any, ...]
+) -> subprocess.Popen:
+    """Start an interpreter and tell it through its standard input what to do."""
+    handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
+    is_windows = sys.platform == "win32"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROLOGUE],
+        stdin=subprocess.PIPE,
+        pass_fds=() if is_windows else (there.reader, there.writer, *handles),
+        env=limited_environment(),
+    )
+    channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
+    file = io.BytesIO()
+    pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
+    pickle.dump(_surroundings(), file)
+    pickle.dump((target, channel, child, args), file)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
+        stdin.write(file.getvalue())
+    return process
+
+
+def _surroundings() -> dict[str, Any]:
+    """Return what of this process is not inherited: filters of warnings, start methods."""
+    methods = {
+        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
+        for name in ("multiprocessing", "multiprocess")
+        if name in sys.modules
+    }
+    # Not those for users' categories, whose modules are not to be imported before the factories.
+    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
+    return {"argv": list(getattr(sys, "argv", [])), "filters": filters, "methods": methods}
+
+
+def be_fresh(file: Any) -> None:
+    """Be a fresh interpreter: do what `_start_fresh` has written."""
+    setting = pickle.load(file)
+    sys.argv[:] = setting["argv"]
+    warnings.resetwarnings()
+    warnings.filters.extend(setting["filters"])  # type: ignore[attr-defined]  # typeshed says Sequence
+    for library, method in setting["methods"].items():
+        if method is not None:
+            importlib.import_module(library).set_start_method(method, force=True)
+    target, channel, child, args = pickle.load(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    if isinstance(channel, bytes):
+        shared_socket: Any = socket.fromshare(channel)  # type: ignore[attr-defined]  # of Windows
+        channel = shared_socket, shared_socket
+    else:
+        for number in channel:
+            os.set_inheritable(number, False)
+    target(Channel(*channel), child, *args)
 
 
 def _warn_once(text: str) -> None:
     _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
     _said.add(text)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep a spawned process from running the main script again (and importing what it imports).
-
-    Factories are pickled with all they need from `__main__`, so nothing there is missed.
-    """
-    with _hiding:
-        main = sys.modules["__main__"]
-        try:
-            _hidden.append(main)
-            sys.modules["__main__"] = type(sys)("__main__")
-            yield
-        finally:
-            sys.modules["__main__"] = main
-            _hidden.clear()
-
-
-def _show_main() -> None:
-    """Give a forked child its main script, if another thread was spawning a process just then."""
-    global _hiding  # noqa: PLW0603  # one for the process
-    _hiding = threading.Lock()
-    if _hidden:
-        sys.modules["__main__"] = _hidden[0]
-        _hidden.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_show_main)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------
@@ -219,15 +324,11 @@ def why_not_fork() -> str | None:
     for library in loaded_libraries():
         if library.startswith(_DEVICES):
             return f"{library} has been loaded"
-    if _num_threads() > 1:
+    if num_threads() > 1:
         _let_libraries_prepare()
-        if (count := _num_threads()) > 1:
+        if (count := num_threads()) > 1:
             return f"this process has {count} threads"
     return None
-
-
-def _num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _let_libraries_prepare() -> None:
@@ -241,3 +342,68 @@ def _let_libraries_prepare() -> None:
             os._exit(0)
         with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all
             os.waitpid(pid, 0)
+
+
+# -- what a process for envs does first ------------------------------------------------------------
+
+
+class ChildSetup(NamedTuple):
+    """What a process for users' envs is given of its caller.
+
+    Attributes:
+        name: Of the process.
+        factories: Of envs: a list for a fork, otherwise the specs of the caller's env ids and that
+            list, both pickled.
+        caller_pid: Whom to follow into the end.
+        is_own_child: Whether the caller's main thread starts it, see `end_with_caller`.
+        authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
+    """
+
+    name: str
+    factories: list[Callable[[], Any]] | tuple[bytes, bytes]
+    caller_pid: int
+    is_own_child: bool
+    authkey: bytes
+
+    def load(self) -> list[Callable[[], Any]]:
+        """Return the factories, in the child; the code of users' classes may raise anything."""
+        if isinstance(self.factories, list):
+            return self.factories
+        registry, factories = self.factories
+        load_registry(registry)
+        return load_factories(factories)
+
+
+def set_up_child(setup: ChildSetup, channel: Channel) -> None:
+    """Leave signals to the caller, end with it, lead a group of processes, and use one thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
+    if hasattr(signal, "SIGCHLD"):  # not in Windows
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
+    _leave_sigterm_to_caller()
+    process = multiprocessing.current_process()
+    process.name, process.authkey = setup.name, setup.authkey
+    if hasattr(os, "setpgid"):  # which Windows has not
+        with contextlib.suppress(OSError):  # a session's leader has a group of its own
+            os.setpgid(0, 0)
+    end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
+    leave_when_copied()
+    if hasattr(os, "register_at_fork"):  # a process that an env forks must not hold it open
+        os.register_at_fork(after_in_child=channel.close)
+    if sys.platform == "linux":  # sleeps in envs end on time, where 50 us would be added to each
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    limit_threads()
+
+
+def _leave_sigterm_to_caller() -> None:
+    """Stay when SIGTERM comes: job schedulers send it to all processes, and the caller saves first.
+
+    A function, because programs that envs start would inherit that a signal is ignored.
+    """
+    owner = os.getpid()
+
+    def stay(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a fork that an env has made
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, stay)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from vecenv.core.compiling import cached_njit
 from vecenv.core.moments import joined
-from vecenv.fingerprint import cached_njit
 
 __all__ = [
     "add_rows",

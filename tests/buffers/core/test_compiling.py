@@ -1,6 +1,5 @@
 """Code on disk for one layout of rows beside code that is compiled for another."""
 
-import importlib
 import itertools
 import os
 import signal
@@ -8,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from numba.core import config
+from numba import config
 
-from buffers.core.compiling import _digest, njit
+from buffers.core import compiling
+from buffers.core.compiling import njit
+from vecenv.core import announcing
+from vecenv.core.compiling import is_jit_off
 
 PROGRAM = """
 import sys
@@ -67,11 +69,9 @@ def test_layouts_do_not_disturb_one_another_in_whatever_order_they_are_compiled(
 
 KERNEL = """
 import numpy as np
-from buffers.core.checkpoint import mix_words
+from buffers.core.kernels import random_word
 
-lanes = np.arange(8, dtype=np.uint64)
-mix_words(np.arange(9, dtype=np.uint64), lanes)
-print(lanes.tolist())
+print(random_word(np.uint64(7), np.uint64(3)))
 """
 LIMITED = """
 import logging, resource, sys
@@ -123,55 +123,12 @@ def test_ctrl_c_while_numba_loads_or_compiles_waits_until_that_is_done(monkeypat
     assert plus_one(1) == 2
 
 
-def write_package(folder, added=1, times=1, unit=1):
-    """A package whose function `outer.outer` takes from three other files what it is made of."""
-    compiled = "from buffers.core.compiling import _digest, njit\n\n@njit(cache=True)\n"
-    imports = "from package import levels\nfrom package.inner import inner\n"
-    imports += "from package.units import UNIT\n"
-    files = {
-        "__init__": "",
-        "inner": f"{compiled}def inner(x):\n    return x + {added}\n",
-        "levels": f"from package.units import UNIT\n{compiled}def times():\n    return {times}\n",
-        "units": f"UNIT = {unit}\nOTHER = {added}\n",
-        "outer": f"{imports}{compiled}def outer(x):\n    return inner(x) * levels.times() * UNIT\n",
-    }
-    (folder / "package").mkdir(exist_ok=True, parents=True)
-    for name, text in files.items():
-        (folder / "package" / f"{name}.py").write_text(text)
-
-
-@pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled")
-def test_code_is_known_by_all_files_that_are_compiled_into_it(tmp_path, monkeypatch):
-    def digest(*numbers):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        write_package(folder, *numbers)
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(folder)
-            found = _digest(importlib.import_module("package.outer").outer.py_func)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "package"]:
-            del sys.modules[name]
-        return found
-
-    variants = [(1, 1, 1), (4, 1, 1), (4, 3, 1), (4, 3, 2)]
-    digests = [digest(*numbers) for numbers in variants]
-    assert len(set(digests)) == len(variants)
-    assert [digest(*numbers) for numbers in variants] == digests
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled")
-def test_code_on_disk_is_not_used_when_another_file_that_is_compiled_into_it_has_changed(tmp_path):
-    program = "from package.outer import outer; print(outer(1), outer.stats.cache_hits.total())"
-
-    def run(*numbers):
-        write_package(tmp_path, *numbers)
-        ended = subprocess.run(
-            [sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=100,
-            check=True, cwd=tmp_path,
-        )  # fmt: skip
-        return ended.stdout.split()
-
-    assert run(1, 1, 1) == ["2", "0"]
-    assert run(1, 1, 1) == ["2", "1"]
-    assert run(4, 1, 1) == ["5", "0"]
-    assert run(4, 3, 2) == ["30", "0"]
+@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+def test_a_line_says_once_that_kernels_are_compiled(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))  # nothing is there yet
+    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.002)
+    monkeypatch.setattr(compiling, "_announced", [])
+    for factor in (2, 3):
+        assert compiling.njit()(lambda x, factor=factor: x * factor)(5) == 5 * factor
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("vecenv compiles the kernels of buffers, which takes about")

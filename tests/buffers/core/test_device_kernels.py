@@ -11,9 +11,11 @@ import torch
 
 from buffers.core import device_kernels
 from buffers.core.device_kernels import DeviceKernel
+from vecenv.core import cuda as cuda_code
 
 GPU = torch.device("cuda", 1)
 cuda = None  # which DeviceKernel puts there
+REQUIRE = cuda_code.require.__wrapped__
 
 
 def scale_thread(numbers, size, factor):
@@ -53,13 +55,14 @@ def driver(monkeypatch):
     fake = types.SimpleNamespace(
         CUresult=types.SimpleNamespace(CUDA_SUCCESS=done, CUDA_ERROR_INVALID_CONTEXT=lost),
         cuCtxGetCurrent=lambda: (done, seen.context), cuLaunchKernel=launch,
-        cuCtxSetCurrent=lambda context: setattr(seen, "context", context),
-        cuModuleLoadData=load, cuModuleGetFunction=find,
+        cuCtxSetCurrent=lambda context: (setattr(seen, "context", context), (done,))[1],
+        cuModuleLoadData=load, cuModuleGetFunction=find, cuDriverGetVersion=lambda: (done, 13000),
     )  # fmt: skip
     monkeypatch.setitem(importlib.import_module("sys").modules, "cuda.bindings.driver", fake)
-    monkeypatch.setattr(device_kernels, "_cuda", lambda: None)
+    monkeypatch.setattr(cuda_code, "require", lambda: None)
     device_kernels._say.cache_clear()
-    monkeypatch.setattr(DeviceKernel, "ptx", lambda self, capability: f"{self.name} {capability}")
+    monkeypatch.setattr(DeviceKernel, "lower", lambda self: self.name)
+    monkeypatch.setattr(cuda_code, "ptx", lambda name, capability: f"{name} {capability}")
     monkeypatch.setattr(device_kernels, "_machine_code", lambda text, _: f"code of {text}".encode())
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
     state = {"capturing": False}
@@ -86,7 +89,9 @@ def test_a_launch_goes_to_the_current_stream_with_each_argument_at_its_address(d
     assert driver.launches == [("function", sizes, 77, 0, numbers.data_ptr() + 16, 296, 0.5)] * 2
     assert driver.context == "context"
     driver.answer = driver.refused
-    with pytest.raises(RuntimeError, match="launching a kernel failed with REFUSED"):
+    with pytest.raises(
+        RuntimeError, match="launching the kernel of scale_thread failed with REFUSED"
+    ):
         launch(300, numbers, 300, 0.5)
 
 
@@ -107,15 +112,19 @@ def test_where_code_is_refused_torch_has_to_do_and_it_is_said_once(driver, caplo
             assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert "scale_thread can't be compiled for cuda:1: loading scale_thread failed" in told[0]
+    assert (
+        "scale_thread can't be compiled for cuda:1: loading the code of scale_thread failed"
+        in told[0]
+    )
     assert "operations of torch do the same" in told[0]
 
 
 def test_without_numba_cuda_torch_has_to_do(driver, monkeypatch, caplog):
-    def missing():
-        raise ModuleNotFoundError("No module named 'numba_cuda'")
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(device_kernels, "_cuda", missing)
+    monkeypatch.setattr(cuda_code, "require", REQUIRE)
+    monkeypatch.setattr(cuda_code, "_module", missing)
     with caplog.at_level(logging.INFO, "buffers"):
         assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
     assert 'pip install "vecenv[cuda]"' in caplog.text
@@ -125,10 +134,11 @@ def test_without_numba_cuda_torch_has_to_do(driver, monkeypatch, caplog):
 def test_numba_cuda_that_cannot_be_imported_is_told_and_torch_has_to_do(
     driver, monkeypatch, caplog
 ):
-    def broken():
+    def broken(name):
         raise AttributeError("module 'numpy' has no attribute 'row_stack'")
 
-    monkeypatch.setattr(device_kernels, "_cuda", broken)
+    monkeypatch.setattr(cuda_code, "require", REQUIRE)
+    monkeypatch.setattr(cuda_code, "_module", broken)
     assert DeviceKernel(scale_thread, KINDS).on(GPU) is None
     assert "numba-cuda can't be imported" in caplog.text
     assert "row_stack" in caplog.text
@@ -148,7 +158,7 @@ def test_memory_of_the_cpu_has_no_kernels():
 @pytest.mark.cuda
 def test_a_kernel_is_compiled_without_a_device():
     kernel = DeviceKernel(scale_thread, KINDS)
-    text = kernel.ptx((8, 0))
+    text = cuda_code.ptx(kernel.lower(), (8, 0))
     assert ".target sm_80" in text
     assert device_kernels._machine_code(text, (8, 0)).startswith(b"\x7fELF")
     head = text[text.index(".visible .entry buffers_kernel(") :].partition(")")[0]

@@ -7,28 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
     EpisodicReplayBuffer,
-    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
     SharedReplayBuffer,
 )
 from buffers.core.columns import ColumnSpec, allocate_columns
-from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.staging import CopyLane, Departures, StagingBlock, StagingBlocks
 from buffers.core.state import _joined_on_cpu
 from buffers.episodic.storage import EpisodicStorage
 from buffers.replay.priorities import BlockSums
-from buffers.replay.staging import Staging
-from buffers.replay.successors import Successors
 from buffers.rollout.storage import RolloutStorage
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)
@@ -215,10 +211,6 @@ def test_blocks_grow_in_few_steps(monkeypatch):
             super().__init__(num_bytes, device, is_staged=is_staged)
 
     monkeypatch.setattr("buffers.core.staging.StagingBlock", Block)
-    buffer = SharedReplayBuffer(1000, OBS, ACTIONS, seed=0, staged=True)
-    for count in range(1, 50):
-        buffer.add(**columns(count))
-    assert len(made) == 14  # 49 adds; each time two, which are twice as large
     episodes = EpisodicReplayBuffer(500, OBS, ACTIONS, max_episodes=50, seed=0, staged=True)
     made.clear()
     for length in range(1, 30):
@@ -283,33 +275,16 @@ def test_priorities_on_a_device_may_have_gradients_or_be_none():
         sums = BlockSums(10, CPU)
     sums.alpha.fill_(0.5)
     sums.bound.fill_(1e9)
-    sums.insert(10, 10, 10)
+    sums.set_numbers(0, 10, sums.new_value())
+    live = torch.tensor([0]), torch.tensor([10])
     before = sums.leaves.clone()
-    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0), live)
     assert sums.leaves.equal(before)
     given = torch.tensor([4.0, 9.0], requires_grad=True)
-    sums.update(torch.tensor([1, 7]), given * 1)
+    sums.update(torch.tensor([1, 7]), given * 1, live)
     assert sums.leaves[[1, 7]].tolist() == [2.0, 3.0]
     assert not sums.leaves.requires_grad
     assert sums.largest.item() == 9.0
-
-
-def test_rows_on_their_way_to_a_device_have_no_links_of_earlier_ones(monkeypatch):
-    seen = []
-    spread = Staging._spread
-
-    def look(self, words, sizes, packed):
-        field = self._layout.fields["link"]
-        packed = packed.view(sizes[1], -1)
-        seen.append(packed[:, field.offset : field.offset + field.nbytes].clone())
-        spread(self, words, sizes, packed)
-
-    monkeypatch.setattr(Staging, "_spread", look)
-    buffer = SharedReplayBuffer(16, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, staged=True)
-    for value, num_rows in enumerate((4, 12, 8, 4, 16, 8, 12)):
-        buffer.add(**columns(num_rows, value))
-    assert len(seen) == 7
-    assert not torch.cat(seen).any()
 
 
 def filled_rollout(**options):
@@ -416,57 +391,6 @@ class Allocations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Moves(TorchDispatchMode):
-    """Notes what rows are moved as."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in {"index_select", "index_copy_"} and args[0].ndim == 2:
-            self.found.append(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [(4, {torch.int64}), (3, {torch.int64, torch.int32})]
-)
-def test_rows_move_in_words_where_they_are_whole_ones(size, expected):
-    buffer = SharedReplayBuffer(
-        16, Box(-1, 1, (size,), np.float32), ACTIONS, num_envs=4, n_step=2, gamma=0.9,
-        store_next=False, staged=True,
-    )  # fmt: skip
-    with Moves() as moves:
-        for value in range(6):
-            rows = columns(4, value)
-            rows["obs"], rows["next_obs"] = (
-                np.full((4, size), number, np.float32) for number in (value, value + 1)
-            )
-            buffer.add(**rows)
-        batch = buffer.sample(64)
-    assert set(moves.found) == expected  # 12 bytes are no whole words of 8
-    assert batch.obs.unique().tolist() == [2, 3, 4, 5]
-    is_newest = batch.obs == 5  # whose window has one step
-    assert batch.next_obs.equal(batch.obs + torch.where(is_newest, 1, 2))
-
-
-@pytest.mark.parametrize("store_next", [True, False])
-def test_nothing_is_allocated_on_a_device_once_rows_are_counted(store_next, monkeypatch):
-    buffer = SharedReplayBuffer(
-        16, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, store_next=store_next, staged=True
-    )
-    seen, writes = Allocations(), [(Staging, "write"), (Successors, "keep")]
-    for owner, name in writes:
-        monkeypatch.setattr(owner, name, seen.during(getattr(owner, name)))
-    for value in range(6):
-        rows = columns(4, value)
-        rows["terminations"][value % 4] = True
-        buffer.add(**rows)
-    # What is over the host's own pages takes no memory.
-    assert set(seen.found) <= {"split_with_sizes", "from_numpy", "detach", "lift_fresh"}
-
-
 class Reads(TorchDispatchMode):
     """Counts the elements of what operations read or write."""
 
@@ -487,7 +411,7 @@ def test_draws_look_at_little_of_a_large_buffer():
     sums.alpha.fill_(1.0)
     sums.beta.fill_(1.0)
     sums.bound.fill_(1e9)
-    sums.insert(0, 1 << 18, 1 << 18)
+    sums.set_numbers(0, 1 << 18, 1.0)
     leaves, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
     with Reads() as reads:
         sums.draw(torch.Generator(), leaves, weights, None)
@@ -506,52 +430,18 @@ def test_sums_of_groups_and_blocks_are_those_of_their_rows():
     sums, rng = BlockSums(5000, CPU), np.random.default_rng(0)
     sums.alpha.fill_(1.0)
     sums.bound.fill_(1e9)
-    end = 0
+    end, live = 5000, (torch.tensor([0]), torch.tensor([5000]))
     for count in (1, 31, 32, 1000, 3000, 1500, 5000, 7):
-        end = (end + count) % 5000
-        sums.insert(end, count, 5000)
+        end += count
+        sums.set_numbers(end - count, end, sums.new_value())
         rows = torch.from_numpy(rng.integers(0, 5000, 40)).unique()
-        sums.update(rows, torch.from_numpy(rng.random(len(rows))) * 9)
+        sums.update(rows, torch.from_numpy(rng.random(len(rows))) * 9, live)
         values = torch.nn.functional.pad(sums.leaves, (0, 5 * 1024 - 5000))
         torch.testing.assert_close(sums._groups.flatten(), values.view(-1, 32).sum(1))
         torch.testing.assert_close(sums._sums, values.view(-1, 1024).sum(1))
     kept = sums.leaves.clone()
-    sums.restore(kept, 5000)
+    sums.restore(kept)
     torch.testing.assert_close(sums._sums.sum(), kept.sum())
-
-
-def test_updates_read_exponents_and_numbers_of_rows_on_the_device():
-    """As a captured graph does: nothing of the host is in the calls."""
-    plain, staged = (
-        PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, alpha=0.5, staged=is_staged)
-        for is_staged in (False, True)
-    )
-    sums = staged._sums
-    assert sums is not None
-    staged.add(**columns(4))
-    sums.update(torch.tensor([1, 5]), torch.tensor([4.0, 4.0]))  # there is no row 5 yet
-    assert (sums.leaves[1].item(), staged.num_refused) == (2.0, 1)
-    staged.add(**columns(4))
-    staged.alpha = 1.0
-    sums.update(torch.tensor([1, 5]), torch.tensor([4.0, 3.0]))
-    assert (sums.leaves[[1, 5]].tolist(), staged.num_refused) == ([4.0, 3.0], 1)
-    sums.update(torch.tensor([2]), torch.tensor([1e308]).double())  # 16 of these have no sum
-    assert staged.num_refused == 2
-    plain.add(**columns(4))
-    plain.update_priorities(np.array([1]), np.array([4.0]))
-    plain.add(**columns(4))
-    plain.alpha = 1.0
-    plain.update_priorities(np.array([1, 5]), np.array([4.0, 3.0]))
-    torch.testing.assert_close(plain.priorities, staged.priorities)
-    other = PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-    other.load_state_dict(staged.state_dict())
-    assert other._sums is not None
-    other._sums.update(torch.tensor([7, 8]), torch.tensor([5.0, 5.0]))
-    assert (other.priorities[7].item(), other.num_refused, other.alpha) == (5.0, 1, 1.0)
-    for buffer in (plain, staged):
-        with pytest.raises(BufferMisuseError, match="alpha"):
-            buffer.alpha = -1.0
-        assert buffer.alpha == 1.0
 
 
 def test_tables_are_rebuilt_when_the_copies_from_them_have_ended(monkeypatch):
@@ -657,25 +547,6 @@ def lack_memory(*_, **__):
     raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer])
-def test_an_add_for_which_memory_is_missing_changes_nothing(kind, monkeypatch):
-    buffer = kind(
-        64, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, store_next=False, seed=0, staged=True
-    )
-    buffer.add(**columns(4))
-    before = columns_of_state(buffer)
-    with monkeypatch.context() as patch:
-        patch.setattr("buffers.core.staging.StagingBlock", lack_memory)
-        with pytest.raises(BufferMemoryError, match=r"add fewer rows|smaller capacity"):
-            buffer.add(**columns(32))
-    for name, value in columns_of_state(buffer).items():
-        assert value.equal(before[name]), name
-    assert len(buffer) == 4
-    buffer.add(**columns(32, 5.0))
-    assert len(buffer) == 36
-    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [1.0] * 4 + [5.0] * 32
-
-
 def columns_of_state(buffer):
     """Without what tells of room for final observations, which may have grown."""
     state = buffer.state_dict().items()
@@ -726,23 +597,6 @@ class Copies(TorchDispatchMode):
             pairs = zip(*args[:2], strict=True)
             self.found += [(target.dtype, source.dtype) for target, source in pairs]
         return func(*args, **(kwargs or {}))
-
-
-def test_generators_of_devices_and_of_the_host_are_told_apart():
-    """torch's state on a GPU has as many bytes as the words of the host's."""
-    host, device = HostGenerator(0), DeviceGenerator(0, CPU)
-    device._kind = np.frombuffer(b"cuda    ", np.uint8)
-    at_16 = np.arange(16, dtype=np.uint8)
-    assert host.get_state().shape == at_16.shape
-    state = device.get_state()
-    assert device.accepts_state(state)
-    assert not device.accepts_state(state[:-8])
-    assert not device.accepts_state(at_16[:4])
-    assert not host.accepts_state(np.concatenate([at_16, device._kind]))
-    before = device.torch.get_state()
-    torch.rand(3, generator=device.torch)
-    device.set_state(state)
-    assert device.torch.get_state().equal(before)
 
 
 def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
@@ -888,69 +742,3 @@ def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():
     rollout.set_final_values(0, mask, torch.ones(2))
     assert rollout.final_values is not None
     assert rollout.final_values.tolist() == [[1, 0, 1]]
-
-
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer, PerEnvReplayBuffer])
-def test_tensors_on_the_device_are_added_there(kind):
-    space = Dict({"a": OBS, "b": Box(0, 255, (2, 2), np.uint8)})
-    options = {"num_envs": 4, "seed": 0, "extra_columns": {"cost": Box(0, 1, (2,))}}
-    options["capacity"] = 6 if kind is PerEnvReplayBuffer else 24
-    rng = np.random.default_rng(0)
-
-    def made(count):
-        def obs():
-            return {
-                "a": rng.standard_normal((count, 3), np.float32),
-                "b": rng.integers(0, 255, (count, 2, 2), np.uint8),
-            }
-
-        return {
-            "obs": obs(),
-            "next_obs": obs(),
-            "actions": rng.integers(0, 2, count),
-            "rewards": rng.standard_normal(count, np.float32),
-            "terminations": rng.random(count) < 0.3,
-            "truncations": rng.random(count) < 0.3,
-            "cost": rng.random((count, 2), np.float32),
-        }
-
-    def moved(column):
-        if isinstance(column, dict):
-            return {name: moved(part) for name, part in column.items()}
-        return torch.from_numpy(column.copy())
-
-    plain = kind(observation_space=space, action_space=ACTIONS, **options)
-    direct = kind(observation_space=space, action_space=ACTIONS, staged=True, **options)
-    assert not direct._takes_tensors  # on the CPU values are looked at
-    direct._takes_tensors = direct._storage.takes_tensors
-    for _ in range(18):  # past two ends of the ring
-        rows = made(4)
-        plain.add(**rows)
-        with Transfers() as transfers:
-            direct.add(**{name: moved(column) for name, column in rows.items()})
-        assert not transfers.found
-    assert not direct._storage.staging._blocks.nbytes  # for arrays of the host
-    one, other = (buffer.get(buffer.order()) for buffer in (plain, direct))
-    for name in ("obs", "next_obs"):
-        for leaf in ("a", "b"):
-            assert getattr(one, name)[leaf].equal(getattr(other, name)[leaf])
-    for name in ("actions", "rewards", "terminations", "truncations"):
-        assert getattr(one, name).equal(getattr(other, name)), name
-    assert one.extras["cost"].equal(other.extras["cost"])
-    if kind is PrioritizedReplayBuffer:
-        assert plain.priorities.equal(direct.priorities)
-    assert len(direct.sample(16).actions) == 16
-    rows = made(
-        4
-    )  # through the host, where they are checked: other dtypes, more than there is room
-    direct.add(**{**rows, "rewards": torch.ones(4).double()})
-    direct.add(**{name: moved(column) for name, column in made(100).items()})
-    with pytest.raises(BufferMisuseError, match="rewards has shape"):
-        direct.add(**{name: moved(column) for name, column in rows.items()} | {"rewards": 1.0})
-    assert len(direct) == 24
-
-
-def test_frames_that_are_stored_once_go_through_the_host():
-    space = Box(-1, 1, (2, 3), np.float32)
-    buffer = SharedReplayBuffer(16, space, ACTIONS, num_envs=4, staged=True, frame_stack=2)
-    assert not buffer._storage.takes_tensors

@@ -1,5 +1,7 @@
 """EpisodicReplayBuffer against brute force: bounds, laws of drawing, windows, goals, eviction."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -218,6 +220,29 @@ def test_windows_are_uniform(over, staged):
     assert chi_square_fits(np.bincount(keys, minlength=40), law)
 
 
+@pytest.mark.parametrize("over", ["steps", "episodes"])
+def test_all_windows_are_drawn_and_no_other_wherever_the_ring_begins(over, staged):
+    for offset in range(1, 8):
+        buffer = make_buffer(14, staged=staged)
+        lengths = [offset, 6, 5, 3]
+        for number, length in enumerate(lengths):
+            buffer.add_episode(make_episode(number, length))
+        wanted = {(n, step) for n in (1, 2, 3) for step in range(lengths[n] - 1)}
+        batch = buffer.sample_sequences(400, 2, over=over)
+        assert set(zip(*batch.obs[:, 0].long().T.tolist(), strict=True)) == wanted
+        assert torch.equal(batch.obs[:, 1], batch.next_obs[:, 0])
+
+
+@pytest.mark.parametrize("over", ["steps", "episodes"])
+def test_windows_of_other_seeds_and_of_later_draws_are_others(over, staged):
+    draws = []
+    for seed in range(2):
+        buffer = make_buffer(seed=seed, staged=staged)
+        buffer.add_episode(make_episode(0, 20))
+        draws += [buffer.sample_sequences(20, 2, over=over).steps.tolist() for _ in range(3)]
+    assert all(a != b for a, b in itertools.combinations(draws, 2))
+
+
 def test_padded_sequences_end_with_the_episode(staged):
     buffer = fill(make_buffer(150, staged=staged))
     lengths = lengths_by_number(buffer)
@@ -352,7 +377,7 @@ def test_goals_are_put_into_dict_observations_and_rewards_computed(staged):
 
     def compute_reward(achieved, desired, info):
         calls.append(info)
-        return -(achieved != desired).float()[:, 0]
+        return -(achieved != desired).astype(np.float32)[:, 0]
 
     batch = buffer.sample_goals(500, "future", relabel_ratio=0.5, compute_reward=compute_reward)
     goals, mask = batch.goal_obs["achieved_goal"], batch.relabelled

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay import priorities
-from buffers.replay.priorities import BlockSums, SumTree, set_newest
+from buffers.replay.priorities import BlockSums, SumTree
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -111,22 +110,6 @@ def test_updates_that_do_not_fit_change_nothing(indices, priorities, message, st
     assert buffer.priorities.equal(before)
 
 
-def test_priorities_whose_loading_was_cut_off_count_as_new(monkeypatch):
-    buffer = filled(4, alpha=1.0)
-    buffer.update_priorities([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])
-    state = buffer.state_dict()
-
-    def lack_memory(*_):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SumTree, "update", lack_memory)
-        with pytest.raises(MemoryError):
-            buffer.load_state_dict(state)
-    buffer.sample(1)  # which looks for new rows
-    assert buffer.priorities.tolist() == [4] * 4
-
-
 def test_when_all_priorities_are_zero_nothing_can_be_drawn():
     buffer = filled(3)
     buffer.update_priorities([0, 1, 2], [0.0, 0.0, 0.0])
@@ -169,7 +152,7 @@ def test_every_sum_is_that_of_its_leaves(capacity, steps):
     for kind, first, second in steps:
         if kind == "insert":
             end = first % capacity
-            set_newest(tree._tree, tree._starts, capacity, end, second, float(second))
+            tree.set_numbers(1000 * capacity + end - second, 1000 * capacity + end, float(second))
             leaves[(end - 1 - np.arange(min(second, capacity))) % capacity] = second
         else:
             rng = np.random.default_rng(first)
@@ -229,14 +212,31 @@ def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, pr
     sums = BlockSums(100, torch.device("cpu"))
     sums.alpha.fill_(1.0)
     sums.bound.fill_(1e9)
-    sums.insert(0, 100, 100)
+    sums.set_numbers(0, 100, 1.0)
     rows, priorities = torch.tensor([0, row, 99]), torch.tensor([5.0, priority, 2.0])
-    sums.update(rows, priorities.double())
+    sums.update(rows, priorities.double(), (torch.tensor([0]), torch.tensor([100])))
     assert sums.leaves.tolist() == [5.0, *[1.0] * 98, 2.0]
     found, weights = torch.zeros(1050, dtype=torch.int64), torch.zeros(1050)
     sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
     assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
+
+
+def test_rows_of_later_blocks_are_drawn_as_often_as_their_priority_says():
+    sums = BlockSums(3000, torch.device("cpu"))
+    sums.alpha.fill_(1.0)
+    sums.bound.fill_(4.0)
+    for first, stop, value in [(0, 1500, 1.0), (1500, 2900, 1.0), (2100, 2200, 3.0)]:
+        sums.set_numbers(first, stop, value)
+    live = torch.tensor([0]), torch.tensor([2900])
+    sums.update(torch.tensor([2500]), torch.tensor([4.0]), live)  # the bound itself is taken
+    assert int(sums.num_refused) == 0
+    found, weights = torch.zeros(6206, dtype=torch.int64), torch.zeros(6206)
+    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
+    counts = np.bincount(found.numpy(), minlength=3000)
+    law = np.repeat([1.0, 3.0, 1.0, 0.0], [2100, 100, 700, 100])
+    law[2500] = 4.0
+    assert abs(counts - 2 * law).max() <= 1  # one point of each 6206th of a sum of 3103
 
 
 def test_priorities_of_batches_of_another_state_are_refused():
@@ -255,10 +255,3 @@ def test_priorities_of_batches_of_another_state_are_refused():
         first.update_priorities(batch, np.full(4, 9.0))
     assert (first.priorities == before).all()
     first.update_priorities(first.sample(4), np.full(4, 9.0))
-
-
-def test_the_value_that_covers_a_point_is_chosen(load_kernels):
-    choose, values = load_kernels(priorities).choose, np.array([1.0, 2.0, 0.0, 4.0])
-    found = [choose(np.float64(mass), *values) for mass in (0.5, 1.0, 2.9, 3.0, 6.9, 8.0)]
-    assert [int(place) for place, _ in found] == [0, 1, 1, 3, 3, 3]
-    assert [passed for _, passed in found] == [0.0, 1.0, 1.0, 3.0, 3.0, 3.0]

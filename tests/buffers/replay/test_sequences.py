@@ -479,10 +479,12 @@ def test_stacks_stored_frame_by_frame_are_drawn_in_sequences():
                 terminations=[is_over], truncations=[False],
             )  # fmt: skip
         stack = np.repeat(frame, 4, 0) if is_over else following
-    whole, stacked = (b.sample_sequences(32, 6, burn_in=2, pad=True) for b in buffers)
-    assert not whole.mask.all()
-    for left, right in zip(whole, stacked, strict=True):
-        assert torch.equal(left, right)
+    held, drawn = buffers[0].get(buffers[0].order()), buffers[1].sample_sequences(32, 6, pad=True)
+    assert not drawn.mask.all()
+    place = {reward: k for k, reward in enumerate(held.rewards.tolist())}
+    chosen = torch.tensor([place[reward] for reward in drawn.rewards[drawn.mask].tolist()])
+    for name in ("obs", "next_obs", "actions", "terminations"):
+        assert torch.equal(getattr(drawn, name)[drawn.mask], getattr(held, name)[chosen]), name
 
 
 WRONG = {

@@ -178,15 +178,11 @@ def test_where_episodes_begin_is_part_of_the_state(mode):
         first.compute_advantages(last_values)
         next(first.sequences(2))
         first.advance()
-        saved = first.state_dict()
-        second, older = made(mode, 4, 3, 9), made(mode, 4, 3, 9)
-        second.load_state_dict(saved)
-        del saved["is_first"]
-        older.load_state_dict(saved)  # as releases before saved it
-        for other in (second, older):
-            assert other.is_first_at(0).equal(first.is_first_at(0))
-            if mode == "NextStep":  # known before the step is made
-                assert other.is_first_at(1).equal(first.is_first_at(1))
+        second = made(mode, 4, 3, 9)
+        second.load_state_dict(first.state_dict())
+        assert second.is_first_at(0).equal(first.is_first_at(0))
+        if mode == "NextStep":  # known before the step is made
+            assert second.is_first_at(1).equal(first.is_first_at(1))
 
 
 def test_a_seed_gives_one_order_and_passes_differ():

@@ -8,8 +8,6 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text, Tuple
 from gymnasium.vector import AutoresetMode
 
 from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
-from buffers.rollout.kernels import UNWRITTEN
-from vecenv.workers.rows import unwritten
 
 SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
 FLAT = Box(-1, 1, (2,))
@@ -429,13 +427,6 @@ def test_what_no_environment_wrote_is_never_learned_from(staged):
     assert rollout.slot(1).rewards.tolist() == [1, 1], "asking again does not take back"
     rollout.compute_advantages([0.0, 0.0])
     assert rollout.num_valid == 6
-
-
-def test_marks_are_those_of_async_vector_envs():
-    bits = np.zeros(1, np.int32)
-    assert unwritten(bits) == UNWRITTEN
-    bits.fill(UNWRITTEN)
-    assert np.isnan(bits.view(np.float32))
 
 
 def test_outputs_of_the_policy_that_are_missing_are_named():

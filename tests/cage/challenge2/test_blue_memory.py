@@ -4,7 +4,7 @@ from cage.challenge2.harbour import HARBOUR
 
 from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_actions, blue_choices, cage2_scenario
 from vecenv.cage.challenge2.network.state import host_bits
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 
 NUM_ENVS = 8 if is_jit_off() else 40
 

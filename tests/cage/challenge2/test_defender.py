@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +11,6 @@ from vecenv.cage import (
     DefenderPolicy,
     cage2_scenario,
     evaluate,
-    find_policy,
     load_defender,
     save_defender,
 )
@@ -88,22 +86,6 @@ def test_a_defender_says_if_it_was_trained_under_other_rules(layers, tmp_path, r
         load_defender(path)
     with pytest.raises(ValueError, match="is no defender that can play here"):
         load_defender(path, HARBOUR)
-
-
-def test_defenders_of_before_are_read(layers, tmp_path):
-    path = tmp_path / "defender.npz"
-    names = [f"{kind}{n}" for n in range(len(layers)) for kind in ("weight", "bias")]
-    arrays = dict(zip(names, [x for layer in layers for x in layer], strict=True))
-    arrays["format"] = np.array("vecenv cage defender 1")
-    facts = {"steps": 5, "made_for": cage2_scenario("debugged").identity()}
-    np.savez(path, **arrays, facts=np.array(json.dumps(facts)))
-    with pytest.warns(UserWarning, match="made for 'CAGE Challenge 2' with 'debugged' rules"):
-        policy = find_policy(path)
-    assert (actions_of(policy, 4, 1) == actions_of(DefenderPolicy(layers), 4, 1)).all()
-    np.savez(path, **arrays, facts=np.array("{}"))  # from before scenarios were kept
-    load_defender(path, cage2_scenario("debugged"))
-    np.savez(path, **arrays)
-    load_defender(path, cage2_scenario("debugged"))
 
 
 def test_a_memory_needs_no_choices_to_stay_as_they_were():

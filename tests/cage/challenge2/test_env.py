@@ -33,7 +33,7 @@ from vecenv.cage import (
 from vecenv.cage.challenge2.options import RED_AGENTS, STEP_INFOS, read_red_agents
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 
 MODES = list(AutoresetMode)
 NUM_ACTIONS = 145

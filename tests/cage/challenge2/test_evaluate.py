@@ -28,7 +28,7 @@ from vecenv.cage.challenge2.play.playing import (
     cell_seed,
     play_episode,
 )
-from vecenv.fingerprint import is_jit_off
+from vecenv.core.compiling import is_jit_off
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
 

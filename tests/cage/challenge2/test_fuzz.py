@@ -22,7 +22,7 @@ from vecenv.cage.challenge2.replay import (
 )
 from vecenv.cage.challenge2.rules.dynamics import action_mask
 from vecenv.cage.challenge2.rules.observation import observe_extended
-from vecenv.fingerprint import cached_njit
+from vecenv.core.compiling import cached_njit
 
 FOLDER = pathlib.Path(__file__).parent
 EDGES = np.array(

@@ -12,7 +12,7 @@ from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.play.policies import make_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, DECOY, MEANDER, NO_RED
 from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.fingerprint import cached_njit
+from vecenv.core.compiling import cached_njit
 
 # Each network and each dtype is compiled for itself.
 DTYPES = {"CAGE Challenge 2": {}, "Harbour": {"obs_dtype": np.uint8}}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,11 @@ from vecenv.cage import (
 )
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play import player as player_module
-from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes
+from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes, record_episode
 from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules import codes
 from vecenv.command.cli import main
+from vecenv.page.episode import EpisodePage
 
 PLAYER = Path(player_module.__file__)
 
@@ -49,6 +51,29 @@ def random_weights(width=8, seed=0):
 def defender(tmp_path):
     save_cage4_defender(tmp_path / "defender.npz", random_weights(), steps=7)
     return tmp_path / "defender.npz"
+
+
+def test_a_page_says_what_every_agent_does_also_those_that_are_busy():
+    """Restore takes five steps and Remove three, in which a new action is not begun."""
+    page = EpisodePage("a game", {}, fps=2)
+    chosen = [33, 17, 49, 49, 145]  # Restore and Remove of a server, Sleep
+    actions = iter([chosen, *[[49, 49, 49, 49, 145]] * 2, [49, 33, 49, 49, 145]])
+    record_episode(
+        page, lambda obs, masks: np.array([next(actions)]), seed=0, num_steps=4, debug=True
+    )
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page.to_html(), re.DOTALL)[1])
+    shown = [step["action"].split("; ") for step in data["steps"][:-1]]
+    assert [words[:2] for words in shown] == [
+        ["blue 0: Restore RZA server 0", "blue 1: Remove OZA server 0"],
+        [
+            "blue 0: busy with Restore RZA server 0, 3 more",
+            "blue 1: busy with Remove OZA server 0, 1 more",
+        ],
+        ["blue 0: busy with Restore RZA server 0, 2 more", "blue 1: finishes Remove OZA server 0"],
+        ["blue 0: busy with Restore RZA server 0, 1 more", "blue 1: Restore OZA server 0"],
+    ]
+    for words in shown:
+        assert words[2:] == ["blue 2: Sleep", "blue 3: Sleep", "blue 4: Sleep"]
 
 
 def test_the_score_leaves_out_the_last_reward(tmp_path):
@@ -203,6 +228,22 @@ def test_what_the_memory_asks_for_is_what_happens():
         )
     assert {codes.REMOVE, codes.RESTORE, codes.DECOY, codes.BLOCK, codes.ALLOW} <= kinds
     envs.close()
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_an_agent_knows_the_phase_from_its_own_observation_alone(defender, changed):
+    """What one agent sees of the phase changes its own choices' probabilities, and no other's."""
+    masks = [np.ones(82, bool)] * 4 + [np.ones(242, bool)]
+    found = []
+    for phase in (0, 1):
+        rows = [np.zeros(92, np.int64) for _ in range(4)] + [np.zeros(210, np.int64)]
+        rows[changed][0] = phase
+        player, report = Cage4Player(defender), {}
+        player.reset(masks)
+        player.act(rows, report)
+        found.append(report["probabilities"])
+    same = [np.array_equal(*shares) for shares in zip(*found, strict=True)]
+    assert same == [agent != changed for agent in range(5)]
 
 
 def test_a_player_needs_only_numpy(defender):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vecenv.fingerprint import cached_njit
+from vecenv.core.compiling import cached_njit
 from vecenv.jit.random import next_word, open_block, to_integer, to_uniform
 
 

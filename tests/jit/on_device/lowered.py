@@ -115,14 +115,14 @@ class LoweredDevice(HostDevice):
         return launch
 
 
-_compiled = {}  # by the key of the program; engines must be kept
+_compiled = {}  # engines must be kept
 
 
 def compiled(program):
     """Compile a program for the processor; return a function of the rows and ARGUMENTS."""
-    if program.key not in _compiled:
-        _compiled[program.key] = compiled_texts(program, ["i64"] * len(ARGUMENTS))
-    return _compiled[program.key]
+    if program not in _compiled:
+        _compiled[program] = compiled_texts(program, ["i64"] * len(ARGUMENTS))
+    return _compiled[program]
 
 
 _C_TYPES = {"ptr": ctypes.c_int64, "i64": ctypes.c_int64}

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from jit.on_device.bundled import MAKERS, ZOO
 
 from vecenv.agents.on_device import state_kernels
+from vecenv.core import cuda
 from vecenv.jit import EnvKernels, KernelCompileError
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda import compiler
@@ -36,8 +37,8 @@ def test_nothing_is_spilled(name):
         kernels = state_kernels(envs.kernels, AutoresetMode.NEXT_STEP)
         programs.append(compiler.lower(kernels, envs.params))
     for program, capability in itertools.product(programs, CAPABILITIES):
-        _, report = compiler.machine_code(compiler.ptx(program, capability), capability)
-        found = compiler.resources(report)
+        _, report = cuda.machine_code(cuda.ptx(program, capability), capability)
+        found = cuda.resources(report)
         assert found.spill_bytes == 0
         assert found.stack_bytes <= STACK_BYTES.get(name, 0)
         assert 0 < found.registers <= 128
@@ -100,23 +101,16 @@ def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
 
 _LATER_NUMPY = """
 import numpy as np
-import vecenv.jit
-from buffers.core import device_kernels
+from vecenv.core import cuda
 
 vars(np).pop("row_stack", None)  # as of NumPy 2.5
-if {first!r} == "vecenv":
-    vecenv.jit.cuda.compiler.require()
-else:
-    device_kernels._cuda()
+cuda.require()
 assert not hasattr(np, "row_stack")
-from numba.cuda.np import arrayobj
 """
 
 
-@pytest.mark.parametrize("first", ["vecenv", "buffers"])
-def test_numba_cuda_is_imported_beside_a_later_numpy(first):
-    program = "import vecenv.jit.cuda.compiler\n" + _LATER_NUMPY.format(first=first)
-    command = [sys.executable, "-W", "error", "-c", program]
+def test_numba_cuda_is_imported_beside_a_later_numpy():
+    command = [sys.executable, "-W", "error", "-c", _LATER_NUMPY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -163,9 +157,9 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 _LAUNCHES = r"""
 import threading
 import numpy as np
-from vecenv.jit.cuda import compiler
+from vecenv.core import cuda
 
-launch = compiler.loaded("toy", b"code\0")
+launch = cuda.loaded("toy", b"code\0", "the_entry")
 values = np.array([11, -12, 1 << 40])
 places = np.array([values[k:].ctypes.data for k in range(3)], np.uint64)
 launch(3, 128, 77, places.ctypes.data)
@@ -173,8 +167,8 @@ other = threading.Thread(target=launch, args=(1, 64, 0, places.ctypes.data))  # 
 other.start()
 other.join()
 try:
-    compiler.loaded("toy", b"other code\0")
-except compiler.DeviceError as error:
+    cuda.loaded("toy", b"other code\0", "the_entry")
+except cuda.DeviceError as error:
     print(error)
 """
 
@@ -198,7 +192,7 @@ def test_the_driver_of_devices_gets_what_it_expects(tmp_path):
     )
     *lines, told = done.stdout.splitlines() or [""]
     assert lines == [
-        "function vecenv_run_thread of 5",
+        "function the_entry of 5",
         "launch 6 grid 3 1 1 block 128 1 1 shared 0 stream 77 extra 0: 11 -12 1099511627776",
         "launch 6 grid 1 1 1 block 64 1 1 shared 0 stream 0 extra 0: 11 -12 1099511627776",
     ], done.stderr
@@ -207,6 +201,6 @@ def test_the_driver_of_devices_gets_what_it_expects(tmp_path):
 
 def test_all_arguments_are_64_bit_numbers_in_the_code():
     envs = MAKERS["cartpole"](1)
-    text = compiler.ptx(compiler.lower(envs.kernels, envs.params), (9, 0))
+    text = cuda.ptx(compiler.lower(envs.kernels, envs.params), (9, 0))
     head = text[text.index(".visible .entry vecenv_run_thread(") :].partition(")")[0]
     assert head.count(".param .u64 ") == head.count(".param") == len(ARGUMENTS)

@@ -16,12 +16,13 @@ from jit.toy_env import PARAMS, TOY
 
 import vecenv
 from vecenv import StepSlot
+from vecenv.core import cuda as cuda_code
+from vecenv.core.cuda import DeviceError
 from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.cuda import compiler, devices
 from vecenv.jit.cuda.driver import ARGUMENTS
 from vecenv.jit.cuda.env import CudaVectorEnv
-from vecenv.jit.cuda.errors import DeviceError
 
 MODES = ("NextStep", "SameStep", "Disabled")
 N = 5
@@ -369,7 +370,7 @@ def test_a_device_launches_on_torchs_stream_with_the_addresses_of_all_arguments(
     """The calls of torch and of the driver, which are not here, as they would be made."""
     launches = []
 
-    def loaded(name, code):
+    def loaded(name, code, entry):
         assert (name, code) == ("toy", b"machine code")
 
         def launch(num_blocks, block_size, stream, places):
@@ -394,9 +395,9 @@ def test_a_device_launches_on_torchs_stream_with_the_addresses_of_all_arguments(
     )
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch, "zeros", lambda count, device: zeros(count))
-    monkeypatch.setattr(compiler, "require", lambda: None)
+    monkeypatch.setattr(cuda_code, "require", lambda: None)
     monkeypatch.setattr(compiler, "kept_code", lambda kernels, params, cc: b"machine code")
-    monkeypatch.setattr(compiler, "loaded", loaded)
+    monkeypatch.setattr(cuda_code, "loaded", loaded)
     for name in ("cuda", "cuda:1"):
         launch = devices.open_device(name).load(TOY, None)
         arguments = np.arange(len(ARGUMENTS)) + 5
@@ -446,7 +447,7 @@ def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(compiler, "_prepare", compiler._prepare.__wrapped__)
-    monkeypatch.setattr(compiler, "_module", missing)
+    monkeypatch.setattr(cuda_code, "require", cuda_code.require.__wrapped__)
+    monkeypatch.setattr(cuda_code, "_module", missing)
     with pytest.raises(ModuleNotFoundError, match=r'need numba-cuda: pip install "vecenv\[cuda\]"'):
         devices.open_device("cuda")

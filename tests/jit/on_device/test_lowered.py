@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from jit.drawn_env import DRAWN
 from jit.on_device.bundled import (
     MAKERS,
     ZOO,
@@ -18,7 +19,7 @@ from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
-from vecenv.jit import EnvKernels
+from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.copying import write_bits
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -111,6 +112,18 @@ def test_bits_are_written_wherever_rows_lie(num_bits):
         np.testing.assert_array_equal(obs, words[:, None] >> np.arange(num_bits, dtype="u8") & 1)
         obs = device.step(np.zeros(NUM_ENVS, np.int64))[0].numpy()
     assert 0.4 < obs.mean() < 0.6
+
+
+def test_every_distribution_has_the_draws_of_the_processor():
+    cpu = JitVectorEnv(DRAWN, NUM_ENVS)
+    with uncompiled():
+        device = CudaVectorEnv(DRAWN, NUM_ENVS)
+    check = np.testing.assert_allclose
+    check(device.reset(seed=7)[0].numpy(), cpu.reset(seed=7)[0], rtol=1e-12)
+    for _ in range(100):
+        actions = np.zeros(NUM_ENVS, np.int64)
+        check(device.step(actions)[0].numpy(), cpu.step(actions)[0], rtol=1e-12)
+    device.check()
 
 
 @pytest.mark.parametrize("name", [*ZOO][::3])

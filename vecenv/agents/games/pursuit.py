@@ -21,6 +21,7 @@ from numba import njit
 
 from vecenv.core.arguments import read_count, take_options
 from vecenv.jit.copying import copy_numbers
+from vecenv.jit.drawing import PICTURES
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.kernels import EnvKernels, pack_record
@@ -352,6 +353,8 @@ class PursuitVectorEnv(JitVectorEnv):
     Raises:
         ValueError: An option is out of range; says which, and what is possible.
     """
+
+    metadata: dict[str, Any] = PICTURES
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         chosen = take_options(PursuitOptions, PursuitOptions._fields, options)

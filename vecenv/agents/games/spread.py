@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.core.arguments import read_count, take_options
+from vecenv.jit.drawing import PICTURES
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.kernels import EnvKernels, pack_record
@@ -251,6 +252,8 @@ class SpreadVectorEnv(JitVectorEnv):
     Raises:
         ValueError: An option is out of range; says which, and what is possible.
     """
+
+    metadata: dict[str, Any] = PICTURES
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         chosen = take_options(SpreadOptions, SpreadOptions._fields, options)

@@ -11,10 +11,12 @@ from gymnasium.spaces import Box, Discrete
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
 from vecenv.cage.challenge2.options import MAX_LENGTHS
+from vecenv.cage.challenge2.own_red import red_problem
 from vecenv.cage.challenge2.remembering import memory_space, with_memory
 from vecenv.cage.challenge2.rules import dynamics
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, LENGTH_SLOT, MAX_DECOYS
 from vecenv.cage.challenge2.rules.observation import observe, observe_extended
+from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import integers_at
 
@@ -93,7 +95,11 @@ def cage_kernels(
     if red_policy is not None and not callable(red_policy):
         raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")
     if red_policy not in _steps:
-        _steps[red_policy] = dynamics.step if red_policy is None else dynamics.step_with(red_policy)
+        _steps[red_policy] = (
+            dynamics.step
+            if red_policy is None
+            else dynamics.step_with(checked_in_trials(red_policy, red_problem))
+        )
     kernels = EnvKernels(
         STATE_DTYPE,
         observation_space(scenario, observation, dtype),

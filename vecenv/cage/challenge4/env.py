@@ -6,20 +6,21 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium import Env
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge4.graph import FLAT, GRAPH_WITH_RED, check_observation, graph_length
 from vecenv.cage.challenge4.kernels import game_kernels, team_kernels
-from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels
+from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels, host_name
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
+    FAMILY_NAMES,
     HOSTS_PER_SUBNET,
     IMPACT,
     IMPACT_REWARD,
+    IMPOSSIBLE,
     MESSAGE_BITS,
+    NONE,
     NUM_ACTIONS,
     NUM_BLUE,
     NUM_SUBNETS,
@@ -33,10 +34,18 @@ from vecenv.cage.challenge4.rules.graph import UNITS
 from vecenv.core.arguments import take_options
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.single import JitEnv
 
-__all__ = ["Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv", "overflows", "vectors_of"]
+__all__ = [
+    "Cage4AgentsVectorEnv",
+    "Cage4Env",
+    "Cage4VectorEnv",
+    "impossible_turns",
+    "overflows",
+    "vectors_of",
+]
 
-METADATA = {"render_modes": ["rgb_array"], "render_fps": 4}
+METADATA = {"render_modes": ["rgb_array"], "render_fps": 2}
 
 
 class _Games(JitVectorEnv):
@@ -46,7 +55,8 @@ class _Games(JitVectorEnv):
 
     def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
         self.options = options
-        super().__init__(kernels, num_envs, params=compile_rules(options), dry_run=False, **rest)
+        rules, has_own_red = compile_rules(options), callable(options.red)
+        super().__init__(kernels, num_envs, params=rules, dry_run=has_own_red, **rest)
 
     def zone_rewards(self) -> np.ndarray:
         """Return what red and blocks cost in the latest step, by zone and cause.
@@ -196,9 +206,32 @@ class Cage4VectorEnv(_Games):
             found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
         return found
 
+    def get_busy_parts(self) -> dict[str, str]:
+        """Return what agents of the first game do that are busy, and so ignore their next action.
 
-class Cage4Env(Env[np.ndarray, np.ndarray]):
+        Example:
+            >>> envs = Cage4VectorEnv(1, debug=True)
+            >>> _ = envs.reset(seed=0)
+            >>> _ = envs.step([[49, 33, 49, 49, 145]])  # the others sleep
+            >>> envs.get_busy_parts()
+            {'blue 1': 'busy with Restore OZA server 0, 3 more'}
+        """
+        state, found = self.states[0], {}
+        for agent in range(NUM_BLUE):
+            left = int(state["blue_left"][agent])
+            if left:
+                what = _short(host_name(int(state["blue_target"][agent])))
+                what = f"{FAMILY_NAMES[int(state['blue_family'][agent])]} {what}"
+                found[f"blue {agent}"] = (
+                    f"busy with {what}, {left - 1} more" if left > 1 else f"finishes {what}"
+                )
+        return found
+
+
+class Cage4Env(JitEnv):
     """One game of CAGE Challenge 4, with one agent for all of blue; see `Cage4VectorEnv`.
+
+    Infos have "action_mask", int8 (570,): which actions do something, of one agent after the other.
 
     Args:
         render_mode: "rgb_array" or None.
@@ -208,71 +241,24 @@ class Cage4Env(Env[np.ndarray, np.ndarray]):
     metadata: dict[str, Any] = METADATA
 
     def __init__(self, render_mode: str | None = None, **options: Any) -> None:
-        self._envs = Cage4VectorEnv(
-            1,
-            autoreset_mode=AutoresetMode.DISABLED,
-            num_threads=1,
-            render_mode=render_mode,
-            **options,
-        )
-        self.render_mode = render_mode
-        self.observation_space = self._envs.single_observation_space
-        self.action_space = self._envs.single_action_space
-        self._is_over = True
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode on a new network.
-
-        Returns:
-            The observation uint8 (578,), longer of graphs, and infos with "action_mask".
-        """
-        super().reset(seed=seed)
-        obs, _ = self._envs.reset(seed=seed)
-        self._is_over = False
-        return obs[0].copy(), {"action_mask": self.action_masks()}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Play one step; the action is an index for each agent, int (5,)."""
-        if self._is_over:
-            raise ResetNeeded("the episode is over, or has not begun; call reset")
-        obs, rewards, terminations, truncations, _ = self._envs.step(np.asarray(action)[None])
-        self._is_over = bool(terminations[0] or truncations[0])
-        return (
-            obs[0].copy(),
-            float(rewards[0]),
-            bool(terminations[0]),
-            bool(truncations[0]),
-            {"action_mask": self.action_masks()},
-        )
-
-    def action_masks(self) -> np.ndarray:
-        """Return which actions do something, int8 (570,), of one agent after the other."""
-        return self._envs.action_masks()[0].copy()
+        options.setdefault("mask_infos", True)
+        super().__init__(Cage4VectorEnv, render_mode=render_mode, **options)
 
     @property
     def state(self) -> np.record:
         """The true state: a live record."""
         return self._envs.states[0]
 
-    def render(self) -> Any:
-        """Return a picture, uint8 (height, width, 3)."""
-        return self._envs.render()[0]
-
-    def close(self) -> None:
-        """Close it; may be called twice."""
-        self._envs.close()
-
 
 def _short_labels(agent: int) -> list[str]:
     """Return the labels of an agent's actions with "RZA user 4" for the host's whole name."""
-    labels = []
-    for label in action_labels(agent):
-        for long, short in zip(ZONE_NAMES, SUBNET_NAMES, strict=True):
-            label = label.replace(long, short)
-        labels.append(label.replace("_user_host_", " user ").replace("_server_host_", " server "))
-    return labels
+    return [_short(label) for label in action_labels(agent)]
+
+
+def _short(label: str) -> str:
+    for long, short in zip(ZONE_NAMES, SUBNET_NAMES, strict=True):
+        label = label.replace(long, short)
+    return label.replace("_user_host_", " user ").replace("_server_host_", " server ")
 
 
 def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
@@ -281,6 +267,18 @@ def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
         obs[:, start : start + length]
         for start, length in zip(OBS_STARTS, OBS_LENGTHS, strict=True)
     ]
+
+
+def impossible_turns(states: np.ndarray) -> np.ndarray:
+    """Return where a red agent of one's own chose what does not exist in the latest step.
+
+    Args:
+        states: Records (N,).
+
+    Returns:
+        bool (N, 6); fresh memory.
+    """
+    return (states["choice_type"] == NONE) & (states["choice_session"] == IMPOSSIBLE)
 
 
 def overflows(states: np.ndarray) -> dict[str, int]:

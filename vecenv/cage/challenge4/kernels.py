@@ -17,6 +17,7 @@ from vecenv.cage.challenge4.graph import (
     graph_space,
 )
 from vecenv.cage.challenge4.network.state import STATE_DTYPE
+from vecenv.cage.challenge4.own_red import red_problem
 from vecenv.cage.challenge4.rules import dynamics
 from vecenv.cage.challenge4.rules.codes import (
     AGENT_NAMES,
@@ -32,6 +33,7 @@ from vecenv.cage.challenge4.rules.graph import MAX_UNITS, UNITS, write_graph
 from vecenv.cage.challenge4.rules.masks import mask_agent, mask_all
 from vecenv.cage.challenge4.rules.observation import observe, observe_agent
 from vecenv.jit.games import AgentsOf
+from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["PADDED", "game_kernels", "team_kernels", "vector_space"]
@@ -146,6 +148,12 @@ def _mask_all(state, out, rules):
     mask_all(state, out)
 
 
+def _step(read: Any, own_red: Any) -> Any:
+    """Return the step kernel, in which what a red of one's own returns is checked in Python."""
+    red = None if own_red is None else checked_in_trials(own_red, red_problem)
+    return dynamics.step_kernel(read, red)
+
+
 @functools.cache
 def team_kernels(
     messages: bool = False, own_red: Callable[..., Any] | None = None, observation: str = FLAT
@@ -165,7 +173,7 @@ def team_kernels(
         space,
         MultiDiscrete(nvec),
         dynamics.reset,
-        dynamics.step_kernel(_team_and_messages if messages else _team, own_red),
+        _step(_team_and_messages if messages else _team, own_red),
         observer,
         _mask_all,
         name="CAGE Challenge 4",
@@ -215,7 +223,7 @@ def game_kernels(
     return EnvKernels(
         STATE_DTYPE,
         reset=dynamics.reset,
-        step=dynamics.step_kernel(read, own_red),
+        step=_step(read, own_red),
         observe=observers,
         action_mask=masks,
         groups=groups,

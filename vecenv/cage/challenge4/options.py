@@ -29,7 +29,9 @@ class Cage4Options:
             a compiled function `(state, agent, rng)` of one's own, or its "module:function". It is
             called for an agent that has sessions and is not busy, and returns three integers: what
             to do (a code of `rules.codes`), the host, or the subnet of DISCOVER, and the id of a
-            session on offer. What the agent does not know makes it wait.
+            session on offer. What the agent does not know makes it wait, and so does 255 for what
+            to do. What does not exist is refused by a trial in Python, which may not reach all of
+            it, and counted by `evaluate_cage4`.
         phishing_rate: Probability that a green user's work opens a phishing mail.
         alarm_rate: Probability that a green user's work or access raises a false alarm.
         greens_one_by_one: Whether every green user is drawn for itself, as the original does, which

@@ -43,8 +43,8 @@ from vecenv.cage.challenge4.rules.codes import (
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
 from vecenv.cage.challenge4.rules.observation import observe
+from vecenv.core.compiling import cached_njit
 from vecenv.files import read_npz
-from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import RNG_DTYPE
 
 __all__ = ["TraceDifference", "TraceError", "TraceReplay", "replay_traces"]

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vecenv.core import cuda
+from vecenv.core.cuda import DeviceError
 from vecenv.jit.cuda import compiler
 from vecenv.jit.cuda.driver import ARGUMENTS
-from vecenv.jit.cuda.errors import DeviceError
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["Device", "Launch", "TorchMemory", "open_device", "torch_dtype"]
@@ -74,8 +75,8 @@ def open_device(device: Any) -> Device:
         ) from None
     if wanted.type != "cuda":
         raise ValueError(f"device is {device!r}, expected a CUDA device such as 'cuda'")
-    compiler.require()
-    if compiler.is_simulated():
+    cuda.require()
+    if cuda.is_simulated():
         return _Simulated()
     return _Cuda(wanted)
 
@@ -111,10 +112,10 @@ class _Cuda(TorchMemory):
             raise DeviceError(f"device is {wanted}, but there are {count} CUDA devices, from 0 on")
         self.torch_device = torch.device("cuda", index)
         self.capability = torch.cuda.get_device_capability(index)
-        if self.capability < compiler.LOWEST:
+        if self.capability < cuda.LOWEST:
             raise DeviceError(
                 f"{self.torch_device} ({torch.cuda.get_device_name(index)}) has compute capability "
-                f"{_dotted(self.capability)}, kernels need {_dotted(compiler.LOWEST)} or newer"
+                f"{_dotted(self.capability)}, kernels need {_dotted(cuda.LOWEST)} or newer"
             )
         torch.cuda.init()
 
@@ -139,7 +140,7 @@ class _Cuda(TorchMemory):
         device = self.torch_device
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context, in which the code is loaded
-            loaded = compiler.loaded(kernels.name, code)
+            loaded = cuda.loaded(kernels.name, code, compiler.ENTRY)
         values = np.zeros(len(ARGUMENTS), np.int64)
         places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
         places_at = places.ctypes.data

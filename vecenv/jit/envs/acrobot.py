@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import draw_stroke, new_picture
+from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import uniform
@@ -118,7 +118,7 @@ ACROBOT = EnvKernels(
 class AcrobotVectorEnv(JitVectorEnv):
     """Many acrobots; `options` as for `JitVectorEnv`."""
 
-    metadata: dict[str, Any] = {"render_fps": 15}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": 15}
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
         super().__init__(ACROBOT, num_envs, max_episode_steps=max_episode_steps, **options)

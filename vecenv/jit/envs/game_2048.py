@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import draw_stroke, enlarge
+from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import integers, uniform
@@ -150,6 +150,8 @@ class Game2048VectorEnv(JitVectorEnv):
 
     `max_episode_steps` ends games of a policy that only makes moves that change nothing.
     """
+
+    metadata: dict[str, Any] = PICTURES
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 10_000, **options: Any) -> None:
         super().__init__(GAME_2048, num_envs, max_episode_steps=max_episode_steps, **options)

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.core.arguments import read_count
-from vecenv.jit.drawing import draw_stroke, enlarge
+from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import integers
@@ -228,6 +228,8 @@ class GridWorldVectorEnv(JitVectorEnv):
     Raises:
         ValueError: The layout is unknown, too small, or no map.
     """
+
+    metadata: dict[str, Any] = PICTURES
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.drawing import draw_stroke, new_picture
+from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
@@ -109,7 +109,7 @@ MOUNTAIN_CAR_CONTINUOUS = dataclasses.replace(
 class MountainCarVectorEnv(JitVectorEnv):
     """Many cars; `goal_velocity` is the least one at the goal, `options` as for `JitVectorEnv`."""
 
-    metadata: dict[str, Any] = {"render_fps": 30}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class MountainCarVectorEnv(JitVectorEnv):
 class MountainCarContinuousVectorEnv(JitVectorEnv):
     """Likewise, with a continuous force."""
 
-    metadata: dict[str, Any] = {"render_fps": 30}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
 
     def __init__(
         self,

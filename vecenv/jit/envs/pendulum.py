@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.drawing import draw_stroke, new_picture
+from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
@@ -67,7 +67,7 @@ PENDULUM = EnvKernels(
 class PendulumVectorEnv(JitVectorEnv):
     """Many pendulums; `g` is the acceleration of gravity, `options` as for `JitVectorEnv`."""
 
-    metadata: dict[str, Any] = {"render_fps": round(1 / STEP_SECONDS)}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
 
     def __init__(
         self, num_envs: int = 1, *, g: float = 10.0, max_episode_steps: int = 200, **options: Any

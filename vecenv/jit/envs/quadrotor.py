@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.drawing import draw_stroke, new_picture
+from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import uniform
@@ -92,7 +92,7 @@ QUADROTOR = EnvKernels(
 class Quadrotor2DVectorEnv(JitVectorEnv):
     """Many quadrotors; `options` as for `JitVectorEnv`."""
 
-    metadata: dict[str, Any] = {"render_fps": round(1 / STEP_SECONDS)}
+    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 250, **options: Any) -> None:
         super().__init__(QUADROTOR, num_envs, max_episode_steps=max_episode_steps, **options)

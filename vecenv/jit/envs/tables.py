@@ -16,7 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.spaces import Discrete
 
-from vecenv.jit.drawing import draw_stroke, enlarge
+from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
@@ -137,6 +137,7 @@ def read_table(env: Any) -> dict[str, np.ndarray]:
 class TableVectorEnv(JitVectorEnv):
     """Many toy texts of Gymnasium; the base of those below."""
 
+    metadata: dict[str, Any] = PICTURES
     env_class: Any
     draw: Callable[..., Any]
 

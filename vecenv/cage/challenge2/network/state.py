@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from vecenv.cage.challenge2.network.scenario import Scenario
-from vecenv.cage.challenge2.rules.codes import MAX_HOSTS
+from vecenv.cage.challenge2.rules.codes import CUSTOM, FAILED, MAX_HOSTS, RED_SLEEP
 
-__all__ = ["STATE_DTYPE", "decode", "host_bits", "shell_alerts"]
+__all__ = ["STATE_DTYPE", "decode", "host_bits", "impossible_turns", "shell_alerts"]
 
 SCANNED_BIT = 256  # of `red_ports`: set once the host has been scanned
 
@@ -165,3 +165,18 @@ def shell_alerts(states: np.ndarray, scenario: Scenario) -> np.ndarray:
     hosts = np.arange(len(scenario.hosts))
     is_detected = (states["red_detected"] == 1)[:, None]
     return is_detected & (states["red_target"][:, None] == hosts)
+
+
+def impossible_turns(states: np.ndarray) -> np.ndarray:
+    """Return where a custom red policy returned an action that does not exist, in the latest step.
+
+    Only such a Sleep fails.
+
+    Args:
+        states: STATE_DTYPE (N,).
+
+    Returns:
+        bool (N,); fresh memory.
+    """
+    is_sleep = (states["red_type"] == RED_SLEEP) & (states["red_success"] == FAILED)
+    return is_sleep & (states["red_agent"] == CUSTOM)

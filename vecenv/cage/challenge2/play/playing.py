@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge2.env import Cage2VectorEnv
 from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.state import impossible_turns
 from vecenv.cage.challenge2.options import (
     RED_AGENTS,
     RedAgent,
@@ -216,8 +217,13 @@ def evaluate(
     cells = []
     for (agent, red_agent), length in product(agents.items(), lengths):
         options |= {"red_agent": red_agent, "episode_length": length, "num_threads": num_threads}
-        totals = _play_cell(player, episodes, cell_seed(seed, agent, length), **options)
-        cells.append(cell_of(agent, length, totals))
+        cells.append(
+            cell_of(
+                agent,
+                length,
+                *_play_cell(player, episodes, cell_seed(seed, agent, length), **options),
+            )
+        )
         if on_cell is not None:
             on_cell(cells[-1])
     total, total_ci95 = sum_of(cells)
@@ -270,22 +276,27 @@ def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
 
 def _play_cell(
     policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
-) -> np.ndarray:
-    """Play the episodes of one cell and return their total rewards, float64 (episodes,)."""
+) -> tuple[np.ndarray, int]:
+    """Play the episodes of one cell.
+
+    Returns:
+        Their total rewards, float64 (episodes,), and how many turns of red were impossible.
+    """
     mode = AutoresetMode.DISABLED
     envs = Cage2VectorEnv(episodes, episode_length=episode_length, autoreset_mode=mode, **options)
     try:
         blue = Player(policy, envs)
         obs, _ = envs.reset(seed=seed)
         blue.begin()
-        totals = np.zeros(episodes)
+        totals, impossible = np.zeros(episodes), 0
         for _ in range(episode_length):
             # Without `out`: every observation is an array of its own, which the policy may keep.
             obs, rewards, *_ = envs.step(blue.act(obs))
             totals += rewards
+            impossible += int(impossible_turns(envs.true_state).sum())
     finally:
         envs.close()
-    return totals.round(1)  # sums of tenths
+    return totals.round(1), impossible  # sums of tenths
 
 
 def _name_of(policy: Any) -> str:

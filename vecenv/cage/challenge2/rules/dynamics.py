@@ -42,6 +42,7 @@ from vecenv.cage.challenge2.rules.codes import (
     RED_SLEEP,
     RESTORE,
     SESSION_SLOT,
+    SWEEP,
     TOP_EXPLOIT_SLOT,
     UNKNOWN,
 )
@@ -62,6 +63,7 @@ _LAST_STEP = np.uint64(65535)
 _ALL_AGENTS = (1 << NO_RED) | (1 << B_LINE) | (1 << MEANDER)
 _TEN = 10.0
 _HALF_WORD = np.uint64(32)
+_NO_SUCH_TYPE = np.uint64(IMPACT + 1)
 
 
 @njit
@@ -273,13 +275,24 @@ def step(state, action, rng, tables):
     return finish_free(state, blue_hosts, red_type, target, rng, tables)
 
 
+@njit
+def is_red_action(red_type, target, tables):
+    """Whether there is such a kind of red action and such a target, which may be any numbers."""
+    if red_type == RED_SLEEP:
+        return True
+    is_kind = SWEEP <= red_type <= IMPACT and red_type == np.int64(red_type)
+    end = tables.num_subnets if red_type == SWEEP else tables.num_hosts
+    return is_kind and 0 <= target < end and target == np.int64(target)
+
+
 def step_with(policy: Callable[..., Any]) -> Callable[..., Any]:
     """Make the step kernel of envs whose red agent may be CUSTOM.
 
     Args:
         policy: Compiled function `(state, rng, tables) -> (kind of red action, target)` of two
-            integers; what makes no sense fails. It may draw from `rng` with `next_word` and the
-            like, or by slots from CUSTOM_SLOT on. Envs with another agent are not affected.
+            integers; one that does not exist is a Sleep that fails. It may draw from `rng` with
+            `next_word` and the like, or by slots from CUSTOM_SLOT on. Envs with another agent are
+            not affected.
     """
 
     @njit
@@ -287,7 +300,10 @@ def step_with(policy: Callable[..., Any]) -> Callable[..., Any]:
         blue_hosts = blue_turn(state, action, tables)
         if state.red_agent == CUSTOM:
             custom_type, custom_target = policy(state, rng, tables)
-            red_type, target = np.uint64(custom_type), np.uint64(custom_target)
+            red_type, target = _NO_SUCH_TYPE, ZERO
+            if is_red_action(custom_type, custom_target, tables):
+                red_type = np.uint64(custom_type)
+                target = np.uint64(np.int64(custom_target))  # Sleep may have any
         else:
             red_type, target = red_policy(state, rng, tables)
         return finish_free(state, blue_hosts, red_type, target, rng, tables)

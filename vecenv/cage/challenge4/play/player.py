@@ -54,7 +54,7 @@ class Cage4Memory:
         busy: int (N, 5), steps until an agent is free again.
         is_free: bool (N, 5), whether an agent is free to begin an action; else it sleeps.
         time: Steps played.
-        phase: int (N,).
+        phase: int (N, 5), of the mission, as each agent sees it.
         blocked: bool (N, 7, 8), whether traffic into a unit from each other zone is.
         num_host_features, num_unit_features: Lengths of the features.
     """
@@ -95,7 +95,7 @@ class Cage4Memory:
         rows = [np.asarray(row) for row in observations]
         units = [row[:, 1 : 1 + _UNIT_VALUES * _num_units(a)] for a, row in enumerate(rows)]
         seen = np.concatenate(units, axis=1).reshape(self.num_games, NUM_UNITS, _UNIT_VALUES)
-        self.phase = rows[0][:, 0].astype(np.int64)
+        self.phase = np.stack([row[:, 0] for row in rows], axis=1).astype(np.int64)
         places = np.broadcast_to(NUM_ZONES + OTHER_ZONES, (self.num_games, NUM_UNITS, 8))
         self.blocked = np.take_along_axis(seen, places, axis=2).astype(bool)
         self._process = process = seen[:, :, 27:43].astype(np.float32)
@@ -168,12 +168,13 @@ class Cage4Memory:
     def unit_features(self) -> np.ndarray:
         """Return what is known of units, float32 (N, 7, F)."""
         out = np.zeros((self.num_games, NUM_UNITS, NUM_UNIT_FEATURES), np.float32)
-        begin, end = np.array(_PHASES)[self.phase], np.array(_PHASES)[self.phase + 1]
-        place = np.arange(NUM_UNITS) * 3 + self.phase[:, None]
+        phase = self.phase[:, _AGENT_OF_UNIT]
+        begin, end = np.array(_PHASES)[phase], np.array(_PHASES)[phase + 1]
+        place = np.arange(NUM_UNITS) * 3 + phase
         np.put_along_axis(out, place[..., None], 1, axis=2)
         out[..., 21] = self.time / 500
-        out[..., 22] = ((self.time - begin) / (end - begin))[:, None]
-        out[..., 23] = (np.minimum(end - self.time, 20) / 20)[:, None]
+        out[..., 22] = (self.time - begin) / (end - begin)
+        out[..., 23] = np.minimum(end - self.time, 20) / 20
         out[..., 24:32] = self.blocked
         out[..., 32:40] = 1 - 2 * self.blocked.astype(np.float32)
         return out

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows, vectors_of
+from vecenv.cage.challenge4.env import Cage4VectorEnv, impossible_turns, overflows, vectors_of
 from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules.codes import (
     ALARM_RATE,
@@ -53,6 +53,8 @@ class Cage4Evaluation(Tabular):
         causes: The return by cause, see `CAUSES`.
         overflowed: Games that outgrew a capacity of the simulator, by capacity; these are not
             exact.
+        impossible_turns: Turns in which a red agent of one's own chose what does not exist, and
+            waited.
         phishing_rate, alarm_rate: Of green users, see `Cage4Options`.
         scenario: The challenge.
         rules_version: Version of the simulator; scores of different ones are not comparable.
@@ -72,6 +74,7 @@ class Cage4Evaluation(Tabular):
     alarm_rate: float = ALARM_RATE
     scenario: str = "CAGE Challenge 4"
     rules_version: int = CAGE4_RULES_VERSION
+    impossible_turns: int = 0
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given.
@@ -102,6 +105,12 @@ class Cage4Evaluation(Tabular):
         table.add_section()
         for title, name in zip(_TITLES, CAUSES, strict=True):
             row(title, self.causes[name])
+        if self.impossible_turns:
+            table.caption = Text(
+                f"red agent {self.red} returned an action that does not exist in "
+                f"{self.impossible_turns:_} turns; it waited instead".replace("_", " "),
+                justify="left",
+            )
         return table
 
 
@@ -114,7 +123,7 @@ class Episodes:
         phases: float64 (N, 3), rewards by phase.
         causes: float64 (N, 4), rewards by cause.
         sessions: int64 (N, 6), of each red agent at the end.
-        overflowed: See `Cage4Evaluation`.
+        overflowed, impossible_turns: See `Cage4Evaluation`.
     """
 
     rewards: np.ndarray
@@ -122,6 +131,7 @@ class Episodes:
     causes: np.ndarray
     sessions: np.ndarray
     overflowed: dict[str, int]
+    impossible_turns: int
 
 
 def _make_envs(num: int, num_threads: int | None, options: dict[str, Any]) -> Cage4VectorEnv:
@@ -199,6 +209,7 @@ def play_episodes(
     player = find_policy(policy, seed)
     parts = []
     overflowed: dict[str, int] = {}
+    impossible = 0
     for start in range(0, episodes, _BATCH):
         size = min(_BATCH, episodes - start)
         envs = _make_envs(size, num_threads, options)
@@ -208,6 +219,7 @@ def play_episodes(
                 rewards.append(reward)
                 phases[np.arange(size), envs.states["phase"]] += reward
                 causes += envs.states["reward_parts"]
+                impossible += int(impossible_turns(envs.states).sum())
                 if on_step is not None:
                     on_step(size)
             sessions = envs.states["num_sessions"].astype(np.int64)
@@ -218,7 +230,7 @@ def play_episodes(
         parts.append((np.array(rewards), phases, causes, sessions))
     rewards = np.concatenate([part[0] for part in parts], axis=1)
     phases, causes, sessions = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
-    return Episodes(rewards, phases, causes, sessions, overflowed)
+    return Episodes(rewards, phases, causes, sessions, overflowed, impossible)
 
 
 def evaluate_cage4(
@@ -271,6 +283,7 @@ def evaluate_cage4(
             name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
         },
         overflowed=found.overflowed,
+        impossible_turns=found.impossible_turns,
         phishing_rate=float(options.get("phishing_rate", PHISHING_RATE)),
         alarm_rate=float(options.get("alarm_rate", ALARM_RATE)),
     )

@@ -16,6 +16,7 @@ from vecenv.cage.challenge4.rules.codes import (
     FSM_SESSION,
     FSM_STATE,
     FSM_SUBNET,
+    IMPOSSIBLE,
     KD,
     MAX_TABLE,
     NAME_KNOWN,
@@ -244,17 +245,22 @@ def choose(state, agent, chance, rules):
 def checked_choice(state, agent, choice):
     """Return the choice of a red agent of one's own, or NONE thrice if it can't be played.
 
+    Of what does not exist, the session is IMPOSSIBLE; kind NONE is to wait.
+
     Args:
         choice: Three integers: kind; host, or subnet of DISCOVER; id of a session on offer.
     """
     kind, target, ident = np.int64(choice[0]), np.int64(choice[1]), np.int64(choice[2])
+    num_targets = NUM_SUBNETS if kind == DISCOVER else NUM_HOSTS
+    if not (0 <= kind < WITHDRAW and 0 <= target < num_targets):
+        return np.int64(NONE), np.int64(NONE), np.int64(NONE if kind == NONE else IMPOSSIBLE)
     is_offered = False
     for index in range(np.int64(state.num_offered[agent])):
         is_offered |= state.offered[agent, index] == ident
     is_known = False
     if kind == DISCOVER:
-        is_known = 0 <= target < 8 and has(np.int64(state.known_subnets[agent]), target)
-    elif 0 < kind < WITHDRAW and 0 <= target < NUM_HOSTS:
+        is_known = has(np.int64(state.known_subnets[agent]), target)
+    else:
         is_known = np.int64(state.fsm[agent, target]) & STATE_BITS != UNKNOWN_HOST
     if not is_offered or not is_known:
         return np.int64(NONE), np.int64(NONE), np.int64(NONE)

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import enlarge
+from vecenv.jit.drawing import PICTURES, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
@@ -84,6 +84,7 @@ class MinAtarVectorEnv(JitVectorEnv):
         **options: As for `JitVectorEnv`.
     """
 
+    metadata: dict[str, Any] = PICTURES
     game: EnvKernels
     actions: tuple[str, ...]
 

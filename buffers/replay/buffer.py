@@ -1,0 +1,614 @@
+"""What the replay buffers have in common: adding, drawing, batches, states."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import (
+    MAX_COUNT,
+    as_array,
+    check_count,
+    read_columns,
+    read_distinct_ids,
+    read_row_ids,
+    resolve_device,
+)
+from buffers.core.drawn import DrawnBuffer
+from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator
+from buffers.core.guard import Guard, exclusive
+from buffers.core.memory import allocation, check_room
+from buffers.core.rows import RowLayout
+from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out, views_of
+from buffers.replay.device import DeviceAdds, read_tensors
+from buffers.replay.draws import Draw, draw
+from buffers.replay.folder import Folder, Place, plan_place, require_files_can_hold
+from buffers.replay.plan import Plan, RowOptions, plan_replay
+from buffers.replay.reading import ArrayReader
+from buffers.replay.sequence_draws import SequenceDraws
+from buffers.replay.sequences import SequenceIndex, sequence_bytes
+from buffers.replay.state import TableState, check_described, describe
+from buffers.replay.table import ENVS, RINGS, Table
+
+__all__ = ["ReplayBuffer"]
+
+_COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
+_READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
+
+
+class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
+    """Transitions in a table of rows; see the classes that say how they are drawn.
+
+    The arguments are those of `SharedReplayBuffer`.
+    """
+
+    _draws_by = ("sample", "sample_sequences")
+    _is_per_env = False  # a ring for each environment
+    _has_weights = False  # batches have weights
+    takes_steps = True  # rows without env_ids are whole steps
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
+        **options: Unpack[RowOptions],
+    ):
+        spaces = observation_space, action_space
+        plan = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=self._is_per_env, **options
+        )
+        self.observation_space, self.action_space = spaces
+        self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
+        self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
+        self._kind = type(self).__name__
+        self._is_staged = staged or self.device.type != "cpu"
+        self._guard = Guard(self.device)
+        place = plan_place(storage, folder, read_only, self.device, is_staged=self._is_staged)
+        if place is None:
+            check_room(self._kind, plan.capacity, self._bytes_for(plan), self.device)
+        else:
+            require_files_can_hold(plan)
+        self._random = DeviceGenerator(seed, self.device)
+        self._folder = None if place is None else self._open_folder(place, plan)
+        # The tensors outlive the mode they were made in.
+        with self._allocation(plan), torch.inference_mode(False):
+            self._table = self._make_table(plan)
+            self._make_priorities(plan)
+        self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
+        # On the CPU values are looked at, which costs little there.
+        can_take = self._is_staged and plan.layout.frames is None and self._sequences is None
+        self._there = DeviceAdds(self._table) if can_take else None
+        self._takes_tensors = can_take and self.device.type != "cpu"
+        self._is_simple = not (self._is_staged or self._folder or self._sequences)
+        self._reader = Reader(self._table, has_weights=self._has_weights)
+        self._column_names = column_names(plan.layout, has_weights=self._has_weights)
+        self._arrays = ArrayReader(plan.layout)
+        maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
+        self._remember(
+            maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
+            device=self.device, staged=staged, **options,
+        )  # fmt: skip
+
+    def _own_arguments(self) -> Mapping[str, Any]:
+        """Arguments of the class besides those of all replay buffers."""
+        return {}
+
+    def _make_table(self, plan: Plan) -> Table:
+        if self._folder is None:
+            return Table(plan, self.device, is_staged=self._is_staged)
+        arrays = self._folder.arrays
+        with warnings.catch_warnings():  # a reader's can't be written to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            rows = torch.from_numpy(arrays["rows"])
+        table = Table(plan, self.device, rows=rows, rings=arrays["rings"], envs=arrays["envs"])
+        if not self._folder.read_only:
+            table.recover()
+        return table
+
+    def _open_folder(self, place: Place, plan: Plan) -> Folder:
+        """Make or open the files of the rows, and go on with the generator in there."""
+        own = describe(self._kind, plan, self._own_settings())
+
+        def check(header: Mapping[str, Any]) -> None:
+            is_prioritized = header.get("kind") == "PrioritizedReplayBuffer"
+            if place.read_only and is_prioritized and self._kind == "SharedReplayBuffer":
+                header = {**header, "kind": self._kind}  # drawn alike by a reader
+            check_described(header, own)
+
+        state = self._random.get_state()
+        arrays = {
+            "rows": (np.dtype(np.uint8), (plan.num_rows, plan.layout.stride)),
+            "rings": (RINGS, (plan.num_rings,)),
+            "envs": (ENVS, (plan.num_envs,)),
+            "generator": (state.dtype, state.shape),
+            **self._own_files(plan),
+        }
+        folder = Folder(place, own, plan, arrays, check)
+        if not folder.read_only:
+            kept = folder.arrays["generator"]
+            if not folder.is_new and self._random.accepts_state(kept):
+                self._random.set_state(kept)
+            kept[...] = self._random.get_state()
+        return folder
+
+    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Further files of a folder: dtype and shape by name."""
+        return {}
+
+    def _make_priorities(self, plan: Plan) -> None:
+        """Allocate what the class has besides the table."""
+
+    @classmethod
+    def nbytes_for(
+        cls,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[RowOptions],
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing.
+
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
+        224000016
+        """
+        spaces = observation_space, action_space
+        plan = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=cls._is_per_env, **options
+        )
+        return cls._bytes_for(plan)(plan.capacity)
+
+    @classmethod
+    def _bytes_for(cls, plan: Plan) -> Callable[[int], int]:
+        """Bytes by capacity."""
+        if not plan.has_sequences:
+            return plan.nbytes
+        more, rings, envs = plan.span - plan.capacity, plan.num_rings, plan.num_envs
+        return lambda capacity: (
+            plan.nbytes(capacity) + sequence_bytes((capacity + more) * rings, rings, envs)
+        )
+
+    def _allocation(self, plan: Plan) -> Any:
+        """Around what allocates memory in the constructor."""
+        needed = self._bytes_for(plan)(plan.capacity)
+        advice = "use a smaller capacity"
+        return allocation(self._kind, needed, self.device, advice, is_checked=True)
+
+    @property
+    def _generator(self) -> DeviceGenerator:
+        return self._random
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator on the device, to register with a CUDA graph; None on the CPU."""
+        return self._random.torch if self._is_staged else None
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        self._require_open()
+        if self._there is not None and self._there.is_captured:
+            self._settle()
+        return len(self._table)
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added."""
+        self._require_open()
+        if self._there is not None and self._there.is_captured:
+            self._settle()
+        return self._table.num_added
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        sizes = self._table.sizes
+        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
+
+    # Adding.
+
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        valid: Any = None,
+        **extras: Any,
+    ) -> None:
+        """Add K transitions, any number of them; all are copied.
+
+        The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
+        there, of these dtypes, with float32 rewards and bool flags: they are copied on the device,
+        nothing waits, and their values are not looked at. If rows follow one another (n_step > 1,
+        store_next=False) or say whose they are, they have to be a whole step of all environments,
+        without env_ids. Such an add, other than the first, can be captured in a CUDA graph; the
+        buffer then asks the device where it has to know how many rows it holds.
+
+        Args:
+            obs: (K, *obs_shape), nested like the space.
+            next_obs: The same: the true observation after the step, also where the episode ended
+                (not that of a reset).
+            actions: (K, *action_shape).
+            rewards: float (K,), finite; stored as float32.
+            terminations: bool (K,).
+            truncations: bool (K,).
+            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
+                environments in order, or the buffer keeps no track of them.
+            valid: bool (K,), the rows to store, as of agents that acted; None for all. In a row
+                that is left out its environment has no episode: what was open is cut, as by
+                `cut_episodes`, and its next row begins another.
+            extras: The extra columns, (K, ...).
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
+                reward that is not finite, or an env id is out of range. Nothing was changed.
+            BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
+        """
+        if self._guard.ahead is not None:
+            self._guard.settle()
+        given = obs, next_obs, actions, rewards, terminations, truncations
+        num_envs = self.num_envs or 0
+        if (
+            self._there is not None
+            and self.takes_tensors
+            and valid is None
+            and isinstance(rewards, torch.Tensor)
+        ):
+            columns = dict(zip(_COLUMNS, given, strict=True)) | extras
+            tensors = read_tensors(columns, self._table.plan.layout, self.device)
+            if tensors is not None and self._add_tensors(tensors, env_ids):
+                return
+        self._store(*self._arrays.read(given, extras, env_ids, valid, num_envs, self.device))
+
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether `add` takes tensors on the buffer's device as they are, without the host."""
+        return self._takes_tensors
+
+    @exclusive
+    def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> bool:
+        """Add them on the device; return whether that could be done."""
+        there, count, num_envs = self._there, len(tensors["rewards"]), self.num_envs or 0
+        assert there is not None
+        ids = read_row_ids(env_ids, count, num_envs, self.device)
+        is_capturing = self._is_capturing()
+        if not there.fits(count, ids if num_envs else ids[:0]):
+            if is_capturing:
+                raise BufferMisuseError(
+                    f"add of {count} rows in a CUDA graph: expected whole steps of all "
+                    f"{num_envs} envs, without env_ids"
+                )
+            return False
+        rows = there.add(tensors, is_capturing=is_capturing)
+        if is_capturing and self._table.once is not None:
+            self._table.once.is_captured = True
+        self._note_rows(rows)
+        return True
+
+    def _note_rows(self, rows: torch.Tensor) -> None:
+        """Know of rows int64 (K,) that were added on the device."""
+
+    def _is_capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _settle(self) -> None:
+        """Let the host know what was added on the device."""
+        if self._there is not None and self._there.is_ahead and not self._is_capturing():
+            self._there.settle()
+
+    def _store(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        ids: np.ndarray,
+        stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
+        if self._is_simple:
+            self._table.add(arrays, ids, stops, cuts)
+        else:
+            self._store_exclusively(arrays, ids, stops, cuts)
+
+    @exclusive
+    def _store_exclusively(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+    ) -> None:
+        folder = self._folder
+        self._settle()
+        if folder is None:
+            self._table.add(arrays, ids, stops, cuts)
+        else:
+            self._add_in_pieces(folder, arrays, ids, stops, cuts)
+        if self._there is not None:
+            self._there.push()
+        flags = arrays["terminations"], arrays["truncations"]
+        self._note_sequences(ids, *flags, stops, cuts)
+
+    def _add_in_pieces(
+        self,
+        folder: Folder,
+        arrays: Mapping[str, np.ndarray],
+        ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+    ) -> None:
+        """Add to files, no more at once than may be lost with the power."""
+        folder.require_writable()
+        count, num_envs = len(arrays["rewards"]), self.num_envs or 0
+        if count > folder.limit and num_envs and not len(ids):
+            ids = np.arange(count) % num_envs
+        for begin in range(0, max(count, 1), folder.limit):
+            piece = slice(begin, min(begin + folder.limit, count))
+            folder.make_room(piece.stop - begin)
+            self._table.add(
+                {path: array[piece] for path, array in arrays.items()},
+                ids[piece],
+                None if stops is None else stops[piece],
+                None if begin else cuts,
+            )
+
+    @exclusive
+    def flush(self) -> None:
+        """With storage="memmap", wait until all is on the disk, where a power loss leaves it.
+
+        Raises:
+            OSError: The disk fails; call again, or make room.
+        """
+        if self._folder is not None:
+            self._folder.flush()
+
+    @exclusive
+    def close(self) -> None:
+        """With storage="memmap", flush, and let another buffer write to the folder.
+
+        Later calls are refused. Twice does no harm, and a buffer in memory needs no closing.
+        """
+        if self._folder is not None:
+            self._folder.close()
+
+    def _require_open(self) -> None:
+        if self._folder is not None:
+            self._folder.require_open()
+
+    def _check_copyable(self) -> None:
+        if self._folder is not None:
+            raise BufferMisuseError(
+                "a buffer with storage='memmap' is not copied or pickled; give other processes the "
+                "folder, to be opened with read_only=True"
+            )
+
+    def cut_episodes(self, env_ids: Any = None) -> None:
+        """Say that environments were reset, or left, before their episodes ended.
+
+        What is added for them next follows on nothing. Not needed after a row with a flag set, nor
+        in a buffer that keeps no track of environments.
+
+        Args:
+            env_ids: int (K,), distinct, or a mask bool (N,); None for all.
+
+        Raises:
+            BufferMisuseError: An id is out of range or repeated; nothing was changed.
+        """
+        if self._folder is not None:
+            self._folder.require_writable()
+        if self.num_envs is not None:
+            self._cut(read_distinct_ids(env_ids, self.num_envs, self.device))
+
+    @exclusive
+    def _cut(self, ids: np.ndarray) -> None:
+        self._settle()
+        self._table.cut(ids)
+        if self._there is not None:
+            self._there.push()
+        if self._sequences is not None:
+            self._sequences.cut(ids)
+
+    @exclusive
+    def reserve_final_obs(self, number: int) -> None:
+        """Make room for the observations episodes end with, where `store_next` is False.
+
+        With `frame_stack` it is room for frames besides one for each row and 64th row.
+        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
+        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
+        add, are always enough. A graph captured before must be captured again.
+
+        Args:
+            number: Observations there is to be room for; nothing is done if there is.
+
+        Raises:
+            BufferMemoryError: They would not fit into free memory; nothing was changed.
+        """
+        number, once = check_count("number", number, MAX_COUNT), self._table.once
+        self._settle()
+        if once is not None and number > once.num_slots:
+            once.resize(number, is_asked=True)
+        if self._there is not None:
+            self._there.push()
+
+    # Drawing.
+
+    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised.
+
+        Args:
+            batch_size: B.
+            columns: What it is to have, as of `sample`.
+        """
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        return self._reader.new(size, self._read_columns(columns))
+
+    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        """Names of columns to draw, None for all; those that are always there are left out."""
+        if columns is None:
+            return None
+        chosen = read_columns(columns, self._column_names)
+        return chosen and chosen - {"indices", "weights"}
+
+    def _batch(
+        self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
+    ) -> ReplayBatch:
+        """The batch that `sample` fills; raise BufferMisuseError if an argument does not fit."""
+        if self._folder is not None:
+            self._folder.require_open()
+        if self._table.is_empty and not self._is_capturing() and not len(self):
+            raise BufferMisuseError("the buffer is empty; add transitions before sampling")
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = self._read_columns(columns)
+        if out is None:
+            return self._reader.new(batch_size, chosen)
+        return read_out(out, batch_size, self._reader, chosen)
+
+    def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
+        """Draw rows and gather them."""
+        if self._guard.ahead is not None:
+            self._guard.settle()
+        if self._folder is None and not self._is_staged:
+            self._draw_and_gather(batch, kind)
+        else:
+            self._fill_exclusively(batch, kind)
+
+    @exclusive
+    def _fill_exclusively(self, batch: ReplayBatch, kind: Draw) -> None:
+        """As `_fill`, in the order of streams; and of files, until all rows are whole."""
+        folder = self._folder
+        if folder is None:
+            self._draw_and_gather(batch, kind)
+            return
+        deadline = time.monotonic() + _READ_TIMEOUT
+        while True:
+            self._draw_and_gather(batch, kind)
+            if not folder.read_only:
+                folder.arrays["generator"][...] = self._random.get_state()
+                return
+            if self._table.were_whole(batch.memory.indices.numpy()):
+                return
+            if time.monotonic() > deadline:
+                raise BufferMisuseError(
+                    "the folder is written to faster than this reader can read a batch; draw "
+                    "fewer rows, or give the buffer more capacity"
+                )
+
+    def _draw_and_gather(self, batch: ReplayBatch, kind: Draw) -> None:
+        table, rows = self._table, batch.memory.indices
+        span, generator = table.plan.span, self._random.torch
+        count = 0
+        if kind == "distinct":
+            count = len(table)
+            self._check_distinct(batch.size, count)
+        if self._is_staged:
+            if self._is_capturing():  # there may be another number of rows later
+                count = 0
+                if table.once is not None:
+                    table.once.is_captured = True
+            draw(kind, *table.live_there(), span, generator, rows, count)
+        elif table.plan.num_rings == 1 and kind == "rows":
+            begin, end = table.live_of_one()
+            rows.random_(begin, end, generator=generator)
+            if end > span:  # numbers are not rows any more
+                rows.remainder_(span)
+        else:
+            begins, ends = (torch.from_numpy(numbers) for numbers in table.live())
+            draw(kind, begins, ends, span, generator, rows, count)
+        self._reader.fill(batch)
+
+    def _check_distinct(self, batch_size: int, count: int) -> None:
+        if batch_size > count:
+            raise BufferMisuseError(
+                f"batch_size is {batch_size} without replacement, but the buffer holds "
+                f"{count} transitions; add more or draw fewer"
+            )
+
+    # Reading.
+
+    def rows(self) -> dict[str, Any]:
+        """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+
+        Without observations whose frames are stored once, which are in no row; see `get`.
+
+        Rows that hold nothing yet are zero. `order` tells which hold transitions.
+        """
+        layout = self._table.plan.layout
+        views = views_of(self._table.rows, layout.fields)
+        named = {}
+        if layout.frames is None:
+            named["obs"] = layout.build_obs([views[path] for path in layout.obs])
+        if not self._table.plan.is_once:
+            named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
+        others = set(views) - {*layout.obs, *layout.next_obs, "link"}
+        return {**named, **{name: views[name] for name in views if name in others}}
+
+    @exclusive
+    def order(self) -> torch.Tensor:
+        """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
+        self._require_open()
+        self._settle()
+        return torch.from_numpy(self._table.oldest_first())
+
+    def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """The transitions in given rows, as `sample` would return them; all weights are 1.
+
+        Args:
+            indices: int (B,), rows that hold transitions.
+            columns: As in `sample`.
+
+        Raises:
+            BufferMisuseError: A row is out of range or holds nothing.
+        """
+        given = as_array("indices", indices, self.device)
+        fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
+        rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)
+        chosen = self._read_columns(columns)
+        batch = self._get(rows, chosen) if fits else None
+        if batch is None:
+            raise BufferMisuseError(
+                f"indices is {given}, expected rows that hold transitions, (B,); see order()"
+            )
+        return batch
+
+    @exclusive
+    def _get(self, rows: np.ndarray, columns: frozenset[str] | None) -> ReplayBatch | None:
+        """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
+        table = self._table
+        self._require_open()
+        self._settle()
+        if rows.min() < 0 or rows.max() >= table.plan.num_rows or not table.are_live(rows).all():
+            return None
+        batch = self._reader.new(len(rows), columns)
+        batch.memory.indices.copy_(torch.from_numpy(rows))
+        if batch.memory.weights is not None:
+            batch.memory.weights.fill_(1.0)
+        self._reader.fill(batch)
+        is_read = self._folder is not None and self._folder.read_only
+        return None if is_read and not table.were_whole(rows) else batch
+
+    def _columns_of_rows(self) -> tuple[RowLayout, dict[str, Any]]:
+        return self._table.plan.layout, self.rows()

@@ -1,0 +1,285 @@
+"""What a replay buffer consists of, as arithmetic: the fields of a row, rings, bytes.
+
+A table has R rings of `span` rows; row k of ring r is row r * span + k of the table. A *number*
+counts the transitions of a ring from the first ever added: the one with number a lies in row
+a % span until number a + span is written. Number a can be drawn while fewer than `capacity` newer
+ones were begun; the `span - capacity` rows before it are still read by stacks of frames.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import check_count, read_number
+from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
+from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
+from buffers.replay.frames import FrameStack, plan_frames
+
+__all__ = ["MAX_ROWS", "PlainOptions", "Plan", "ReplayOptions", "RowOptions", "plan_replay"]
+
+MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
+_GRAIN = 16  # of the stride: the largest item torch has
+_WORD = 8  # bytes in which rows are gathered
+_LINKS_PER_ENV = 4  # steps of all envs that a row may lie behind the one before it
+# Columns, attributes of batches, fields of the buffer's own, and what no method takes by name.
+_TAKEN = frozenset((
+    "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "env_ids", "indices",
+    "discounts", "weights", "extras", "memory", "size", "num_added", "drawn_from", "link", "self",
+    "valid",
+))  # fmt: skip
+_TAKEN_OF_SEQUENCES = frozenset((
+    "boundaries", "initial_states", "is_first", "learn_mask", "mask", "steps",
+))  # fmt: skip
+
+
+class PlainOptions(TypedDict, total=False):
+    """Arguments of all replay buffers on which the bytes of a row depend."""
+
+    n_step: int
+    gamma: float | None
+    track_env: bool
+    extra_columns: Mapping[str, Space] | None
+
+
+class RowOptions(PlainOptions, total=False):
+    """Those of buffers besides that no other process fills."""
+
+    store_next: bool
+    track_episodes: bool
+    frame_stack: int | FrameStack | None
+
+
+class ReplayOptions(RowOptions, total=False):
+    """Arguments of replay buffers of one process besides `num_envs`; see `SharedReplayBuffer`."""
+
+    device: torch.device | str
+    seed: int | None
+    staged: bool
+    storage: str
+    folder: str | os.PathLike[str] | None
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Checked arguments of a constructor, and what follows from them.
+
+    Attributes:
+        layout: Fields of a row. `obs`, `actions`, extras and `env_ids` come first, then what is
+            read of the last row of a window: `next_obs`, `rewards`, `link` and the flags.
+        capacity: Transitions of each ring.
+        span: Rows of each ring.
+        num_rings: R.
+        num_envs: Environments of all rings together; 0 if they are not told apart.
+        n_step: Longest window.
+        gamma: Discount per step, or None.
+        last_at: The byte of a row at which what is read of the last row begins.
+        is_linked: Rows say which row follows them in their episode.
+        is_once: Observations, or frames, are stored once, so that links lead to the next one.
+        max_gap: The number of rows by which a frame may lie behind the one before it.
+        has_sequences: Sequences of steps are drawn.
+    """
+
+    layout: RowLayout
+    capacity: int
+    span: int
+    num_rings: int
+    num_envs: int
+    n_step: int
+    gamma: float | None
+    last_at: int
+    is_linked: bool
+    is_once: bool
+    max_gap: int
+    has_sequences: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return self.span * self.num_rings
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the observation, or frame, at the start of a row, in whole words."""
+        return -(-self.layout.obs_bytes // _WORD) * _WORD
+
+    @property
+    def first_slots(self) -> int:
+        """Observations there is room for at first beside the rows."""
+        return self._slots_for(self.num_rows) if self.is_once else 0
+
+    def _slots_for(self, num_rows: int) -> int:
+        per_env = 1 if self.layout.frames is None else 2 * self.layout.frames.num_frames
+        return max(16, num_rows // 64) + per_env * self.num_envs
+
+    def nbytes(self, capacity: int) -> int:
+        """Bytes of a table of another capacity, with what is kept beside its rows at first."""
+        num_rows = (capacity + self.span - self.capacity) * self.num_rings
+        needed = num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
+        if self.is_once:
+            frames, slots = self.layout.frames, self._slots_for(num_rows)
+            needed += slots * (self.unit_bytes + 8)
+            if frames is None:
+                return needed + self.num_envs * self.layout.obs_bytes
+            needed += 4 * (num_rows + slots) + self.num_envs * frames.num_frames * frames.nbytes
+        return needed
+
+
+def plan_replay(
+    capacity: int,
+    observation_space: Space,
+    action_space: Space,
+    *,
+    num_envs: int | None,
+    is_per_env: bool = False,
+    num_writers: int = 1,
+    n_step: int = 1,
+    gamma: float | None = None,
+    store_next: bool = True,
+    track_env: bool = False,
+    track_episodes: bool = False,
+    extra_columns: Mapping[str, Space] | None = None,
+    frame_stack: int | FrameStack | None = None,
+) -> Plan:
+    """Check the arguments of a replay buffer.
+
+    Raises:
+        BufferMisuseError: One of them is wrong, or two do not go together.
+    """
+    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step, MAX_ROWS)
+    if gamma is not None:
+        gamma = read_number("gamma", gamma)
+    if n_step > 1 and gamma is None:
+        raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
+    frames = plan_frames(observation_space, frame_stack)
+    if n_step > 1 and track_episodes:
+        raise BufferMisuseError(
+            f"track_episodes=True needs n_step=1, got {n_step}: sequences have the reward of every "
+            "step, to be summed by the learner"
+        )
+    needs_envs = n_step > 1 or not store_next or track_env or track_episodes or frames is not None
+    if needs_envs and num_envs is None:
+        raise BufferMisuseError(
+            "n_step > 1, store_next=False, track_env=True, track_episodes=True and frame_stack "
+            "need num_envs, to tell which rows follow one another; with a single environment give "
+            "num_envs=1"
+        )
+    is_untracked = num_envs is None and not is_per_env
+    number = 0 if is_untracked else check_count("num_envs", num_envs, MAX_ROWS)
+    num_rings = number if is_per_env else num_writers
+    leaves = space_leaves(observation_space, "obs")
+    is_empty = not any(math.prod(leaf.shape) for leaf in leaves)
+    is_once = frames is not None or (not store_next and not is_empty)
+    max_gap = 0
+    if frames is not None:
+        max_gap = 1 if is_per_env else _LINKS_PER_ENV * number
+    span = capacity + max_gap * (frames.num_frames - 1 if frames is not None else 0)
+    if span * num_rings > MAX_ROWS:
+        raise BufferMisuseError(
+            f"capacity {capacity} makes {span * num_rings} rows, expected at most {MAX_ROWS}"
+        )
+    is_linked = n_step > 1 or is_once or track_episodes
+    layout, last_at = _plan_rows(
+        observation_space,
+        leaves,
+        action_space,
+        extra_columns,
+        has_next=not is_once,
+        is_linked=is_linked,
+        has_env_ids=track_env or track_episodes,
+        frames=frames,
+        taken=_TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN,
+    )
+    return Plan(
+        layout, capacity, span, num_rings, number * num_writers, n_step, gamma, last_at,
+        is_linked, is_once, max_gap, track_episodes,
+    )  # fmt: skip
+
+
+def _plan_rows(
+    observation_space: Space,
+    obs_leaves: list[Leaf],
+    action_space: Space,
+    extra_columns: Mapping[str, Space] | None,
+    *,
+    has_next: bool,
+    is_linked: bool,
+    has_env_ids: bool,
+    frames: FrameLayout | None,
+    taken: frozenset[str],
+) -> tuple[RowLayout, int]:
+    """Pack the fields of a row; return them, and where those of the last row of a window begin.
+
+    Rows are padded to whole cache lines where that costs an eighth at most.
+
+    Raises:
+        BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
+    """
+    following = [leaf._replace(path="next_" + leaf.path) for leaf in obs_leaves if has_next]
+    if frames is not None:
+        obs_leaves = [Leaf("obs", frames.shape, frames.dtype)]
+    extras = extra_leaves(extra_columns, taken)
+    packer = RowPacker()
+    start = packer.add(_largest_first(obs_leaves))
+    obs_bytes = packer.end - start
+    packer.end += -packer.end % _WORD
+    for leaf in _largest_first([action_leaf(action_space), *extras]):
+        packer.add([leaf])
+    if has_env_ids:
+        packer.add([Leaf("env_ids", (), np.dtype(np.int32))])
+    packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
+    last_at = packer.end
+    packer.add(_largest_first(following))
+    packer.add([Leaf("rewards", (), np.dtype(np.float32))])
+    if is_linked:
+        packer.add([Leaf("link", (), np.dtype(np.int32))])
+    for name in ("terminations", "truncations"):
+        packer.add([Leaf(name, (), np.dtype(np.bool_))])
+    layout = RowLayout(
+        observation_space,
+        packer.fields,
+        [leaf.path for leaf in obs_leaves],
+        [leaf.path for leaf in following],
+        [leaf.path for leaf in extras],
+        start,
+        obs_bytes,
+        row_stride(packer.end, _GRAIN),
+        frames,
+    )
+    return layout, last_at
+
+
+def _largest_first(leaves: list[Leaf]) -> list[Leaf]:
+    """In this order none needs padding."""
+    return sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)
+
+
+def own_settings(plan: Plan) -> dict[str, Any]:
+    """What a state must share with the buffer it is loaded into; survives JSON."""
+    layout = plan.layout
+    settings: dict[str, Any] = {
+        "capacity": plan.capacity,
+        "rings": plan.num_rings,
+        "num_envs": plan.num_envs,
+        "store_next": not plan.is_once,
+        "n_step": plan.n_step,
+        "gamma": plan.gamma,
+        "track_episodes": plan.has_sequences,
+    }
+    if layout.frames is not None:
+        frames = layout.frames
+        settings |= {
+            "frame_stack": frames.num_frames,
+            "frame": f"{frames.dtype} {frames.shape}",
+            "axis of the stack": frames.axis,
+        }
+    return settings

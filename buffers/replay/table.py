@@ -1,0 +1,561 @@
+"""The table of rows that all replay buffers are: its memory, its counts, and the one way into it.
+
+```
+#  add(columns, env_ids)
+#     |  read_transitions: shape, dtype, range, finiteness, ids, once            (core.arguments)
+#     v
+#  Table.add    rings[r].begun += K      rows that are about to be written can't be drawn any more
+#     |         rows[i] = transition     at number % span of their ring
+#     |         link of the row before = this row
+#     |         rings[r].committed += K  from here on they can be drawn
+#     v
+#  rows    uint8 (R * span, stride)     | obs actions extras env_ids | next_obs rewards link flags |
+#          host memory, a file,         '------- own row -----------'---- last row of a window ----'
+#          shared memory, or a device
+#  rings   (R,)  begun, committed         begun - capacity <= number < committed can be drawn
+#  envs    (N,)  last, slot, is_open      the newest row of each environment, and its next_obs
+#  kept    uint8 (P, unit)                with observations stored once: next_obs that no row has,
+#                                         in slots that `link` leads to, too
+#     |
+#     v
+#  draws    counts and a random stream -> row numbers
+#  walks    link -> the last row of a window, its rewards summed up; frames of stacks
+#  gather   row numbers -> a batch of columns
+```
+
+A link is 0, or the number of the row that follows in the episode, plus one; with observations
+stored once it is where the next observation is, plus one: in a row, or behind the rows in a slot of
+`kept`. Rows whose add was interrupted are between `committed` and `begun`: the next call puts right
+what leads to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.compiling import njit
+from buffers.core.kernels import address_of, copy_item_at
+from buffers.core.memory import zeroed_bytes
+from buffers.core.rows import row_views
+from buffers.replay.once import Once, Placed, Prepared
+from buffers.replay.plan import Plan
+
+__all__ = ["ENVS", "RINGS", "Table"]
+
+RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
+ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
+
+
+_CHUNK_BYTES = 1 << 18  # which stay in the cache
+_MAX_STAGES = 4  # numbers of rows whose memory is kept
+_LINE = 64
+_NO_ROWS, _NONE = np.zeros(0, np.int64), -1
+
+
+class Commit(NamedTuple):
+    """What an add changes at its end, as values to be set: doing it twice does no harm."""
+
+    envs: np.ndarray
+    ends: np.ndarray
+    ids: np.ndarray
+    once: Prepared | None
+
+
+class Table:
+    """Rows, rings, environments.
+
+    Args:
+        plan: What there is in a row, and how many there are.
+        device: Where the rows are.
+        is_staged: The rows are written by operations of torch, as on devices.
+        rows: uint8 (num_rows, stride), memory of somebody else; or None.
+        rings: RINGS (R,), the same.
+        envs: ENVS (N,), the same.
+        first_row: Of these rows in a table of several writers, which links are for.
+        first_env: Of these environments among those of all writers.
+        order: Called between what other processes must see in this order; None without any.
+
+    Attributes:
+        rows: uint8 (num_rows, stride) on the device.
+        words: The same memory int64.
+        columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; none if staged.
+        begun: int64 (R,), view of `rings`.
+        committed: The same.
+        once: Observations stored once, or None.
+        is_torn: An add has begun and not ended.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        *,
+        is_staged: bool = False,
+        rows: torch.Tensor | None = None,
+        rings: np.ndarray | None = None,
+        envs: np.ndarray | None = None,
+        first_row: int = 0,
+        first_env: int = 0,
+        order: Callable[[], None] | None = None,
+    ):
+        self.plan, self.device, self.is_staged = plan, device, is_staged
+        self._first_row, self._first_env = first_row, first_env
+        self._order = order
+        stride = plan.layout.stride
+        if rows is not None:
+            self.rows = rows
+        elif device.type == "cpu":
+            self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
+        else:
+            self.rows = torch.zeros((plan.num_rows, stride), dtype=torch.uint8, device=device)
+        self.words = self.rows.view(torch.int64)
+        self.columns: dict[str, np.ndarray] = {}
+        if not is_staged:
+            self._pages = self.rows.numpy()
+            self.columns = row_views(self.words.numpy(), plan.layout.fields)
+        self.rings = np.zeros(plan.num_rings, RINGS) if rings is None else rings
+        self.envs = np.zeros(plan.num_envs, ENVS) if envs is None else envs
+        self.begun, self.committed = self.rings["begun"], self.rings["committed"]
+        # Of the first ring as Python's numbers, which take less time than those of NumPy.
+        self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
+        self._span, self._stages = plan.span, {}
+        self._chunk = max(1, _CHUNK_BYTES // stride)  # rows that are packed at a time
+        self.once = Once(self, plan) if plan.is_once else None
+        # Links of rows that are on a device; the host follows them when it writes.
+        self.links = (
+            np.zeros(plan.num_rows, np.int32)
+            if is_staged and plan.is_linked
+            else self.columns.get("link", np.zeros(0, np.int32))
+        )
+        self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
+        self.is_torn = False
+        self._commit: Commit | None = None
+        self._is_plain = plan.num_rings == 1 and not plan.is_linked
+        self._has_ids = "env_ids" in plan.layout.fields
+        self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
+        self._all_envs = np.arange(plan.num_envs)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes held by what they are for."""
+        found = {"rows": self.rows.nbytes, "state": self.rings.nbytes + self.envs.nbytes}
+        if self.is_staged:
+            found["state"] += self.links.nbytes
+        if self.once is not None:
+            found["frames" if self.plan.layout.frames is not None else "kept"] = self.once.nbytes
+        return found
+
+    # What is there.
+
+    def live(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers that can be drawn, from .. to, int64 (R,) each."""
+        if self.is_torn:
+            self.recover()
+        end = self.committed.copy()
+        return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
+
+    def live_of_one(self) -> tuple[int, int]:
+        """The same of the only ring, as Python's numbers."""
+        if self.is_torn:
+            self.recover()
+        begun, end = self._counts
+        return min(max(begun - self.plan.capacity, 0), end), end
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether that may be so: the number of transitions that can be drawn is 0."""
+        begin, end = self.live_of_one() if self.plan.num_rings == 1 else (0, 0)
+        return begin == end
+
+    def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same on the device, which does not wait for it."""
+        if self.is_torn:
+            self.recover()
+        begin, end = self._counts_there
+        return begin, end
+
+    def count(self, number: int) -> None:
+        """Know of `number` rows of each ring that were added on the device."""
+        np.maximum(self.begun, self.committed + number, out=self.begun)
+        self.committed += number
+
+    def take_counts(self) -> None:
+        """Ask the device how many rows there are; waits."""
+        _, end = self._counts_there.cpu().numpy()
+        np.maximum(self.begun, end, out=self.begun)
+        self.committed[...] = end
+
+    def push_counts(self) -> None:
+        """Let the device know which numbers can be drawn."""
+        if self.is_staged:
+            self.is_torn = False
+            self._counts_there.copy_(torch.from_numpy(np.stack(self.live())))
+
+    def __len__(self) -> int:
+        begin, end = self.live()
+        return int((end - begin).sum())
+
+    @property
+    def num_added(self) -> int:
+        """Transitions ever added."""
+        return int(self.committed.sum())
+
+    def oldest_first(self) -> np.ndarray:
+        """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
+        found = [
+            ring * self.plan.span + np.arange(begin, end) % self.plan.span
+            for ring, (begin, end) in enumerate(zip(*self.live(), strict=True))
+        ]
+        return np.concatenate(found)
+
+    def are_live(self, rows: np.ndarray) -> np.ndarray:
+        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
+        begin, _ = self.live()
+        rings = rows // self.plan.span
+        return self.numbers_of(rows) >= begin[rings]
+
+    def were_whole(self, rows: np.ndarray) -> bool:
+        """Whether rows int64 (K,), just read, were not written meanwhile by another process."""
+        begun, committed = self.begun.copy(), self.committed.copy()
+        rings, places = np.divmod(rows, self.plan.span)
+        newest = committed[rings] - 1
+        numbers = newest - (newest - places) % self.plan.span
+        return bool((numbers >= np.maximum(begun - self.plan.span, 0)[rings]).all())
+
+    def numbers_of(self, rows: np.ndarray) -> np.ndarray:
+        """The newest committed number that lies in each row int64 (K,); negative if there is none.
+
+        Those of rows that are being written are of what they held before.
+        """
+        rings, places = np.divmod(rows, self.plan.span)
+        newest = self.committed[rings] - 1
+        return newest - (newest - places) % self.plan.span
+
+    # What comes in.
+
+    def add(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
+        """Write checked transitions.
+
+        Args:
+            arrays: (K, ...) by path, of the dtypes of the layout.
+            env_ids: int64 (K,), or (0,) for whole steps.
+            stops: bool (K,), rows after which another episode begins besides those with a flag.
+            cuts: int64 (C,), environments whose episodes are cut before.
+
+        Raises:
+            BufferMemoryError: There is no memory for more observations beside the rows; nothing was
+                changed.
+            BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
+        """
+        if self.is_torn:
+            self.recover()
+        if not self.is_staged:  # views of this buffer's own rows change while they are written
+            for path, array in arrays.items():
+                if array.base is not None and np.may_share_memory(array, self._pages):
+                    arrays = {**arrays, path: array.copy()}
+        count = len(arrays["rewards"])
+        if self._is_plain:
+            if count:
+                self._append(arrays, env_ids, count)
+            return
+        if not count:
+            if cuts is not None:
+                self.cut(cuts)
+            return
+        self._write_placed(arrays, self._place(arrays, env_ids, stops, cuts, count))
+
+    def cut(self, env_ids: np.ndarray) -> None:
+        """Let the next rows of env_ids int64 (K,) begin new episodes."""
+        self.envs["is_open"][env_ids] = False
+
+    def _append(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray, count: int) -> None:
+        """Write rows that follow on nothing behind the others of the only ring."""
+        span, counts = self._span, self._counts
+        start = counts[1]
+        end = start + count
+        if self._has_ids:
+            ids = env_ids if len(env_ids) else np.arange(count) % self.plan.num_envs
+            arrays = {**arrays, "env_ids": ids + self._first_env}
+        if count > span:
+            arrays = {path: array[-span:] for path, array in arrays.items()}
+            start, count = end - span, span
+        self.is_torn = True
+        counts[0] = max(counts[0], end)
+        if self._order is not None:
+            self._order()
+        if self.is_staged:
+            self._send(arrays, (start + np.arange(count)) % span)
+        else:
+            self._write(arrays, _NO_ROWS, start % span, count)
+        if self._order is not None:
+            self._order()
+        counts[1] = end
+        self.is_torn = False
+        if self.is_staged:
+            self.push_counts()
+
+    def _place(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+        count: int,
+    ) -> Placed:
+        """Find rows for transitions, and the rows that they follow; changes nothing."""
+        plan = self.plan
+        ids = env_ids if len(env_ids) else self._all_envs
+        if len(ids) != count:
+            ids = np.arange(count) % plan.num_envs
+        is_over = arrays["terminations"] | arrays["truncations"]
+        is_over = is_over if stops is None else is_over | stops
+        ids, cuts = np.array(ids), _NO_ROWS if cuts is None else np.array(cuts)
+        ends, envs = self.committed.copy(), self.envs.copy()
+        found, flags = np.empty((5, count), np.int64), np.empty((3, count), np.bool_)
+        newest = np.full(plan.num_envs, _NONE)
+        has_several = place(
+            ids, is_over, cuts, self._envs_per_ring, plan.span, newest, envs, ends, found, flags
+        )
+        numbers, rows, before, before_rows, previous = found
+        is_kept, is_open, is_joined = flags
+        return Placed(
+            ids, rows, numbers, is_kept if count > plan.span else None,
+            previous if has_several else None, before, before_rows, is_open, is_joined, is_over,
+            ends, envs,
+        )  # fmt: skip
+
+    def _write_placed(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
+        ids, rows, previous, is_kept = placed.ids, placed.rows, placed.previous, placed.is_kept
+        is_joined, codes = placed.is_joined, None
+        once = None if self.once is None else self.once.prepare(arrays, placed)
+        if self._has_ids:
+            arrays = {**arrays, "env_ids": ids + self._first_env}
+        if self.plan.is_linked:
+            codes = np.zeros(len(rows), np.int32)
+            if once is not None:
+                is_joined, codes = once.is_joined, once.codes
+            if previous is not None:
+                joined = np.flatnonzero(is_joined & (previous >= 0))
+                codes[previous[joined]] = rows[joined] + 1 + self._first_row
+            arrays = {**arrays, "link": codes}
+        envs = placed.envs
+        if once is not None and codes is not None:
+            has_slot = codes > self.plan.num_rows
+            envs["slot"][ids[has_slot]] = codes[has_slot] - 1 - self.plan.num_rows
+        self.is_torn = True
+        np.maximum(self.begun, placed.ends, out=self.begun)
+        if self._order is not None:
+            self._order()
+        if once is not None and self.once is not None:
+            arrays = {**arrays, **self.once.write(once)}
+        if is_kept is not None:
+            fields, rows_kept = self.plan.layout.fields, rows[is_kept]
+            arrays = {path: arrays[path][is_kept] for path in fields}
+        else:
+            rows_kept = rows
+        if self.is_staged:
+            self._send(arrays, rows_kept)
+        else:
+            self._write(arrays, rows_kept, 0, len(rows_kept))
+        if codes is not None:
+            joined = is_joined if previous is None else is_joined & (previous < 0)
+            codes = rows[joined] + 1 + self._first_row
+            self._write_links(placed.before_rows[joined], codes)
+        self._commit = Commit(envs, placed.ends, ids, once)
+        self._finish()
+
+    def _write(
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, first: int, count: int
+    ) -> None:
+        """Write columns (K, ...) into distinct rows int64 (K,), or without any into `first` on."""
+        for begin in range(0, count, self._chunk):
+            size = min(self._chunk, count - begin)
+            stage = self._stage(arrays, begin, size)
+            scatter(*stage, rows[begin : begin + size], first, size, self._pages)
+            first = (first + size) % self._span
+
+    def _stage(
+        self, arrays: Mapping[str, np.ndarray], begin: int, size: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Copy a piece of each column into memory; return that, uint8, and what goes where."""
+        found = self._stages.get(size)
+        if found is None:
+            fields, places, end = self.plan.layout.fields, [], 0
+            for field in fields.values():
+                places.append((field.offset, field.nbytes, end))
+                end += -(-field.nbytes * size // _LINE) * _LINE
+            pages, targets = np.zeros(end, np.uint8), []
+            for path, (_, _, start) in zip(fields, places, strict=True):
+                field = fields[path]
+                shape = size, *field.shape
+                targets.append((path, np.ndarray(shape, field.dtype, pages.data, start)))
+            if len(self._stages) >= _MAX_STAGES:
+                self._stages.clear()
+            found = self._stages[size] = pages, np.array(places, np.int64), targets
+        pages, places, targets = found
+        if begin or size < len(arrays["rewards"]):
+            for path, target in targets:
+                target[...] = arrays[path][begin : begin + size]
+        else:
+            for path, target in targets:
+                target[...] = arrays[path]
+        return pages, places
+
+    def _write_links(self, rows: np.ndarray, codes: np.ndarray) -> None:
+        if not len(rows):
+            return
+        self.links[rows] = codes
+        if self.is_staged:
+            field = self.plan.layout.fields["link"]
+            column = self.rows.view(torch.int32)[:, field.offset // 4]
+            where, values = torch.from_numpy(rows), torch.from_numpy(codes.astype(np.int32))
+            column.index_copy_(0, where.to(self.device), values.to(self.device))
+
+    def _send(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
+        """Pack rows on the host, and write them on the device by one copy."""
+        packed = np.zeros((len(rows), self.plan.layout.stride), np.uint8)
+        for begin in range(0, len(rows), self._chunk):
+            size = min(self._chunk, len(rows) - begin)
+            scatter(*self._stage(arrays, begin, size), _NO_ROWS, begin, size, packed)
+        if "link" in self.plan.layout.fields:
+            self.links[rows] = arrays["link"]
+        where = torch.from_numpy(rows).to(self.device)
+        self.words.index_copy_(0, where, torch.from_numpy(packed.view(np.int64)).to(self.device))
+
+    def _finish(self) -> None:
+        """Let what an add has written count; it may be done again if it was interrupted."""
+        commit = self._commit
+        if commit is not None:
+            if commit.once is not None and self.once is not None:
+                self.once.finish(commit.once, commit.ids)
+            if self._order is not None:
+                self._order()
+            self.committed[...] = commit.ends
+            self.envs[...] = commit.envs  # last: see `mend_newest`
+        self._commit, self.is_torn = None, False
+        self.push_counts()
+
+    def recover(self) -> None:
+        """Put right what an interrupted add has left: links to rows that do not count."""
+        if self._commit is not None:
+            self._finish()
+            return
+        if self.once is not None:
+            self._mend_links()
+        elif self.plan.is_linked:
+            self.mend_newest()
+        self.is_torn = False
+        self.push_counts()
+
+    def mend_newest(self) -> None:
+        """Let the newest row of each environment lead to none.
+
+        An add that was interrupted, or whose process was killed, may have written a link to a row
+        that was never committed, into rows that were the newest: environments are brought up to
+        date behind all else.
+        """
+        last, rings = self.envs["last"] - 1, np.arange(len(self.envs)) // self._envs_per_ring
+        alive = last >= np.maximum(self.begun - self.plan.span, 0)[rings]
+        rows = rings[alive] * self.plan.span + last[alive] % self.plan.span
+        links = self.links[rows] - 1 - self._first_row
+        led = np.where((links >= 0) & (links < self.plan.num_rows), links, rows)
+        wrong = (links >= 0) & (self.numbers_of(led) <= last[alive])
+        self._write_links(rows[wrong], np.zeros(int(wrong.sum()), np.int32))
+
+    def _mend_links(self) -> None:
+        plan, rows = self.plan, np.arange(self.plan.num_rows)
+        numbers = self.numbers_of(rows)
+        oldest = np.repeat(np.maximum(self.begun - plan.span, 0), plan.span)
+        links, is_there = self.links.copy(), numbers >= oldest
+        leads_to_row = (links > 0) & (links <= plan.num_rows)
+        following = np.where(leads_to_row, links.astype(np.int64) - 1, 0)
+        is_newer = is_there[following] & (numbers[following] > numbers)
+        links[~is_there | (leads_to_row & ~is_newer)] = 0
+        if self.once is not None:
+            envs = np.arange(plan.num_envs)
+            last, rings = self.envs["last"] - 1, envs // self._envs_per_ring
+            first = np.maximum(self.begun - plan.span, 0)[rings]
+            alive = last >= first
+            last_rows = rings[alive] * plan.span + last[alive] % plan.span
+            links[last_rows] = self.envs["slot"][alive] + plan.num_rows + 1
+            self.once.recover(links)
+        changed = np.flatnonzero(links != self.links)
+        self._write_links(changed, links[changed])
+
+
+@njit(nogil=True, cache=True)
+def scatter(stage, places, rows, first, count, table):
+    """Write rows, one after the other, of which each column lies in one piece.
+
+    Args:
+        stage: uint8 (size,), the columns.
+        places: int64 (F, 3), of each column the byte of a row where it goes, the bytes it has
+            there, and the byte of `stage` where it begins.
+        rows: int64 (K,); of length 0 they are first, first + 1, ..., at the end from 0 on.
+        first: See above.
+        count: K.
+        table: uint8 (num_rows, stride), written.
+    """
+    source, target = address_of(stage), address_of(table)
+    num_rows, stride = table.shape[0], table.shape[1]
+    for i in range(count):
+        row = rows[i] if rows.shape[0] else first
+        first += 1
+        first = 0 if first == num_rows else first
+        for f in range(places.shape[0]):
+            size = places[f, 1]
+            copy_item_at(
+                target + row * stride + places[f, 0], source + places[f, 2] + i * size, size
+            )
+
+
+@njit(nogil=True, cache=True)
+def place(ids, is_over, cuts, per_ring, span, newest, envs, ends, found, flags):
+    """Find rows for transitions, and the rows that they follow.
+
+    Args:
+        ids: int64 (K,), environments.
+        is_over: bool (K,), the next row begins another episode.
+        cuts: int64 (C,), environments whose episodes are cut before.
+        per_ring: Environments of a ring.
+        span: Rows of a ring.
+        newest: int64 (N,), _NONE each; scratch memory.
+        envs: ENVS (N,), brought up to date.
+        ends: int64 (R,), transitions ever added to each ring; brought up to date.
+        found: int64 (5, K), written: numbers in the ring; rows; the number of the row before of the
+            same env, or -1; that row; the place of that among these, or -1.
+        flags: bool (3, K), written: not overwritten by the same add; the episode of the row before
+            goes on; and that row is still there.
+
+    Returns:
+        Whether an environment has several rows.
+    """
+    has_several = False
+    for env in cuts:
+        envs[env]["is_open"] = False
+    for i in range(ids.shape[0]):
+        env = ids[i]
+        ring = env // per_ring
+        number, before, previous = ends[ring], envs[env]["last"] - 1, newest[env]
+        has_several |= previous >= 0
+        found[0, i], found[1, i] = number, ring * span + number % span
+        found[2, i], found[3, i] = before, ring * span + before % span
+        found[4, i], flags[1, i] = previous, envs[env]["is_open"]
+        envs[env]["last"], envs[env]["is_open"] = number + 1, not is_over[i]
+        newest[env] = i
+        ends[ring] = number + 1
+    for i in range(ids.shape[0]):
+        first = max(ends[ids[i] // per_ring] - span, 0)
+        flags[0, i] = found[0, i] >= first
+        flags[2, i] = flags[1, i] and found[2, i] >= first
+    return has_several

@@ -1,0 +1,109 @@
+"""Models of stable-baselines3 that were trained under VecNormalize, played by `vecenv play`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vecenv.adapters.sb3 import make_sb3_env
+from vecenv.cage import Cage2VectorEnv, evaluate
+from vecenv.cage.saved import load_sb3_policy
+from vecenv.command.cli import main
+from vecenv.command.playing import load_policy
+
+pytest.importorskip("stable_baselines3")
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.vec_env import VecNormalize
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A model in a folder of its own, and the env that has the statistics."""
+    envs = VecNormalize(make_sb3_env("JitPendulum-v1", 4))
+    model = PPO("MlpPolicy", envs, n_steps=32, batch_size=64, device="cpu", seed=1)
+    model.learn(128)
+    path = tmp_path / "models" / "model.zip"
+    path.parent.mkdir()
+    model.save(path)
+    yield path, model, envs
+    envs.close()
+
+
+def actions_of(path, obs, **options):
+    loaded = load_policy("JitPendulum-v1", path, num_envs=4, env_kwargs={}, **options)
+    loaded.envs.close()
+    return loaded.act(torch.from_numpy(obs), torch.zeros(4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "where", ["models/vecnormalize.pkl", "models/model/vecnormalize.pkl", "elsewhere.pkl", None]
+)
+def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, where):
+    """By the file beside the model, or the one that is given; else none, and a line says which."""
+    path, model, envs = trained
+    obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32) * 3
+    expected = model.predict(obs if where is None else envs.normalize_obs(obs), deterministic=True)
+    options = {}
+    if where is not None:
+        (tmp_path / where).parent.mkdir(exist_ok=True)
+        envs.save(tmp_path / where)
+        options = {"vecnormalize": tmp_path / where} if where == "elsewhere.pkl" else {}
+    np.testing.assert_array_equal(actions_of(path, obs, **options), expected[0])
+    given = [f"--{name}={value}" for name, value in options.items()]
+    play = ["play", "JitPendulum-v1", "--policy", str(path), "--episodes", "1"]
+    assert main([*play, *given]) == 0
+    told = capsys.readouterr().out
+    said = f"no vecnormalize.pkl is beside {path}" if where is None else str(tmp_path / where)
+    assert said in told
+
+
+def test_a_checkpoint_has_statistics_of_its_own(tmp_path):
+    envs = VecNormalize(make_sb3_env("JitPendulum-v1", 4))
+    model = PPO("MlpPolicy", envs, n_steps=32, batch_size=64, device="cpu", seed=1)
+    model.learn(128, CheckpointCallback(16, str(tmp_path), save_vecnormalize=True))
+    obs = np.ones((4, 3), np.float32)
+    found = actions_of(tmp_path / "rl_model_64_steps.zip", obs)
+    own = VecNormalize.load(str(tmp_path / "rl_model_vecnormalize_64_steps.pkl"), envs.venv)
+    loaded = PPO.load(tmp_path / "rl_model_64_steps.zip")
+    expected = loaded.predict(own.normalize_obs(obs), deterministic=True)[0]
+    np.testing.assert_array_equal(found, expected)
+    envs.close()
+
+
+def test_statistics_that_fit_not_are_refused(trained, tmp_path):
+    path, _, _ = trained
+    obs = np.ones((4, 3), np.float32)
+    wrong = tmp_path / "wrong.pkl"
+    wrong.write_bytes(b"no pickle")
+    with pytest.raises(ValueError, match=r"wrong.pkl is no pickle of VecNormalize"):
+        actions_of(path, obs, vecnormalize=wrong)
+    others = VecNormalize(make_sb3_env("JitCartPole-v1", 2))
+    others.save(str(wrong))
+    others.close()
+    with pytest.raises(ValueError, match=r"of observations of shape \(4,\), the model's are of"):
+        actions_of(path, obs, vecnormalize=wrong)
+    with pytest.raises(FileNotFoundError):
+        actions_of(path, obs, vecnormalize=tmp_path / "none.pkl")
+
+
+def test_a_model_of_cage_is_scored_with_its_statistics(tmp_path, capsys):
+    """`vecenv evaluate` and `evaluate` read the file beside it, too."""
+    options = {"episode_length": 10, "observation": "bits"}
+    envs = VecNormalize(make_sb3_env("Cage2-v0", 4, **options))
+    model = A2C("MlpPolicy", envs, device="cpu", seed=1)
+    model.learn(40)
+    model.save(tmp_path / "model.zip")
+    envs.save(tmp_path / "vecnormalize.pkl")
+    policy = load_sb3_policy(tmp_path / "model.zip", lambda *_: "bits")
+    games = Cage2VectorEnv(8, **options)
+    obs, _ = games.reset(seed=1)
+    games.close()
+    expected = model.predict(envs.normalize_obs(obs), deterministic=True)[0]
+    np.testing.assert_array_equal(policy.act(obs, np.zeros((8, 13), bool)), expected)
+    envs.close()
+    args = ["evaluate", "--policy", str(tmp_path / "model.zip"), "--episodes", "2"]
+    assert main([*args, "--red-agents", "sleep"]) == 0
+    assert f"normalised by {Path(tmp_path, 'vecnormalize.pkl')}" in capsys.readouterr().out
+    assert evaluate(str(tmp_path / "model.zip"), episodes=2, red_agents=["sleep"]).total <= 0

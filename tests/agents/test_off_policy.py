@@ -1,0 +1,151 @@
+"""What a `TransitionWriter` makes of vector envs of agents: the lives of agents that come back."""
+
+import numpy as np
+import pytest
+import torch
+from envs import MODES, mode_id
+from gymnasium.spaces import Box, Discrete
+
+from buffers import (
+    EpisodicReplayBuffer,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
+from vecenv import make_vec_agents
+
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+SEEN, ACTIONS = Box(-9, 99, (1,), np.float32), Discrete(3)
+LENGTH = 9
+RINGS = {
+    NEXT_STEP: SharedReplayBuffer, SAME_STEP: PrioritizedReplayBuffer, DISABLED: PerEnvReplayBuffer
+}  # fmt: skip
+
+
+class Shifts:
+    """All observe the time. One agent stays; one works for two steps and is away in the third."""
+
+    possible_agents = ["stays", "works"]
+
+    def observation_space(self, agent):
+        return SEEN
+
+    def action_space(self, agent):
+        return ACTIONS
+
+    def reset(self, seed=None, options=None):
+        self.time = 0
+        self.agents = ["stays", self.worker()]
+        return self.observed(self.agents), {}
+
+    def step(self, actions):
+        acted, self.time = self.agents, self.time + 1
+        is_over, is_shift_over = self.time == LENGTH, self.time % 3 == 2
+        ends = {agent: is_over or (is_shift_over and agent != "stays") for agent in acted}
+        self.agents = [] if is_over else ["stays"] if is_shift_over else ["stays", self.worker()]
+        rewards, no = dict.fromkeys(acted, 1.0), dict.fromkeys(acted, False)
+        return self.observed({*acted, *self.agents}), rewards, ends, no, {}
+
+    def worker(self):
+        return "works"
+
+    def observed(self, agents):
+        return {agent: np.array([self.time], np.float32) for agent in agents}
+
+
+class Relieved(Shifts):
+    """Each shift has another worker, who takes the row of the last one."""
+
+    possible_agents = None
+
+    def worker(self):
+        return f"works_{self.time // 3}"
+
+
+STAYS = [list(range(LENGTH + 1))]
+WORKS = [[k, k + 1, k + 2] for k in range(0, LENGTH, 3)]
+ONE_GROUP = [STAYS + WORKS]
+GAMES = {
+    "comes back": (Shifts, {}, ONE_GROUP),
+    "relieved": (Relieved, {"max_agents": 2, "agent_spaces": (SEEN, ACTIONS)}, ONE_GROUP),
+    "two groups": (Shifts, {"groups": {"s": ["stays"], "w": ["works"]}}, [STAYS, WORKS]),
+}
+
+
+def written(envs, make, by):
+    """Buffers, one per group, that were filled from two games of each of two envs."""
+    is_one, names = hasattr(envs, "group"), list(envs.groups)
+    sources = {name: envs if is_one else envs.groups[name] for name in names}
+    buffers = {name: make(source) for name, source in sources.items()}
+    writers = {name: TransitionWriter(sources[name], buffers[name]) for name in names}
+
+    def part(whole, name):
+        return whole if is_one else whole.get(name, {})
+
+    def reset():
+        obs, _ = envs.reset(seed=1)
+        for name in names:
+            writers[name].reset(part(obs, name))
+
+    reset()
+    for t in range(2 * (LENGTH + (envs.autoreset_mode is NEXT_STEP))):
+        if envs.autoreset_mode is DISABLED and t == LENGTH:
+            reset()
+        actions = {name: np.zeros(source.num_envs, int) for name, source in sources.items()}
+        if by == "step":
+            *results, infos = envs.step(actions[names[0]] if is_one else actions)
+            for name in names:
+                found = [part(result, name) for result in (*results, infos)]
+                writers[name].step(actions[name], *found, valid=part(envs.valid, name))
+            continue
+        envs.send(actions[names[0]] if is_one else actions)
+        for name in names:
+            writers[name].sent(actions[name])
+        for _ in range(2):  # games one by one
+            batch = envs.recv(1)
+            for name in names:
+                writers[name].received(batch if is_one else batch.of(name))
+    return list(buffers.values())
+
+
+@pytest.mark.parametrize("by", ["step", "received"])
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize(("game", "options", "lives"), GAMES.values(), ids=GAMES)
+def test_each_life_is_an_episode(game, options, lives, mode, by):
+    with_game = {"backend": "sync", "autoreset_mode": mode, **options}
+
+    def episodes(source):
+        spaces = source.single_observation_space, source.single_action_space
+        return EpisodicReplayBuffer(999, *spaces, num_envs=source.num_envs)
+
+    def windows(source):
+        spaces = source.single_observation_space, source.single_action_space
+        return RINGS[mode](999, *spaces, num_envs=source.num_envs, n_step=3, gamma=1.0)
+
+    filled = written(make_vec_agents(game, 2, **with_game), episodes, by)
+    for buffer, expected in zip(filled, lives, strict=True):
+        found = [buffer.episode(k) for k in range(buffer.num_episodes)]
+        assert sorted(episode["obs"][:, 0].tolist() for episode in found) == sorted(4 * expected)
+        assert all(episode["terminations"][-1] for episode in found)
+        assert not buffer.open_lengths.any()
+    filled = written(make_vec_agents(game, 2, **with_game), windows, by)
+    for buffer, of_group in zip(filled, lives, strict=True):
+        batch = buffer.get(buffer.order())
+        columns = torch.stack(
+            [batch.obs[:, 0], batch.next_obs[:, 0], batch.rewards, batch.discounts], dim=1
+        )
+        expected = [
+            [obs, min(obs + 3, life[-1]), min(3, life[-1] - obs), obs + 3 < life[-1]]
+            for life in 4 * of_group
+            for obs in life[:-1]
+        ]
+        assert sorted(columns.tolist()) == sorted(expected)
+
+
+def test_a_batch_of_a_group_that_is_not_there_is_refused():
+    envs = make_vec_agents(Shifts, 2, backend="sync", groups={"s": ["stays"], "w": ["works"]})
+    envs.reset(seed=1)
+    envs.send({name: np.zeros(2, int) for name in envs.groups})
+    with pytest.raises(KeyError, match="runners"):
+        envs.recv().of("runners")

@@ -1,0 +1,165 @@
+"""A network of one's own on the command line: scored by its own tables, trained, played, filmed."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from PIL import Image
+
+import vecenv
+from vecenv.cage import Cage2VectorEnv, Cage4VectorEnv, evaluate
+from vecenv.command.cli import main
+from vecenv.command.trainers import choose, env_id_of
+from vecenv.compare.source import read_source
+
+MODULE = """
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+
+from vecenv.cage import cage2_scenario
+
+faithful = cage2_scenario()
+office = replace(faithful, name="Office", restore_cost=0.5,
+                 rules=replace(faithful.rules, name="office"))
+gym.register(
+    "Office-v0",
+    entry_point="vecenv.cage:Cage2Env",
+    vector_entry_point="vecenv.cage:Cage2VectorEnv",
+    kwargs={"scenario": office},
+    disable_env_checker=True,
+)
+
+
+def restore(obs):
+    return np.full(len(obs), 144)
+"""
+
+
+def forget():
+    """What a new process knows of the network: nothing."""
+    sys.modules.pop("my_net", None)
+    gym.registry.pop("Office-v0", None)
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "my_net.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("scenario", ["my_net:Office-v0", "my_net:office"])
+def test_a_policy_is_scored_by_the_tables_of_its_network(scenario, capsys):
+    """A Restore costs 0.5 there, and 1 in the challenge; the table and the file say which."""
+    args = ["evaluate", "--policy", "my_net:restore", "--episodes", "2", "--red-agents", "sleep"]
+    assert main([*args, "--scenario", scenario, "--json", "own.json"]) == 0
+    assert "Office" in capsys.readouterr().out
+    assert main([*args, "--json", "challenge.json"]) == 0
+    own, challenge = (json.loads(Path(f"{x}.json").read_text()) for x in ("own", "challenge"))
+    assert [cell["mean"] for cell in own["cells"]] == [-15, -25, -50]
+    assert [cell["mean"] for cell in challenge["cells"]] == [-30, -50, -100]
+    assert own["scenario"] == "Office"
+    office = sys.modules["my_net"].office
+    found = evaluate("my_net:restore", episodes=2, red_agents=["sleep"], scenario=office)
+    assert found.total == pytest.approx(own["total"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--scenario", "my_net:restore"],
+            "scenario is 'my_net:restore', which has none",
+        ),
+        (["--scenario", "vecenv:Cage2-v0"], "scenario is 'vecenv:Cage2-v0', which has none"),
+        (["--scenario", "nowhere:office"], "No module named 'nowhere'"),
+        (
+            ["--scenario", "my_net:office", "--rules", "debugged"],
+            "the scenario 'Office' has its",
+        ),
+        (["--scenario", "my_net:office", "--challenge", "4"], "are of Challenge 2; leave them"),
+    ],
+)
+def test_a_scenario_that_is_none_is_told(words, told, capsys):
+    assert main(["evaluate", "--policy", "sleep", "--episodes", "2", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_keeps_an_id_that_is_there_in_another_process():
+    """With its module; of the package's own ids that is the package."""
+    assert choose("my_net:Office-v0", "ppo").env == "my_net:Office-v0"
+    assert env_id_of(read_source("Cage2-v0")) == "vecenv:Cage2-v0"
+    forget()
+    envs = vecenv.make_vec("my_net:Office-v0", 2)
+    envs.reset(seed=1)
+    assert envs.step(np.full(2, 144))[1].tolist() == [-0.5, -0.5]
+    envs.close()
+
+
+@pytest.mark.learn
+def test_a_run_is_played_and_goes_on(capsys):
+    train = ["train", "my_net:Office-v0", "--algo", "ppo", "--num-envs", "4", "--num-steps", "16"]
+    assert main([*train, "--total-steps", "64", "--eval-episodes", "2"]) == 0
+    home = Path("runs/Office-v0-ppo")
+    assert json.loads((home / "options.json").read_text())["env_id"] == "my_net:Office-v0"
+    forget()
+    resume = ["--resume", "--total-steps", "128", "--eval-episodes", "2"]
+    assert main([*train, *resume]) == 0
+    forget()
+    assert main(["play", "my_net:Office-v0", "--policy", str(home), "--episodes", "2"]) == 0
+    assert main(["evaluate", "--policy", str(home), "--scenario", "my_net:Office-v0", "--episodes",
+                 "2"]) == 0  # fmt: skip
+
+
+def fps_of(html):
+    return float(re.search(r'"fps": ?([0-9.]+)', Path(html).read_text())[1])
+
+
+def milliseconds_of(gif):
+    with Image.open(gif) as picture:
+        return picture.info["duration"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        ["vecenv:Cage2-v0", "--policy", "sleep"],
+        ["my_net:Office-v0"],
+        ["vecenv:Cage4-v0", "--policy", "sleep"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_watch_writes_a_page_and_an_animation_of_two_pictures_a_second(env, capsys):
+    """Both in one call, as `play` does."""
+    args = ["watch", *env, "--steps", "3", "--html", "a.html", "--gif", "a.gif"]
+    assert main(args) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "page: a.html" in out and "animation: a.gif" in out
+    assert fps_of("a.html") == 2
+    assert milliseconds_of("a.gif") == 500
+
+
+@pytest.mark.learn
+def test_play_shows_a_network_at_two_pictures_a_second(capsys):
+    train = ["train", "my_net:Office-v0", "--algo", "ppo", "--num-envs", "4", "--num-steps", "16"]
+    assert main([*train, "--total-steps", "64", "--eval-episodes", "2"]) == 0
+    args = ["play", "my_net:Office-v0", "--policy", "runs/Office-v0-ppo", "--episodes", "1"]
+    args += ["--frames", "4", "--env-kwargs", "episode_length=3"]
+    assert main([*args, "--html", "a.html", "--gif", "a.gif"]) == 0, capsys.readouterr().err
+    assert fps_of("a.html") == 2
+    assert milliseconds_of("a.gif") == 500
+    assert main([*args, "--html", "a.html", "--fps", "5"]) == 0
+    assert fps_of("a.html") == 5
+
+
+def test_networks_ask_for_two_pictures_a_second():
+    for kind in (Cage2VectorEnv, Cage4VectorEnv):
+        assert kind.metadata["render_fps"] == 2

@@ -1,0 +1,101 @@
+"""Users are told when compiling takes long: once, and only then."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from jit.toy_env import TOY
+
+import vecenv
+from vecenv.core import announcing
+from vecenv.core.announcing import announced
+from vecenv.core.compiling import is_jit_off
+from vecenv.jit import EnvKernels, JitVectorEnv, binding
+
+ROOT = Path(vecenv.__file__).parents[1]
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+
+
+def lines_of(caplog):
+    return [one.getMessage() for one in caplog.records if "compiles" in one.getMessage()]
+
+
+@needs_jit
+def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, caplog):
+    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.05)
+    salt = int.from_bytes(os.urandom(4))  # so that there is none on disk
+
+    def reset(state, rng):
+        state.count = salt
+
+    def step(state, action, rng):
+        state.count += salt
+        return 0.0, False, False
+
+    def observe(state, out):
+        out[0] = state.count
+
+    spaces = Box(-np.inf, np.inf, (1,)), Discrete(2)
+    kernels = EnvKernels([("count", "i8")], *spaces, reset, step, observe, name="Salted")
+    for _ in range(2):
+        binding._loops.clear()  # the second one is loaded
+        JitVectorEnv(kernels, dry_run=False).close()
+    (line,) = lines_of(caplog)
+    assert line.startswith("vecenv compiles Salted, which takes about 2 s on an idle core; later")
+    assert not any("announcement" in thread.name for thread in threading.enumerate())
+
+
+def test_nothing_is_said_in_time_in_workers_or_of_an_error(monkeypatch, caplog):
+    with announced("quick", [TOY.step]):
+        pass
+    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.01)
+    with announced("loaded", [TOY.step], is_compiling=lambda: False):
+        time.sleep(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing.current_process(), "_name", "vecenv-worker-0")
+        with announced("of a worker", [TOY.step]):
+            time.sleep(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["/ray/_private/workers/default_worker.py"])
+        with announced("of an actor", [TOY.step]):
+            time.sleep(0.05)
+    with pytest.raises(ZeroDivisionError), announced("broken", []):
+        raise ZeroDivisionError
+    time.sleep(0.05)
+    assert lines_of(caplog) == []
+    assert not any("announcement" in thread.name for thread in threading.enumerate())
+
+
+def test_the_line_says_for_what_and_whether_the_code_is_kept(monkeypatch, caplog):
+    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.01)
+    with announced("Toy", [TOY.step], is_kept=lambda: False, target=" for a CUDA device"):
+        time.sleep(0.1)
+    (line,) = lines_of(caplog)
+    assert line.startswith("vecenv compiles Toy for a CUDA device, which takes about ")
+    assert line.endswith("it can't be kept for later runs")
+
+
+@pytest.mark.slow
+@needs_jit
+def test_the_line_is_on_the_terminal_of_a_first_run_only(tmp_path):
+    program = "import vecenv; vecenv.make_vec('JitMinAtarSeaquest-v1', 2).close()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    errors = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stderr
+        for _ in range(2)
+    ]
+    assert errors[0].count("vecenv compiles Seaquest") == 1
+    assert errors[1] == ""

@@ -1,0 +1,380 @@
+"""Kernels that compiled code would run without a word: what a trial in Python says of them."""
+
+import dataclasses
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+from vecenv.core.compiling import is_jit_off
+from vecenv.jit import (
+    AgentsOf,
+    EnvKernels,
+    JitVectorEnv,
+    KernelIndexError,
+    KernelResultError,
+    binding,
+)
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials")
+
+
+def reset(state, rng):
+    state.total = 0.0
+    state.hand[:] = 0
+
+
+def step(state, action, rng):
+    state.total += action
+    return 1.0, state.total >= 3.0, False
+
+
+def observe(state, out):
+    out[0] = state.total
+    out[1] = state.hand[1]
+
+
+CARDS = EnvKernels(
+    name="cards",
+    state_dtype=[("total", np.float64), ("hand", np.int8, (3,))],
+    observation_space=Box(0, 9, (2,), np.float32),
+    action_space=Discrete(2),
+    reset=reset,
+    step=step,
+    observe=observe,
+)
+
+
+def branch_without_return(state, action, rng):
+    state.total += 1.0
+    if state.total < 3.0:
+        return 1.0, False, False
+
+
+def flags_first(state, action, rng):
+    if action == 0:
+        return 1.0, False, False
+    return False, 1.0, False
+
+
+def whole_reward_last(state, action, rng):
+    return False, False, 1
+
+
+def float_for_a_flag(state, action, rng):
+    return 1.0, state.total, False
+
+
+def array_for_the_reward(state, action, rng):
+    return state.hand, False, False
+
+
+def observe_that_returns(state, out):
+    return np.array([state.total, 1.0])
+
+
+def observe_that_rebinds(state, out):
+    out = np.array([state.total, 1.0])  # noqa: F841  # the mistake
+
+
+def observe_that_forgets(state, out):
+    out[0] = state.total
+
+
+def observe_that_forgets_later(state, out):
+    out[0] = 0
+    if state.total < 2.0:
+        out[1] = 5
+
+
+def observe_that_adds(state, out):
+    out[0] = state.total
+    out[1] += state.hand[1]
+
+
+def mask_that_forgets(state, out):
+    out[0] = True
+
+
+def empty_reset(state, rng):
+    pass
+
+
+def reset_without_total(state, rng):
+    state.hand[:] = 0
+
+
+def reset_without_a_card(state, rng):
+    state.total = 0.0
+    state.hand[0] = 0
+    state.hand[2] = 0
+
+
+def reward_of_what_was_left(state, action, rng):
+    return state.hand[2], False, False
+
+
+def end_by_what_was_left(state, action, rng):
+    state.hand[0] += 1
+    return 0.0, False, state.hand[0] > 100
+
+
+def zeros(state, out):
+    out[:] = 0
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    ("changes", "line", "message"),
+    [
+        (
+            {"step": branch_without_return},
+            "if state.total < 3.0:",
+            r"step returns None \(this branch ends without `return`\)",
+        ),
+        (
+            {"step": flags_first},
+            "return False, 1.0, False",
+            r"step returns \(bool, float, bool\) here; expected a tuple \(reward, terminated",
+        ),
+        (
+            {"step": whole_reward_last},
+            "return False, False, 1",
+            r"step returns \(bool, bool, int\)",
+        ),
+        (
+            {"step": float_for_a_flag},
+            "return 1.0, state.total, False",
+            r"step returns \(float, float64, bool\)",
+        ),
+        (
+            {"step": array_for_the_reward},
+            "return state.hand, False, False",
+            r"step returns \(array, bool, bool\)",
+        ),
+        (
+            {"observe": observe_that_returns},
+            "return np.array([state.total, 1.0])",
+            r"observe leaves out\[0\] \(and 1 of 2 entries more\).*after the reset; what it "
+            "returns is not read: write it into out",
+        ),
+        (
+            {"observe": observe_that_rebinds},
+            "out = np.array([state.total, 1.0])  # noqa: F841  # the mistake",
+            r"observe leaves out\[0\].*this line makes out another array: assign to out\[:\]",
+        ),
+        (
+            {"observe": observe_that_forgets},
+            "def observe_that_forgets(state, out):",
+            r"observe leaves out\[1\] as it was before.*write all of it",
+        ),
+        (
+            {"observe": observe_that_forgets_later},
+            "def observe_that_forgets_later(state, out):",
+            r"observe leaves out\[1\] as it was before, or reads it, after step \d",
+        ),
+        (
+            {"observe": observe_that_adds},
+            "def observe_that_adds(state, out):",
+            r"observe leaves out\[1\] as it was before, or reads it",
+        ),
+        (
+            {"action_mask": mask_that_forgets},
+            "def mask_that_forgets(state, out):",
+            r"action_mask leaves out\[1\] as it was before",
+        ),
+        (
+            {"reset": reset_without_total},
+            "def reset_without_total(state, rng):",
+            r"reset does not set state\.total, and the observation of the reset depends on it",
+        ),
+        (
+            {"reset": reset_without_a_card},
+            "def reset_without_a_card(state, rng):",
+            r"reset does not set state\.hand\[1\], and the observation of the reset",
+        ),
+        (
+            {"reset": empty_reset, "step": reward_of_what_was_left, "observe": zeros},
+            "def empty_reset(state, rng):",
+            r"reset does not set state\.hand\[0\], and the reward of step 1 depends on it",
+        ),
+        (
+            {"reset": empty_reset, "step": end_by_what_was_left, "observe": zeros},
+            "def empty_reset(state, rng):",
+            r"reset does not set state\.hand\[0\], and the truncation of step 1 depends on it",
+        ),
+    ],
+)  # fmt: skip
+def test_a_trial_names_file_line_kernel_and_field(changes, line, message):
+    kernels = dataclasses.replace(CARDS, **changes)
+    with binding.uncompiled():
+        with pytest.raises(KernelResultError, match="(?s)cards: kernel " + message) as caught:
+            JitVectorEnv(kernels)
+        JitVectorEnv(kernels, dry_run=False)
+    error = caught.value
+    first, second = str(error).splitlines()[:2]
+    assert first.startswith(f"{__file__}:{error.lineno}, in ") and error.filename == __file__
+    assert second.strip() == line
+    assert Path(__file__).read_text().splitlines()[error.lineno - 1].strip() == line
+
+
+NUM_CALLS = [0]
+
+
+def reward_of_a_global(state, action, rng):
+    NUM_CALLS[0] += 1
+    state.total += action
+    return float(NUM_CALLS[0]), state.total >= 3.0, False
+
+
+def observe_a_global(state, out):
+    NUM_CALLS[0] += 1
+    out[:] = NUM_CALLS[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": reward_of_a_global}, "the reward of step 1"),
+        ({"observe": observe_a_global}, "the observation of the reset"),
+    ],
+)
+def test_kernels_that_read_something_besides_their_arguments_are_told_so(changes, message):
+    (kernel,) = changes.values()
+    with binding.uncompiled(), pytest.raises(KernelResultError) as caught:
+        JitVectorEnv(dataclasses.replace(CARDS, **changes))
+    text = str(caught.value)
+    assert f"cards: {message} differs when the same seed and actions are played again" in text
+    assert caught.value.lineno == kernel.__code__.co_firstlineno
+
+
+def reset_that_counts(state, rng):
+    state.total += 1.0
+    state.hand[:] = 0
+
+
+def step_that_sets_first(state, action, rng):
+    state.total = action
+    return state.total, False, False
+
+
+def observe_that_returns_too(state, out):
+    out[:] = state.hand[1]
+    return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reset": reset_that_counts},
+        {"reset": reset_without_total, "step": step_that_sets_first, "observe": zeros},
+        {"observe": observe_that_returns_too},
+    ],
+)
+def test_what_nothing_comes_of_is_no_mistake(changes):
+    """Nor is a number that lasts from one episode to the next."""
+    with binding.uncompiled():
+        envs = JitVectorEnv(dataclasses.replace(CARDS, **changes))
+        assert envs.reset(seed=0)[0].shape == (1, 2)
+
+
+@pytest.mark.parametrize("kind", [KernelResultError, KernelIndexError])
+def test_errors_of_kernels_can_be_sent_to_other_processes(kind):
+    copy = pickle.loads(pickle.dumps(kind("text", "file.py", 7)))
+    assert (type(copy), str(copy), copy.filename, copy.lineno) == (kind, "text", "file.py", 7)
+
+
+@pytest.mark.parametrize("step", [branch_without_return, flags_first, float_for_a_flag])
+def test_debugging_refuses_wrong_results_of_a_step_too(step):
+    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
+        for _ in range(4):
+            envs.step([1])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        (1, False, True),
+        (np.where(True, 0.5, 1), np.array(True), False),
+        (np.float32(1), 0, 1),
+        (True, False, np.True_),
+        (np.int8(-1), 4, False),
+    ],
+)
+def test_a_number_and_two_flags_are_a_result_of_a_step(result):
+    kernels = dataclasses.replace(CARDS, step=lambda state, action, rng: result)
+    envs = JitVectorEnv(kernels, debug=True)
+    envs.reset(seed=0)
+    _, rewards, terminations, truncations, _ = envs.step([1])
+    assert (rewards[0], terminations[0], truncations[0]) == (
+        float(result[0]),
+        bool(result[1]),
+        bool(result[2]),
+    )
+
+
+def game_reset(state, rng):
+    state.place[:] = 0
+
+
+def game_step(state, actions, rng):
+    return 0.0, False, False
+
+
+def game_observe(state, agent, out):
+    out[0, 0] = state.place[agent]
+    out[0, 1] = 0
+
+
+def game_observe_part(state, agent, out):
+    out[0, 0] = state.place[agent]
+
+
+def game_step_without_return(state, actions, rng):
+    state.place[0] = 1
+
+
+def group_of(count):
+    return AgentsOf(count, Box(0, 9, (1, 2), np.float32), MultiDiscrete([2, 2]))
+
+
+def game(**changes):
+    return EnvKernels(**{
+        "name": "game",
+        "state_dtype": [("place", np.int8, (3,))],
+        "groups": {"cat": group_of(1), "dog": group_of(2)},
+        "reset": game_reset,
+        "step": game_step,
+        "observe": game_observe,
+        **changes,
+    })  # fmt: skip
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observe": game_observe_part}, r"observe leaves out\[0, 1\] \(and 2 of 6"),
+        (
+            {"observe": {"cat": game_observe, "dog": game_observe_part}},
+            r"observe leaves out\[0, 1\]",
+        ),
+        (
+            {"observe": game_observe_part, "groups": {"dog": group_of(3)}},
+            r"observe leaves out\[0, 1\]",
+        ),
+        ({"step": game_step_without_return}, "step returns None"),
+        ({"reset": empty_reset}, r"reset does not set state\.place\[0\]"),
+    ],
+)
+def test_of_a_game_the_authors_kernels_are_named(changes, message):
+    with binding.uncompiled():
+        JitVectorEnv(game())
+        with pytest.raises(KernelResultError, match=f"(?s)game: kernel {message}") as caught:
+            JitVectorEnv(game(**changes))
+    assert re.match(rf"{re.escape(__file__)}:\d+, in (game_|empty_)", str(caught.value))

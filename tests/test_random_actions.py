@@ -1,0 +1,210 @@
+"""Random actions heed masks, wherever they are drawn: the envs here raise at a forbidden one."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from forked_runners import forked  # noqa: F401 - a fixture
+from gymnasium.vector import AutoresetMode
+from masked_envs import Forbidding, ForbiddingGame
+from PIL import Image
+
+from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env, make_vec
+from vecenv.agents import GameEnv
+from vecenv.choose import choose_backend
+from vecenv.command.cli import main
+from vecenv.compare import Options, run_comparison
+from vecenv.compare.sampling import collect
+from vecenv.core.random_actions import RandomActions
+from vecenv.probe import probe_env
+
+FORMS = [
+    *(("info", False), ("obs", False), ("action_masks", False)),
+    *(("action_mask", True), ("tuple", True)),
+]
+BACKENDS = {
+    "sync": SyncVectorEnv,
+    "async": AsyncVectorEnv,
+    "gymnasium-sync": gym.vector.SyncVectorEnv,
+    "gymnasium-async": gym.vector.AsyncVectorEnv,
+}
+WHERE = "masked_envs:Forbidding"
+
+
+@pytest.mark.parametrize(("form", "parts"), FORMS)
+def test_a_single_env_is_stepped_with_allowed_actions(form, parts):
+    """All that are allowed come, and no other."""
+    env, seen = Forbidding(form, parts), set()
+    draw = RandomActions(env, seed=1)
+    draw.see(*env.reset(seed=1))
+    assert draw.are_masked
+    for _ in range(150):
+        action = draw()
+        assert action in env.action_space
+        seen.add(np.asarray(action).tobytes())
+        obs, _, _, truncated, info = env.step(action)
+        draw.see(*(env.reset() if truncated else (obs, info)))
+    assert len(seen) == (6 if parts else 5)
+
+
+@pytest.mark.parametrize(
+    ("backend", "form", "parts", "mode"),
+    [
+        ("sync", "info", False, "SameStep"),
+        ("sync", "action_masks", False, "Disabled"),
+        ("sync", "tuple", True, "NextStep"),
+        ("async", "obs", False, "NextStep"),
+        ("async", "action_mask", True, "SameStep"),
+        ("gymnasium-sync", "info", False, "Disabled"),
+        ("gymnasium-sync", "action_masks", False, "SameStep"),
+        ("gymnasium-async", "obs", False, "NextStep"),
+        ("gymnasium-async", "action_mask", True, "NextStep"),
+    ],
+)
+def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):
+    """Every rule is tried and kept: replays, sends and partial resets included."""
+    fns = [functools.partial(Forbidding, form, parts)] * 3
+    report = check_vector_env(BACKENDS[backend](fns, autoreset_mode=AutoresetMode(mode)))
+    assert "the same seed gives the same run" in report.passed
+
+
+def test_the_check_command_steps_with_allowed_actions(capsys):
+    assert main(["check", WHERE, "--num-steps", "50"]) == 0, capsys.readouterr()
+
+
+def test_a_vector_env_that_was_reset_before_can_be_checked():
+    envs = SyncVectorEnv([Forbidding] * 2)
+    envs.reset(seed=3)
+    check_vector_env(envs, num_steps=20)
+
+
+def test_watch_steps_with_allowed_actions(tmp_path, capsys):
+    path = tmp_path / "a.gif"
+    assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
+    with Image.open(path) as picture:
+        assert picture.n_frames > 10
+
+
+@pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
+def test_a_trial_steps_with_allowed_actions(form):
+    """Both parts of it, in this process."""
+    fns = [functools.partial(Forbidding, form)] * 8
+
+    def run(function, factories, *args, timeout):
+        return function(factories, *args)
+
+    assert probe_env(fns).step_s > 0
+    assert "failed" not in choose_backend(fns, run=run).reason
+
+
+@pytest.mark.parametrize("form", [pytest.param("obs", marks=pytest.mark.slow), "action_masks"])
+def test_a_comparison_steps_with_allowed_actions(form, forked):  # noqa: F811
+    backends = ("loop", "sync", "async-first-ready", "gymnasium-sync")
+    quick = {"rounds": 1, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
+    options = Options(WHERE, env_kwargs={"form": form}, num_envs=(3,), backends=backends, **quick)
+    for case in run_comparison(options).cases:
+        assert case.is_measured, case.reason
+
+
+def test_transitions_are_collected_with_allowed_actions():
+    found = collect([Forbidding(), Forbidding("action_masks")], 40)
+    assert found.rewards.shape == (40, 2)
+
+
+def test_without_masks_actions_are_those_of_the_action_space():
+    """The same seed draws the same; and a mask that is wrong, or allows nothing, counts as none."""
+    envs = make_vec("CartPole-v1", 3, backend="sync")
+    draw = RandomActions(envs, seed=5)
+    draw.see(*envs.reset(seed=1))
+    envs.action_space.seed(5)
+    for _ in range(5):
+        np.testing.assert_array_equal(draw(), envs.action_space.sample())
+    env = Forbidding()
+    for mask in (np.zeros(5), np.ones(4), "none"):
+        draw = RandomActions(env, seed=1)
+        draw.see(None, {"action_mask": mask})
+        assert {int(draw()) for _ in range(60)} == {2, 3, 4, 5, 6}
+
+
+def make_game(form="info", pad=False, parts=None):
+    return GameEnv(ForbiddingGame(form, parts), pad=pad)
+
+
+@pytest.mark.parametrize(
+    ("form", "pad", "parts", "values"),
+    [
+        ("info", False, None, 4),
+        ("obs", False, None, 4),
+        (None, True, None, 4),
+        ("info", False, [2, 3], 3),
+        ("obs", False, [2, 2], 2),
+    ],
+)
+def test_a_single_game_is_stepped_with_allowed_actions_of_its_agents(form, pad, parts, values):
+    """Those of padding are not drawn either; agents that are dead, or come back, do no harm."""
+    env = make_game(form, pad, parts)
+    draw = RandomActions(env, seed=1)
+    draw.see(*env.reset(seed=1))
+    seen = set()
+    for _ in range(150):
+        actions = draw()
+        assert actions in env.action_space
+        seen.update(np.concatenate([part.ravel() for part in actions.values()]).tolist())
+        obs, _, terminated, truncated, info = env.step(actions)
+        draw.see(*(env.reset() if terminated or truncated else (obs, info)))
+    assert seen == set(range(values))
+
+
+@pytest.mark.parametrize(
+    ("backend", "form", "pad", "parts"),
+    [
+        ("sync", "info", True, None),
+        ("async", "obs", False, [2, 3]),
+        ("gymnasium-sync", "info", False, [2, 2]),
+        ("gymnasium-async", None, True, None),
+    ],
+)
+def test_games_are_stepped_with_allowed_actions_of_their_agents(backend, form, pad, parts):
+    envs = BACKENDS[backend]([functools.partial(make_game, form, pad, parts)] * 3)
+    try:
+        draw = RandomActions(envs, seed=1)
+        draw.see(*envs.reset(seed=1))
+        for _ in range(60):
+            obs, *_, infos = envs.step(draw())
+            draw.see(obs, infos)
+    finally:
+        envs.close()
+
+
+GAME = "agents:masked_envs:ForbiddingGame"
+
+
+@pytest.mark.parametrize("form", ["info", "obs"])
+@pytest.mark.parametrize("kind", ["gif", "html"])
+def test_watch_steps_games_with_allowed_actions(form, kind, tmp_path, capsys):
+    path = tmp_path / f"a.{kind}"
+    args = ["watch", GAME, "--env-kwargs", f"form={form}", f"--{kind}", str(path), "--steps", "30"]
+    assert main(args) == 0, capsys.readouterr()
+    assert path.stat().st_size > 100
+
+
+@pytest.mark.parametrize("form", ["info", pytest.param("obs", marks=pytest.mark.slow)])
+def test_a_comparison_steps_games_with_allowed_actions(form, forked):  # noqa: F811
+    backends = ("loop", "sync", "async-first-ready", "gymnasium-sync")
+    quick = {"rounds": 1, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
+    options = Options(GAME, env_kwargs={"form": form}, num_envs=(3,), backends=backends, **quick)
+    result = run_comparison(options)
+    for case in result.cases:
+        assert case.is_measured, case.reason
+    assert 1 < result.agents_per_step <= 3
+
+
+@pytest.mark.parametrize(("form", "pad"), [("info", False), (None, True)])
+def test_a_trial_steps_games_with_allowed_actions(form, pad):
+    fns = [functools.partial(make_game, form, pad)] * 8
+
+    def run(function, factories, *args, timeout):
+        return function(factories, *args)
+
+    assert "failed" not in choose_backend(fns, run=run).reason

@@ -1,0 +1,239 @@
+"""As many envs are made as are asked for, and nothing is stepped before the caller does."""
+
+import contextlib
+import functools
+import importlib
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from choices import fast_are, product
+from traced_envs import Monitor, TracedEnv, TracedGame, traces
+
+from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, choose, make_vec
+from vecenv.agents import make_vec_agents
+from vecenv.command.cli import main
+
+STARTS = ["fork", "forkserver", "spawn"]
+WORKERS = {
+    "plain": {},
+    "caller": {"caller_steps": True},
+    "a worker each": {"num_workers": 3},
+    "restart": {"num_workers": 2, "on_error": "restart"},
+}
+WAYS = {
+    "default": {},
+    "sync": {"backend": "sync"},
+    "async": {"backend": "async"},
+    "timeout": {"vector_kwargs": {"timeout": 60.0}},
+}
+
+
+def assert_made_once(envs, path, num_envs=4):
+    """Use envs that were just made."""
+    assert traces(path) == {"made": num_envs}
+    envs.reset(seed=1)
+    assert traces(path) == {"made": num_envs, "reset": num_envs}
+    envs.step(envs.action_space.sample())
+    assert traces(path) == {"made": num_envs, "reset": num_envs, "step": num_envs}
+    envs.close()
+    assert traces(path)["close"] == traces(path)["made"] == num_envs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_make_vec_calls_a_factory_once_per_env_and_steps_none(way, tmp_path):
+    path = tmp_path / "calls"
+    envs = make_vec(functools.partial(TracedEnv, path), 4, **WAYS[way])
+    assert type(envs) is (AsyncVectorEnv if way in ("async", "timeout") else SyncVectorEnv)
+    assert_made_once(envs, path)
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    fast_are(
+        [("plain", "fork"), ("a worker each", "fork"), ("caller", "fork"), ("restart", "fork")],
+        product(WORKERS, STARTS),
+    ),
+)
+def test_workers_make_each_env_once_and_step_none(workers, context, tmp_path):
+    path = tmp_path / "calls"
+    env_fns = [functools.partial(TracedEnv, path)] * 4
+    envs = AsyncVectorEnv(env_fns, context=context, **WORKERS[workers])
+    assert_made_once(envs, path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_registered_envs_and_wrappers_leave_no_traces_of_others(way, tmp_path):
+    """What a monitor writes is of the caller's own episodes, and there is a file for each env."""
+    gym.register("Traced-v0", TracedEnv)
+    try:
+        path = tmp_path / "calls"
+        wrapper = functools.partial(Monitor, folder=tmp_path)
+        envs = make_vec("Traced-v0", 4, path=path, wrappers=[wrapper], **WAYS[way])
+    finally:
+        del gym.registry["Traced-v0"]
+    files = list(tmp_path.glob("*.monitor.csv"))
+    assert [file.read_text() for file in files] == ["length\n"] * 4
+    envs.reset(seed=1)
+    for _ in range(5):
+        envs.step([0] * 4)
+    envs.close()
+    assert sorted(tmp_path.glob("*.monitor.csv")) == sorted(files)
+    assert [file.read_text() for file in files] == ["length\n5\n"] * 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_make_vec_agents_makes_each_game_once_and_steps_none(way, tmp_path):
+    path = tmp_path / "calls"
+    envs = make_vec_agents(functools.partial(TracedGame, path), 4, **WAYS[way])
+    assert_made_once(envs, path)
+
+
+def test_a_vector_entry_point_is_not_called_to_see_what_it_makes(tmp_path):
+    importlib.import_module("vecenv.jit")  # so that it may make compiled envs
+    calls = []
+
+    def make_unlike(num_envs, **kwargs):
+        calls.append(num_envs)
+        return gym.make_vec("CartPole-v1", num_envs)
+
+    gym.register("Unlike-v0", TracedEnv, vector_entry_point=make_unlike)
+    try:
+        make_vec("Unlike-v0", 2, path=tmp_path / "calls").close()
+    finally:
+        del gym.registry["Unlike-v0"]
+    assert calls == []
+
+
+def test_only_auto_makes_envs_for_a_trial_and_the_log_says_so(tmp_path, caplog):
+    path, factory = tmp_path / "calls", functools.partial(TracedEnv, tmp_path / "calls")
+    with caplog.at_level(logging.INFO, "vecenv"):
+        make_vec(factory, 2).close()
+        assert "trial" not in caplog.text
+        make_vec(factory, 2, backend="auto").close()
+    assert "makes envs for a trial and steps them, beside the 2 that are asked for" in caplog.text
+    assert traces(path)["made"] > 4 and traces(path)["step"] > 0
+
+
+def test_a_trial_that_fails_is_a_warning(tmp_path, caplog):
+    def in_use(path):
+        if path.exists():
+            raise OSError("the port is in use")
+        return TracedEnv(path)
+
+    with caplog.at_level(logging.WARNING, "vecenv"):
+        env_fns = [functools.partial(in_use, tmp_path / name) for name in "ab"]
+        with contextlib.suppress(EnvCreationError):
+            make_vec(env_fns, backend="auto").close()
+    (record,) = [record for record in caplog.records if "the trial of" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "failed with OSError: the port is in use; name a backend" in record.getMessage()
+
+
+# Of each step: seconds, those computed by this process, and how often it gave up its core.
+CLOCKS = {"computing": (4e-3, 4e-3, 0), "waiting": (4e-3, 1e-4, 1), "kept": (4e-3, 1e-3, 0)}
+CLOCKS["cheap"] = (1e-4, 1e-4, 0)
+CLOCKS["with threads"] = (4e-3, 8e-3, 0)
+TOLD = {
+    "computing": 'takes 4 ms in this process: backend="async" would be about 1.9 x as fast',
+    "waiting": 'backend="async" with vector_kwargs={"num_workers": 4} would be up to 4 x as fast',
+}
+
+
+def hints(monkeypatch, caplog, clocks, cores=2, num_envs=4, **options):
+    """Return what the log says after 150 steps that take as long as the clocks say."""
+    now = [np.zeros(3)]
+
+    def tick():
+        now[0] = now[0] + np.array(CLOCKS[clocks])
+        return now[0]
+
+    monkeypatch.setattr(choose, "_clocks", tick)
+    monkeypatch.setattr(choose, "usable_cores", lambda: cores)
+    envs = make_vec(functools.partial(TracedEnv, "/dev/null"), num_envs, **options)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "vecenv"):
+        envs.reset(seed=1)
+        for _ in range(150):
+            envs.step([0] * num_envs)
+    envs.close()
+    return [record for record in caplog.records if "vecenv compare" in record.getMessage()]
+
+
+@pytest.mark.parametrize("clocks", TOLD)
+def test_the_log_says_once_after_a_hundred_steps_that_workers_would_pay(
+    clocks, monkeypatch, caplog
+):
+    (record,) = hints(monkeypatch, caplog, clocks)
+    assert (record.levelname, record.name) == ("INFO", "vecenv")
+    assert TOLD[clocks] in record.getMessage()
+    assert record.getMessage().startswith("a step of all 4 envs takes 4 ms")
+
+
+@pytest.mark.parametrize(
+    ("clocks", "options"),
+    [
+        ("cheap", {}),
+        ("kept", {}),  # from its core, by other programs
+        ("with threads", {}),  # which use all cores already
+        ("computing", {"cores": 1}),
+        ("computing", {"num_envs": 1}),
+        ("computing", {"backend": "sync"}),
+    ],
+)
+def test_nothing_is_said_where_workers_would_not_pay_or_the_backend_was_named(
+    clocks, options, monkeypatch, caplog
+):
+    assert hints(monkeypatch, caplog, clocks, **options) == []
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced(tmp_path, monkeypatch):
+    """Register an env that a command can name; return where its calls are written."""
+    monkeypatch.chdir(tmp_path)
+    gym.register("Traced-v0", TracedEnv, kwargs={"path": tmp_path / "calls"})
+    yield tmp_path / "calls"
+    del gym.registry["Traced-v0"]
+
+
+def test_watch_makes_one_env(traced, capsys):
+    assert main(["watch", "Traced-v0", "--steps", "7"]) == 0
+    assert traces(traced)["made"] == 1
+    assert capsys.readouterr().out == "step 1\n"  # of the second episode
+
+
+def test_check_makes_the_envs_that_it_checks(traced, capsys):
+    assert main(["check", "Traced-v0", "--num-envs", "3", "--num-steps", "20"]) == 0
+    assert traces(traced)["made"] == 3
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_training_makes_its_envs_those_of_its_evaluation_and_one_for_the_spaces(traced, capsys):
+    few = ["--total-steps", "64", "--num-envs", "3", "--num-steps", "8", "--eval-episodes", "2"]
+    assert main(["train", "Traced-v0", *few, "--save", "run"]) == 0
+    assert traces(traced)["made"] == 1 + 3 + 2
+    traced.unlink()
+    assert main(["train", "Traced-v0", "--algo", "ppo", *few, "--save", "other"]) == 0
+    assert traces(traced)["made"] == 3 + 2
+    traced.unlink()
+    assert main(["play", "Traced-v0", "--policy", "run", "--episodes", "2"]) == 0
+    assert traces(traced)["made"] == 2
+
+
+def test_an_evaluation_makes_its_envs_and_no_more(tmp_path):
+    import torch
+
+    from vecenv.learn import evaluate
+
+    path = tmp_path / "calls"
+
+    def act(obs):
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+    assert evaluate(act, functools.partial(TracedEnv, path), 3).mean == 5.0
+    assert traces(path)["made"] == 3

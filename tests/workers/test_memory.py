@@ -1,0 +1,80 @@
+"""The memory of a pool, and how envs are shared out."""
+
+import numpy as np
+import pytest
+from programs import printed
+from workers.faulty_envs import faulty
+
+from vecenv import AsyncVectorEnv
+from vecenv.core.batches import chunk_bounds
+from vecenv.workers.memory import Memory
+from vecenv.workers.opening import worker_bounds
+
+
+def test_chunks_cover_all_envs_evenly():
+    for num_envs in range(1, 20):
+        for num_chunks in range(1, num_envs + 1):
+            bounds = chunk_bounds(num_envs, num_chunks)
+            sizes = np.diff(bounds)
+            assert bounds[0] == 0 and bounds[-1] == num_envs and len(sizes) == num_chunks
+            assert sizes.max() - sizes.min() <= 1 and (np.diff(sizes) <= 0).all()
+
+
+def bounds(num_envs, num_workers=None, caller_steps=False, max_concurrency=None):
+    return worker_bounds(num_envs, num_workers, max_concurrency, caller_steps)
+
+
+def test_shares_of_workers():
+    assert bounds(5, 9) == [0, 1, 2, 3, 4, 5]
+    assert bounds(5, 9, caller_steps=True) == [1, 2, 3, 4, 5]
+    assert bounds(1, 3, caller_steps=True) == [0, 1]
+    assert bounds(64, 8, max_concurrency=3) == [0, 22, 43, 64]
+    assert bounds(64) == bounds(64, "auto")
+    assert {type(bound) for bound in bounds(4, np.int8(2))} == {int}
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="max_concurrency"):
+            bounds(4, 2, max_concurrency=wrong)
+    for wrong in (0, 2.0, True, "2"):
+        with pytest.raises(ValueError, match=f"num_workers is {wrong!r}, expected an integer"):
+            bounds(4, wrong)
+
+
+def test_memory_that_is_closed_with_its_vector_env_is_given_back():
+    before = num_mappings()
+    envs = AsyncVectorEnv(faulty(2), num_workers=1)
+    envs.reset()
+    obs, *_ = envs.step([0, 0])
+    envs.close()
+    assert num_mappings() == before
+    assert obs[:, 1].tolist() == [1, 1]
+    assert envs.restarts.tolist() == [0, 0]
+    assert envs.allocate((3,)).tolist() == [0, 0, 0]
+
+
+def num_mappings():
+    with open("/proc/self/maps") as file:
+        return file.read().count("memfd:vecenv")
+
+
+_LIMITED = """
+import resource
+from vecenv.workers.memory import Memory
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+memories = [Memory() for _ in range(20)]
+print(min(memory.handle[1] for memory in memories) >= 1 << 26)
+"""
+
+
+@pytest.mark.slow
+def test_a_limited_address_space_has_room_for_several_pools():
+    """The first one took half of it, the next half of what was left, and the sixth was refused."""
+    assert printed(_LIMITED) == ["True"]
+
+
+def test_memory_says_when_it_is_full(monkeypatch):
+    monkeypatch.setattr("vecenv.workers.memory._MOST_BYTES", 1 << 20)
+    memory = Memory()
+    with pytest.raises(MemoryError, match="ulimit"):
+        memory.allocate((1 << 20,), np.float64)
+    memory.close()

@@ -1,0 +1,96 @@
+"""A line for the user when code is compiled for so long that the program seems to hang."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from vecenv.core.function_copies import Copies
+
+__all__ = ["announced"]
+
+_logger = logging.getLogger("vecenv")
+_SILENT_SECONDS = 2.0
+# Seconds that compiling took on an idle core, for bundled kernels of 700 to 27 000 instructions of
+# Python: from half of this to twice as much.
+_FIRST_SECONDS, _PER_SECOND = 2.0, 1500
+
+
+@contextlib.contextmanager
+def announced(
+    name: str,
+    functions: Iterable[Any],
+    *,
+    is_compiling: Callable[[], bool] = lambda: True,
+    is_kept: Callable[[], bool] = lambda: True,
+    target: str = "",
+) -> Iterator[None]:
+    """Log a line after two seconds inside, with the time that it will take.
+
+    It is a warning of the logger "vecenv", which Python shows where logging was not set up. Workers
+    say nothing: all would say the same.
+
+    Args:
+        name: Of the kind of env.
+        functions: Its kernels.
+        is_compiling: Asked then; False if code is being loaded from disk.
+        is_kept: Asked then; whether the code will be kept on disk.
+        target: What it is compiled for, in the line.
+    """
+    is_done = threading.Event()
+
+    def tell() -> None:
+        while not is_done.wait(_SILENT_SECONDS):
+            if not is_compiling():  # yet, or it is loaded
+                continue
+            seconds = _FIRST_SECONDS + _count_instructions(functions) / _PER_SECOND
+            _logger.warning(
+                "vecenv compiles %s%s, which takes about %.0f s on an idle core; %s",
+                name,
+                target,
+                seconds,
+                "later runs load it from disk" if is_kept() else "it can't be kept for later runs",
+            )
+            return
+
+    thread = threading.Thread(target=tell, name="vecenv-announcement", daemon=True)
+    try:
+        if not _is_worker():
+            thread.start()
+        yield
+    finally:
+        is_done.set()
+        if thread.is_alive():
+            thread.join()
+
+
+def _is_worker() -> bool:
+    """Whether this is a process of multiprocessing or `AsyncVectorEnv`, or an actor of Ray."""
+    is_actor = os.path.basename(sys.argv[0]) == "default_worker.py" if sys.argv else False
+    return is_actor or multiprocessing.current_process().name != "MainProcess"
+
+
+def _count_instructions(functions: Iterable[Any]) -> int:
+    """Return how many instructions of Python functions and all that they call have."""
+    sizes: list[int] = []
+
+    def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
+        sizes.append(_size(copy.__code__))
+        return copy
+
+    copies = Copies(note, with_plain=True)
+    for function in functions:
+        copies.copy(function)
+    return sum(sizes)
+
+
+def _size(code: types.CodeType) -> int:
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return len(code.co_code) // 2 + sum(map(_size, inner))

@@ -1,0 +1,599 @@
+"""Hashes of everything that the machine code of a function depends on, and caching by them.
+
+Numba's own cache notices when the file of a function changes, but not when a function or a constant
+that it takes from another file does. Here the hash covers whatever can be reached, and is part of
+the name under which the code is cached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import enum
+import functools
+import hashlib
+import itertools
+import logging
+import os
+import platform
+import re
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba import config, njit
+from numba import types as types_of_numba
+from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.typing.templates import builtin_registry
+from numba.extending import is_jitted
+
+from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, python_function
+from vecenv.core.interrupts import held_in_forks, interrupts_later
+
+try:
+    from vecenv.core.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
+except ImportError:  # a Numba in which what these are made of has moved
+    CAN_LINK = False
+    LinkedCompiler = OutermostCompiler = Compiler  # type: ignore[assignment, misc]  # stands in for both
+
+__all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off", "is_lasting"]
+
+_logger = logging.getLogger("vecenv")
+_TOLD: set[str] = set()  # why code is not kept, as far as it was said
+# Settings of Numba that change machine code but are not part of its own cache key.
+_SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
+_VERSIONS = (
+    "unique symbols, linked, private",  # how symbols of code are named, and what calls what
+    *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
+)
+_MISSING = object()
+_UNKNOWN = "unknown-"  # begins fingerprints of what can't be hashed
+_PLAIN = (bool, int, float, complex, str, bytes, slice, range, type(...))
+# Instructions that read globals, and how many lowest bits of their argument don't belong to the
+# index of the name.
+_READS_GLOBAL = {"LOAD_GLOBAL": 1, "LOAD_NAME": 0, "LOAD_FROM_DICT_OR_GLOBALS": 0}
+_LIBRARIES = (  # modules whose own functions are known by name; more than `FIXED_PACKAGES`
+    *("builtins", "math", "cmath", "operator", "random", "time", "ctypes"),
+    *("numpy", "numpy.random", "numpy.linalg", "numpy.fft"),
+)
+_FIRST_SYMBOL = 10**18
+_SYMBOL_NUMBER = re.compile(r"B\d+v(\d+)")  # in a mangled name
+_UNRESOLVED = ".numba.unresolved$"  # with which names of addresses begin that Numba fills in later
+_CAN_NUMBER = hasattr(FunctionIdentity, "_unique_ids")
+
+
+def _number_symbols_anew() -> None:
+    """Let Numba number what it compiles from a random number on.
+
+    The names of machine code are made from the qualified name, this number and the argument types,
+    and Numba counts from one in every process. Functions that are neither inlined nor private are
+    weak symbols of the code kept on disk, and the linker takes whatever it has first under a name:
+    code loaded from disk would call a function of the same name and number that was compiled just
+    now, for another constant or another record (whose types are numbered, too). So no two
+    compilations, in whatever process, may have the same number. Only names are changed; Numba finds
+    files without them.
+    """
+    FunctionIdentity._unique_ids = itertools.count(_FIRST_SYMBOL + int.from_bytes(os.urandom(8)))
+
+
+if _CAN_NUMBER:
+    _number_symbols_anew()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_number_symbols_anew)
+
+
+# A child of a process with a thread that compiles would wait for that for ever.
+_compiling: Any = getattr(global_compiler_lock, "_lock", None)
+if _compiling is not None and hasattr(os, "register_at_fork"):
+    held_in_forks(_compiling)
+
+
+def is_jit_off() -> bool:
+    """Whether Numba's compiler is switched off (NUMBA_DISABLE_JIT=1) and kernels run as Python."""
+    return bool(vars(config)["DISABLE_JIT"])
+
+
+def fingerprint(roots: Iterable[Any]) -> str:
+    """Return a hash of values and functions, with all functions and constants these refer to.
+
+    It changes when the code of a function changes, of a function it calls (through any number of
+    calls, also into other modules), or a global or closed-over constant that one of them reads; and
+    with the versions of Python, Numba and NumPy.
+
+    Where anything else is found, it is like no other and no earlier one, see `is_lasting`.
+    """
+    walk = _Walk(roots)
+    if walk.is_known:
+        return walk.digest.hexdigest()[:20]
+    _logger.debug("code is not shared, as it depends on %s", ", ".join(walk.unknown))
+    return _UNKNOWN + os.urandom(10).hex()
+
+
+def is_lasting(found: str) -> bool:
+    """Whether a fingerprint is equal for equal code, so that code may be kept under it."""
+    return not found.startswith(_UNKNOWN)
+
+
+def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile as `numba.njit(cache=True)` does, but under a name that contains the fingerprint.
+
+    The fingerprint is taken when the function is compiled or loaded, once for each signature; the
+    functions it calls are then compiled anew from what they are at that moment, unless that was
+    done before.
+
+    Where the code is kept is up to Numba: in `NUMBA_CACHE_DIR` if set, else in `__pycache__` beside
+    the source, else (read-only installation) in the user's cache directory. If none of these can be
+    written, the function is compiled anew in every process.
+
+    A Ctrl-C while it is compiled or loaded raises KeyboardInterrupt after that.
+
+    Args:
+        function: A plain or an `njit` function; it is not changed.
+        **options: For `numba.njit`.
+    """
+    if is_jit_off():
+        return function
+    if is_jitted(function):
+        function = python_function(function)
+    dispatcher: Any = njit(_named(function, function.__qualname__), **options)
+    dispatcher._compiler.pipeline_class = _pipeline(dispatcher, options, is_outermost=True)
+    dispatcher._cache = _FingerprintedCache(dispatcher, function)
+    # Numba does not survive Ctrl-C: what it was about to register or to compile is then there in
+    # part, and every later compilation fails.
+    dispatcher.compile = interrupts_later()(dispatcher.compile)
+    return dispatcher
+
+
+def fresh_njit(function: Any, **options: Any) -> Any:
+    """Compile a function, and what it calls, from what they are now; keep nothing on disk.
+
+    Numba remembers the globals that a function had when it was first compiled.
+
+    Args:
+        function: A plain or an `njit` function; it is not changed.
+        **options: For `numba.njit`, if it is a plain one.
+    """
+    outermost = function if is_jitted(function) else njit(function, **options)
+    return _fresh_copies(outermost).copy(outermost)
+
+
+# Compiled copies by original and fingerprint, so that kinds of env share what they have in common.
+_fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _fresh_copies(outermost: Any = None) -> Copies:
+    """Copy compiled functions as ones that have not been compiled yet and don't use the disk.
+
+    Only `outermost` can be called from Python: what wraps a function for calls takes as long to
+    compile as the function.
+    """
+
+    def find(found: Any) -> Any:
+        return None if found is outermost else _fresh.get(found, {}).get(fingerprint([found]))
+
+    def remake(found: Any, copy: types.FunctionType) -> Any:
+        options = found.targetoptions
+        if found is not outermost:
+            options = {**options, **_unwrapped(copy)}
+        made = type(found)(copy, locals=found.locals, targetoptions=options)
+        made._compiler.pipeline_class = _pipeline(found, options, is_outermost=found is outermost)
+        return made
+
+    def finish(found: Any, made: Any) -> None:
+        if not found._can_compile:  # declared with signatures
+            for overload in found.overloads.values():
+                made.compile(overload.signature)
+            made.disable_compile()
+        if found is not outermost and is_lasting(name := fingerprint([found])):
+            _fresh.setdefault(found, {})[name] = made
+
+    return Copies(remake, finish=finish, find=find)
+
+
+def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> Any:
+    """Return what compiles a copy of a compiled function: Numba's compiler, or one of `linking`."""
+    own = found._compiler.pipeline_class
+    if own is OutermostCompiler:  # of `cached_njit`, called by another function now
+        own = Compiler
+    if own is not Compiler or not CAN_LINK or options.get("parallel"):
+        return own
+    if is_outermost:
+        return OutermostCompiler
+    return LinkedCompiler if options.get("no_cfunc_wrapper") else own
+
+
+def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
+    """Return options of Numba's for a function that only compiled code calls.
+
+    Users' functions keep what lets them be values, as in a tuple of functions; ours need not.
+    """
+    is_ours = (function.__module__ or "").partition(".")[0] == "vecenv"
+    return {"no_cpython_wrapper": True, **({"no_cfunc_wrapper": True} if is_ours else {})}
+
+
+class _Files(FunctionCache):
+    """Numba's cache of one function whose name contains its fingerprint."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple()  # Numba's own contains the closure, pickled
+
+
+class _FingerprintedCache:
+    """What takes the place of a dispatcher's `_cache`."""
+
+    def __init__(self, dispatcher: Any, function: types.FunctionType) -> None:
+        self._dispatcher = weakref.ref(dispatcher)
+        self.original = function
+        self._files: _Files | None = None
+
+    @property
+    def cache_path(self) -> str | None:
+        """Folder of the files, once there are any."""
+        return None if self._files is None else self._files.cache_path
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the code for a signature; if there is none, prepare for compiling it."""
+        dispatcher: Any = self._dispatcher()
+        options = sorted(map(str, dispatcher.targetoptions.items()))
+        own = fingerprint([self.original, options])
+        function = _named(self.original, f"{self.original.__name__}-{own}")
+        found = None
+        try:
+            self._files = _Files(function) if _CAN_NUMBER and is_lasting(own) else None
+        except RuntimeError as error:  # "cannot cache function ...: no locator available"
+            told = str(error).rpartition(": ")[2]  # without the function, of which there are many
+            level = logging.INFO if told in _TOLD else logging.WARNING
+            _logger.log(level, "compiled code is not kept on disk: %s", error)
+            _TOLD.add(told)
+            self._files = None
+        if self._files is not None:
+            try:
+                with _importable_dynamic_module():
+                    found = self._files.load_overload(signature, target)
+            except Exception as error:  # whatever reading a damaged file leads to
+                _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
+                with contextlib.suppress(OSError):  # the disk may be full, too
+                    self._files.flush()
+        if found is None:
+            function = _fresh_copies().bind(function, dispatcher)
+        dispatcher.py_func = dispatcher._compiler.py_func = function
+        return found
+
+    def save_overload(self, signature: Any, overload: Any) -> None:
+        """Keep the code on disk, unless that can't be done."""
+        if self._files is None:
+            return
+        if old := _symbols_of_before(overload.library):
+            _logger.warning(
+                "compiled code is not kept on disk: it contains %s, compiled before vecenv.jit was "
+                "imported; import vecenv.jit first",
+                old[0],
+            )
+            return
+        if circle := _called_in_circles(overload.library):
+            _logger.info("compiled code is not kept on disk: %s calls itself by others", circle[0])
+            return
+        try:
+            self._files.save_overload(signature, overload)
+        except Exception as error:  # no room, or a damaged list of what is there
+            _logger.warning("compiled code is not kept on disk: %s", error)
+
+    def flush(self) -> None:
+        """Forget the files of this fingerprint."""
+        if self._files is not None:
+            self._files.flush()
+
+
+def _named(function: types.FunctionType, name: str) -> types.FunctionType:
+    """Copy a function under another qualified name."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__ = function.__doc__
+    copy.__module__ = function.__module__
+    copy.__qualname__ = name
+    return copy
+
+
+def _symbols_of_before(library: Any) -> list[str]:
+    """Functions in compiled code with numbers of before `_number_symbols_anew`.
+
+    Parts of Numba itself may be compiled so early; other processes may give them the same names.
+    """
+    names = [function.name for function in library.get_defined_functions()]
+    return [
+        name
+        for name in names
+        if any(int(number) < _FIRST_SYMBOL for number in _SYMBOL_NUMBER.findall(name))
+    ]
+
+
+def _called_in_circles(library: Any) -> list[str]:
+    """Functions in compiled code that call one another in turn.
+
+    Numba gives their addresses to the code that it compiles, but not to code that it loads, which
+    would call what is not there.
+    """
+    names = [variable.name for variable in library._final_module.global_variables]
+    return [name.removeprefix(_UNRESOLVED) for name in names if name.startswith(_UNRESOLVED)]
+
+
+@contextlib.contextmanager
+def _importable_dynamic_module() -> Iterator[None]:
+    """Let Numba load code of functions that are in no module, as in `exec` and some test runners.
+
+    It saves the name "<dynamic>" for the module of such a function, and imports that to load it.
+    """
+    name = "<dynamic>"
+    is_missing = name not in sys.modules
+    if is_missing:
+        sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        if is_missing:
+            del sys.modules[name]
+
+
+class _Walk:
+    """Visits functions and constants depth first, each function once, and hashes what it sees.
+
+    What it does not know, such as a C function or a user's object, it can't hash: two that look
+    alike may be compiled to different code. Then `is_known` is False, and nothing may be shared.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.digest = hashlib.sha256()
+        self.unknown: list[str] = []  # types of what can't be hashed
+        self._seen: dict[int, int] = {}
+        self._add(_VERSIONS)
+        for setting in _SETTINGS:
+            self._add(setting, getattr(config, setting, None))
+        for root in roots:
+            self._visit(root)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the hash stands for all that was visited."""
+        return not self.unknown
+
+    def _visit(self, found: Any) -> None:
+        if found is None or type(found) in _PLAIN:  # most are
+            self._add("constant", _stable_repr(found))
+        elif not (self._visit_compiled(found) or self._visit_constant(found)):
+            self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
+
+    def _visit_compiled(self, found: Any) -> bool:
+        """Visit what Numba compiles; return whether it was any of that."""
+        value: Any = found
+        if is_jitted(found):
+            if id(value) not in self._seen:
+                self._options(value)
+                if not value._can_compile:  # declared with signatures
+                    self._add([str(one.signature) for one in value.overloads.values()])
+            self._enter(value, python_function(value))
+        elif isinstance(value, types.FunctionType):
+            # Numba registers for its own functions only when it compiles for the first time.
+            is_new = id(value) not in self._seen and not _is_fixed(value.__module__)
+            self._enter(value, value)
+            own = getattr(value, "compiled_as", None)  # it says itself what is compiled for it
+            self._visit(own)
+            for kind in _registered(value) if is_new and own is None else ():
+                self._overload(kind)
+        elif isinstance(getattr(value, "_defn", None), types.FunctionType):  # an intrinsic
+            self._enter(value, value._defn)
+        else:
+            return False
+        return True
+
+    def _options(self, compiler: Any) -> None:
+        """Hash the options of a dispatcher: of a compiler, and types of local variables."""
+        self._add("options", sorted(map(str, compiler.targetoptions.items())))
+        for name, kind in sorted(compiler.locals.items()):
+            self._add("local", name)
+            self._visit(kind)
+
+    def _overload(self, kind: Any) -> None:
+        """Visit what compiled code calls in the place of a plain function."""
+        for template in getattr(kind, "templates", [None]):
+            make = getattr(template, "_overload_func", None)
+            if not isinstance(make, types.FunctionType):
+                self.unknown.append(str(kind))
+                continue
+            self._add("overload", getattr(template, "_inline", None) is not None)
+            self._add(sorted(map(str, getattr(template, "_jit_options", {}).items())))
+            if _is_fixed(make.__module__):  # of `register_jitable`
+                for value in closed_over(make).values():
+                    self._visit(value)
+            else:
+                self._enter(make, make)
+
+    def _visit_constant(self, found: Any) -> bool:
+        """Visit a value; return whether it is one that is known."""
+        value: Any = found
+        if isinstance(value, types.ModuleType):
+            self._add("module", value.__name__)
+        elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            self._add("array", value.dtype, value.shape)
+            self.digest.update(value.tobytes())
+        elif isinstance(value, np.dtype) and not value.hasobject:
+            self._add("dtype", value)
+        elif isinstance(value, enum.Enum):
+            self._add("member", type(value).__qualname__, type(value).__mro__[1].__name__)
+            self._add(value.name)
+            self._visit(value.value)
+        elif isinstance(value, tuple | list | frozenset | set):
+            items = sorted(value, key=_stable_repr) if isinstance(value, frozenset | set) else value
+            self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
+            for item in items:
+                self._visit(item)
+        elif isinstance(value, types_of_numba.Type):
+            return self._visit_type(value)
+        elif isinstance(value, type):
+            return self._visit_class(value)
+        elif (name := _name_in_library(value)) is not None:
+            self._add("library", name)
+        else:
+            return False
+        return True
+
+    def _visit_type(self, kind: Any) -> bool:
+        """Visit a type of Numba's."""
+        # Names of others say all, but for those with an address or a number of this process.
+        if not _is_fixed(type(kind).__module__) or re.search(r"0x|#|\$", str(kind)):
+            return False
+        self._add("type", str(kind))
+        return not isinstance(kind, types_of_numba.ExternalFunctionPointer)
+
+    def _visit_class(self, found: Any) -> bool:
+        """Visit a class: an enum, a jitclass, a named tuple, an exception, or one of a library."""
+        if isinstance(found, enum.EnumMeta):
+            members: dict[str, Any] = dict(found.__members__)
+            self._add("enum", found.__mro__[1].__name__)
+            for name, one in members.items():
+                self._add(name)
+                self._visit(one.value)
+            return True
+        if "class_type" in vars(found):  # a jitclass
+            return False
+        self._add("class", found.__module__, found.__qualname__, getattr(found, "_fields", None))
+        is_fixed = _is_fixed(found.__module__) or found.__module__ == "ctypes"
+        if is_fixed or (issubclass(found, tuple) and hasattr(found, "_fields")):
+            return True
+        home = sys.modules.get(found.__module__)  # what is kept has the name of an exception only
+        return issubclass(found, BaseException) and getattr(home, found.__name__, None) is found
+
+    def _enter(self, key: Any, function: types.FunctionType) -> None:
+        if id(key) in self._seen:
+            self._add("again", self._seen[id(key)])
+            return
+        self._seen[id(key)] = len(self._seen)
+        if _is_fixed(function.__module__):
+            self._add("library", function.__module__, function.__qualname__)
+            return
+        # Numba saves the name, and imports it to load the code.
+        self._add("function", function.__module__, function.__module__ in sys.modules)
+        self._visit(function.__defaults__)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self._add("default", name)
+            self._visit(value)
+        self._code(function.__code__, function.__globals__, closed_over(function))
+
+    def _code(
+        self, code: types.CodeType, scope: Mapping[str, Any], closed: Mapping[str, Any]
+    ) -> None:
+        own, names, inner = _parts_of(code)
+        self.digest.update(own)
+        for one in inner:
+            self._code(one, scope, closed)
+        values = [scope.get(name, _MISSING) for name in names]
+        values += [closed.get(name, _MISSING) for name in code.co_freevars]
+        for value in values:
+            if value is _MISSING:
+                continue
+            self._visit(value)
+            if isinstance(value, types.ModuleType):
+                self._attributes(value, code.co_names)
+
+    def _attributes(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
+        """Visit what code with these names may read from a module."""
+        if _is_fixed(module.__name__) or module.__name__ in _LIBRARIES:
+            return
+        for name in names:
+            value = vars(module).get(name, _MISSING)
+            if isinstance(value, types.ModuleType):
+                self._attributes(value, names)
+            elif value is not _MISSING:
+                self._visit(value)
+
+    def _add(self, *parts: Any) -> None:
+        self.digest.update(repr(parts).encode())
+
+
+def _is_fixed(module: str | None) -> bool:
+    """Whether a module is of a package whose version stands for its code."""
+    return (module or "").partition(".")[0] in FIXED_PACKAGES
+
+
+def _name_in_library(value: Any) -> str | None:
+    """Return the name under which a library has a function of its own, such as `math.sin`."""
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for library in _LIBRARIES:
+        found = vars(sys.modules[library]).get(name) if library in sys.modules else None
+        # Functions of `random` are methods, of which every look-up makes an equal one.
+        if found is value or (isinstance(found, types.MethodType) and found == value):
+            return f"{library}.{name}"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types.CodeType, ...]]:
+    """Return a hash of code without that of functions inside it, the globals it reads, these codes.
+
+    (`co_names` has the names of attributes, too.)
+    """
+    inner = tuple(one for one in code.co_consts if isinstance(one, types.CodeType))
+    literals = [
+        "" if isinstance(one, types.CodeType) else _stable_repr(one) for one in code.co_consts
+    ]
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    parts = code.co_code, code.co_names, code.co_varnames, literals, arguments
+    return hashlib.sha256(repr(parts).encode()).digest(), globals_read(code), inner
+
+
+def globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of the globals that code reads, each once.
+
+    As `dis` tells them, which takes 30 times as long.
+    """
+    words, found = code.co_code, dict[str, None]()
+    operations = words[::2]
+    for name, num_bits in _READS_GLOBAL.items():
+        at = -1
+        while name in dis.opmap and (at := operations.find(dis.opmap[name], at + 1)) >= 0:
+            number, before = words[2 * at + 1], at - 1
+            while before >= 0 and operations[before] == dis.EXTENDED_ARG:
+                number |= words[2 * before + 1] << 8 * (at - before)
+                before -= 1
+            found[code.co_names[number >> num_bits]] = None
+    return tuple(found)
+
+
+def _registered(function: types.FunctionType) -> list[Any]:
+    """Types that Numba knows for a plain function, which it calls by what was registered for it."""
+    found = _registered_by_id(len(builtin_registry.globals)).get(id(function), ())
+    return [kind for value, kind in found if value is function]
+
+
+@functools.lru_cache(maxsize=1)
+def _registered_by_id(count: int) -> dict[int, list[tuple[Any, Any]]]:
+    """Values with types of their own, by id; the first `count`, as the list only grows."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    for value, kind in builtin_registry.globals[:count]:
+        found.setdefault(id(value), []).append((value, kind))
+    return found
+
+
+def _stable_repr(value: Any) -> str:
+    """Text that is equal in every process; objects that print their address are known by type."""
+    if isinstance(value, set | frozenset):  # the order of text differs between processes
+        return f"{type(value).__name__}{sorted(map(_stable_repr, value))}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_stable_repr, value))})"
+    text = repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text

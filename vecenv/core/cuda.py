@@ -1,0 +1,372 @@
+"""Functions compiled for CUDA devices, loaded and launched; the only module that knows numba-cuda.
+
+numba-cuda is used as a compiler only: it lowers a function to LLVM's language, NVIDIA's libNVVM
+makes PTX of that, and its ptxas machine code, which drivers of the same major version load; PTX of
+a later minor version than theirs they refuse. Memory, streams and sizes of launches are the
+business of callers. So nothing but `loaded` needs a device, and a check without one counts
+registers and spills. Importing this module imports neither numba-cuda nor torch.
+
+What numba-cuda lacks is put in here, see `require`: `np.add` and `np.multiply` of numbers, and
+compilation where there is no device. It is in maintenance mode since June 2026 (`docs/gpu.md` says
+what its successor lacks), so pyproject.toml has an upper bound for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba import config, types
+
+__all__ = [
+    "LOWEST",
+    "DeviceError",
+    "Lowered",
+    "Resources",
+    "is_simulated",
+    "loaded",
+    "lower",
+    "machine_code",
+    "ptx",
+    "require",
+    "resources",
+    "signature_of",
+    "versions",
+]
+
+LOWEST = (7, 5)  # compute capability that CUDA 13's compiler knows at least
+_LOWERED_FOR = (9, 0)  # what comes of it is the same for all
+_OPTIONS = {"opt": 3}
+# numba-cuda has NumPy's general function in CUDA C, for which it needs another compiler. Arrays
+# that kernels may reshape are in C order, as Numba's own types demand, and are so afterwards.
+_RESHAPE = """target triple = "nvptx64-nvidia-cuda"
+target datalayout = "{layout}"
+define i32 @"numba_attempt_nocopy_reshape"(i64 %nd, i64* %dims, i64* %strides, i64 %newnd, \
+i64* %newdims, i64* %newstrides, i64 %itemsize, i32 %is_f_order) alwaysinline
+{{
+begin:
+  %is_c_order = icmp eq i32 %is_f_order, 0
+  br i1 %is_c_order, label %count, label %refuse
+count:
+  %is_flat = icmp eq i64 %newnd, 1
+  br i1 %is_flat, label %flat, label %next
+flat:  ; without a loop, so that nothing of it is left in local memory
+  store i64 %itemsize, i64* %newstrides
+  ret i32 1
+next:
+  %left = phi i64 [ %newnd, %count ], [ %axis, %body ]
+  %stride = phi i64 [ %itemsize, %count ], [ %larger, %body ]
+  %is_left = icmp sgt i64 %left, 0
+  br i1 %is_left, label %body, label %end
+body:
+  %axis = sub i64 %left, 1
+  %place = getelementptr i64, i64* %newstrides, i64 %axis
+  store i64 %stride, i64* %place
+  %dim_at = getelementptr i64, i64* %newdims, i64 %axis
+  %dim = load i64, i64* %dim_at
+  %larger = mul i64 %stride, %dim
+  br label %next
+end:
+  ret i32 1
+refuse:
+  ret i32 0
+}}
+!nvvmir.version = !{{!0}}
+!0 = !{{{version}}}
+"""
+_CONSTANT = re.compile(r"addrspace\(4\) constant \[(\d+) x i8\]")
+_MOST_CONSTANT_BYTES = 60_000  # of 65,536
+_INSTALL = 'pip install "vecenv[cuda]"'
+
+
+class DeviceError(RuntimeError):
+    """A device is missing, too old, or can't run the code; says what to do."""
+
+
+class Lowered(NamedTuple):
+    """A function lowered for devices.
+
+    Attributes:
+        name: For messages.
+        modules: Texts in LLVM's language (NVVM IR).
+        entry: Name of the kernel in them.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    entry: str
+
+
+class Resources(NamedTuple):
+    """What one thread of a kernel takes, as ptxas says.
+
+    Attributes:
+        registers: 32-bit registers.
+        stack_bytes: Local memory for arrays and calls.
+        spill_bytes: Local memory for registers that are not there.
+    """
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def is_simulated() -> bool:
+    """Whether numba-cuda's simulator takes the place of devices (NUMBA_ENABLE_CUDASIM=1)."""
+    return bool(getattr(config, "ENABLE_CUDASIM", False))
+
+
+def _module(name: str) -> Any:
+    """Import a module of which type checkers know nothing, or another one of the same name."""
+    return importlib.import_module(name)
+
+
+@functools.cache
+def require() -> Any:
+    """Import numba-cuda, add to it what kernels need, and return `numba.cuda`.
+
+    It has `grid`, and `jit` where it is the simulator, else `extending` and `cgutils`.
+
+    Raises:
+        ModuleNotFoundError: It is not installed; says how to install it.
+        DeviceError: It is not made for the NumPy or Numba that is installed.
+    """
+    try:
+        with _earlier_numpy():
+            _module("numba_cuda")
+            cuda = _module("numba.cuda")
+            if is_simulated():
+                return cuda
+            for name in ("cgutils", "compiler", "extending", "np.arrayobj"):
+                _module(f"numba.cuda.{name}")
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"kernels for CUDA devices need numba-cuda: {_INSTALL} ({error})", name="numba_cuda"
+        ) from error
+    except Exception as error:  # it is not made for this NumPy, say
+        raise DeviceError(
+            f"numba-cuda can't be imported beside numpy {np.__version__} and numba "
+            f"{numba.__version__}: {error!r}; install other versions of them"
+        ) from error
+    ufuncs, ufunc_db = _module("numba.cuda.ufuncs"), _module("numba.cuda.np.ufunc_db")
+    for function in (np.add, np.subtract, np.multiply):
+        ufuncs.ufunc_db().setdefault(function, ufunc_db.get_ufunc_info(function))
+    return cuda
+
+
+@contextlib.contextmanager
+def _earlier_numpy() -> Iterator[None]:
+    """Let numba-cuda 0.30 be imported beside NumPy 2.5, which warns, and lacks `row_stack`."""
+    numpy: Any = np
+    is_lacking = not hasattr(np, "row_stack")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if is_lacking:
+                numpy.row_stack = np.vstack
+            yield
+    finally:
+        if is_lacking:
+            del numpy.row_stack
+
+
+@contextlib.contextmanager
+def _without_device() -> Iterator[None]:
+    """Answer numba-cuda's question for the device, for which it compiles nested functions."""
+    modules = _module("numba.cuda.compiler"), _module("numba.cuda.dispatcher")
+
+    class Device:
+        compute_capability = _LOWERED_FOR
+
+    before = [module.get_current_device for module in modules]
+    try:
+        for module in modules:
+            module.get_current_device = Device
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for module, function in zip(modules, before, strict=True):
+            module.get_current_device = function
+
+
+def lower(
+    name: str, function: Callable[..., None], arguments: tuple[Any, ...], entry: str
+) -> Lowered:
+    """Lower a plain function for devices; there need be none.
+
+    Args:
+        name: For messages.
+        function: Has `grid` among its global names.
+        arguments: Numba's types of its arguments.
+        entry: Name for the kernel.
+
+    Raises:
+        ModuleNotFoundError: numba-cuda is not installed.
+        Exception: Of numba-cuda, what the function does that devices can't.
+    """
+    require()
+    compiler = _module("numba.cuda.compiler")
+    with _without_device():
+        result = compiler.compile_cuda(
+            function, types.void, arguments, nvvm_options=dict(_OPTIONS), cc=_LOWERED_FOR
+        )
+    library = result.library
+    kernel = library.get_function(result.fndesc.llvm_func_name)
+    library._entry_name = kernel.name
+    compiler.kernel_fixup(kernel, False)
+    modules = [text.replace(kernel.name, entry) for text in library.llvm_strs]
+    sizes = [int(size) for text in modules for size in _CONSTANT.findall(text)]
+    if sum(sizes) > _MOST_CONSTANT_BYTES:  # there is no more constant memory
+        modules = [text.replace("addrspace(4)", "addrspace(1)") for text in modules]
+    if any("numba_attempt_nocopy_reshape" in text for text in modules):
+        nvvm = _module("numba.cuda.cudadrv.nvvm").NVVM()
+        numbers = ", ".join(f"i32 {number}" for number in nvvm.get_ir_version())
+        modules.append(_RESHAPE.format(layout=nvvm.data_layout, version=numbers))
+    return Lowered(name, tuple(modules), entry)
+
+
+def signature_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return Numba's signature of a function that kernels call; raises as `lower`."""
+    require()
+    compiler = _module("numba.cuda.compiler")
+    with _without_device():
+        return compiler.compile_cuda(function, None, arguments, cc=_LOWERED_FOR).signature
+
+
+def ptx(program: Lowered, capability: tuple[int, int]) -> str:
+    """Return PTX for devices of this compute capability and above.
+
+    Raises:
+        DeviceError: libNVVM is missing or refuses the code.
+    """
+    require()
+    nvvm = _module("numba.cuda.cudadrv.nvvm")
+    major, minor = capability
+    try:
+        unit = nvvm.CompilationUnit({**_OPTIONS, "arch": f"compute_{major}{minor}"})
+        for text in program.modules:
+            unit.add_module(nvvm.llvm_replace(text).encode())
+        unit.verify()
+        unit.lazy_add_module(_libdevice())
+        return unit.compile().rstrip(b"\0").decode()
+    except Exception as error:
+        raise DeviceError(
+            f"{program.name} can't be compiled for compute capability {major}.{minor}: {error}; "
+            f"libNVVM comes with {_INSTALL}"
+        ) from error
+
+
+@functools.cache
+def _libdevice() -> bytes:
+    """Return NVIDIA's library of mathematical functions."""
+    return Path(_module("cuda.pathfinder").find_bitcode_lib("device")).read_bytes()
+
+
+def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
+    """Return the machine code that ptxas makes of PTX, and what it says of it.
+
+    Raises:
+        DeviceError: ptxas is missing, or fails.
+    """
+    tool = _module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
+    if tool is None:
+        raise DeviceError(f"ptxas was not found; it comes with {_INSTALL}")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(text)
+        major, minor = capability
+        command = [tool, "-v", "-O3", f"-arch=sm_{major}{minor}", str(source), "-o", str(target)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # so that Ctrl-C does not reach it
+        )
+        if done.returncode != 0:
+            raise DeviceError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
+        return target.read_bytes(), done.stdout + done.stderr
+
+
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def resources(report: str) -> Resources:
+    """Read what ptxas says of a kernel and of the functions that it calls."""
+    frames = [tuple(map(int, found)) for found in _STACK.findall(report)]
+    return Resources(
+        max(map(int, _REGISTERS.findall(report))),
+        max(frame for frame, _, _ in frames),
+        max(max(stores, loads) for _, stores, loads in frames),
+    )
+
+
+def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int], None]:
+    """Load machine code or PTX into the current context.
+
+    Args:
+        name: For messages.
+        code: Of `machine_code`, or PTX that ends with a zero byte.
+        entry: Name of the kernel in it.
+
+    Returns:
+        `launch(num_blocks, block_size, stream, places)`, whose last two arguments are addresses: of
+        a stream, and of an array with the address of each argument.
+
+    Raises:
+        DeviceError: The driver of the device refuses the code.
+    """
+    driver = _module("cuda.bindings.driver")
+    results = driver.CUresult
+
+    def checked(result: tuple[Any, ...], doing: str, why: str = "") -> Any:
+        if result[0] != results.CUDA_SUCCESS:
+            raise DeviceError(f"{doing} {name} failed with {result[0].name}{why}")
+        return result[1] if len(result) > 1 else None
+
+    error, number = driver.cuDriverGetVersion()
+    known = f"{number // 1000}.{number % 1000 // 10}" if error == results.CUDA_SUCCESS else "?"
+    why = (
+        f": the driver of the device is for CUDA {known}, the code was made by {versions()}; a "
+        "compiler of a later major version than the driver's makes code that it does not know"
+    )
+    module = checked(driver.cuModuleLoadData(code), "loading the code of", why)
+    function = checked(
+        driver.cuModuleGetFunction(module, entry.encode()), "finding the kernel of", why
+    )
+    context = checked(driver.cuCtxGetCurrent(), "finding the context of")
+    run: Any = driver.cuLaunchKernel
+
+    def launch(num_blocks: int, block_size: int, stream: int, places: int) -> None:
+        result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
+        if result[0] == results.CUDA_ERROR_INVALID_CONTEXT:
+            # A thread in which torch has not needed one so far: memory comes from torch's cache.
+            checked(driver.cuCtxSetCurrent(context), "entering the context of")
+            result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
+        if result[0] != results.CUDA_SUCCESS:
+            checked(result, "launching the kernel of")
+
+    return launch
+
+
+@functools.cache
+def versions() -> str:
+    """Return the versions of what compiles."""
+    found = []
+    for name in ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)

@@ -1,0 +1,201 @@
+"""JitEnv: one compiled env, as a `gymnasium.Env`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AutoresetMode
+
+from vecenv.core.errors import ActionError, ActionTypeError
+from vecenv.jit.env import JitVectorEnv
+
+__all__ = ["JitEnv"]
+
+_PACKAGE = __name__.partition(".")[0]
+_OF_VECTORS = ("num_envs", "autoreset_mode", "num_threads")
+_SAVED = "_saved_state"  # in a pickled env, instead of its vector env
+
+
+class JitEnv(Env[Any, Any]):
+    """One env of a compiled kind: a vector env of one, without autoreset.
+
+    With seed s it does what env i of the vector env does with seed s - i. A step takes some
+    microseconds of Python, however short the kernels are: for training, use the vector env.
+
+    Args:
+        make: Makes the vector env: a subclass of `JitVectorEnv`, or a function that passes
+            `num_envs`, `autoreset_mode` and `num_threads` on to one.
+        render_mode: What `render` returns, as of the vector env.
+        **options: For `make`; `mask_infos=True` puts the mask into every info, as "action_mask".
+
+    Raises:
+        TypeError: An option that only vector envs have, or whatever `make` refuses.
+
+    Example:
+        >>> from vecenv.jit.cartpole import CartPoleVectorEnv
+        >>> env = JitEnv(CartPoleVectorEnv, debug=True)
+        >>> obs, info = env.reset(seed=1)
+        >>> obs, reward, terminated, truncated, info = env.step(0)
+        >>> obs.shape, reward, terminated, truncated, info
+        ((4,), 1.0, False, False, {})
+        >>> env.close()
+    """
+
+    def __init__(
+        self, make: Callable[..., JitVectorEnv], *, render_mode: str | None = None, **options: Any
+    ) -> None:
+        for name in _OF_VECTORS:
+            if name in options:
+                raise TypeError(f"{name} is for vector envs; a single env takes none")
+        self._make = make
+        self._options = options if render_mode is None else {**options, "render_mode": render_mode}
+        self._envs = self._make_envs()
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.metadata = {"render_modes": [], **self._envs.metadata}
+        del self.metadata["autoreset_mode"]  # of vector envs
+        self.render_mode = render_mode
+
+    def _make_envs(self) -> Any:
+        return self._make(
+            num_envs=1, autoreset_mode=AutoresetMode.DISABLED, num_threads=1, **self._options
+        )
+
+    @property
+    def action_masks(self) -> Callable[[], np.ndarray]:
+        """Of kinds that have masks: returns which actions are valid, int8 (width,), a copy.
+
+        It is what `action_space.sample(mask=...)` takes of a Discrete space; `mask.view(bool)` is
+        the same as bool.
+        """
+        if not self._envs.has_action_masks:
+            raise AttributeError(f"{self._envs.kernels.name} has no action masks")
+        return self._masks
+
+    def _masks(self) -> np.ndarray:
+        return self._envs.action_masks()[0].copy()
+
+    def observe(self) -> Any:
+        """Return the observation of the state as it is; nothing is stepped."""
+        return self._envs.observe()[0]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays (copies), the random stream included.
+
+        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
+        arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
+        wrapped or not, go on from where it was, too. The stream of `action_space.sample` is not a
+        part of the state; copies and pickles have it.
+
+        Raises:
+            ResetNeeded: The env was never reset.
+        """
+        return self._envs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state that `state_dict` returned; `observe` gives its observation.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: It is the state of another kind, or of a vector env of several envs.
+        """
+        self._envs.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "_envs"}
+        try:
+            return {**kept, _SAVED: self.state_dict()}
+        except ResetNeeded:
+            return {**kept, _SAVED: None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept.pop(_SAVED)
+        vars(self).update(kept)
+        self._envs = self._make_envs()
+        if state is not None:
+            self._envs.load_state_dict(state)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed the random stream goes on. There are no options."""
+        if options:
+            raise ValueError(f"options has {sorted(options)}, but this env knows none")
+        super().reset(seed=seed)
+        obs, infos = self._envs.reset(seed=seed)
+        return obs[0], _of_first(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take one step.
+
+        Raises:
+            ActionError: The action is not one of `action_space`. Nothing was stepped.
+            ResetNeeded: Before the first `reset`, or the episode is over.
+        """
+        actions = self._as_row(action)
+        if self._envs.episode_over[0]:
+            raise ResetNeeded("the episode is over; call reset() before the next step")
+        obs, rewards, terminations, truncations, infos = self._envs.step(actions)
+        ended = bool(terminations[0]), bool(truncations[0])
+        return obs[0], float(rewards[0]), *ended, _of_first(infos)
+
+    def _as_row(self, action: Any) -> np.ndarray:
+        """Return the actions of a vector env of one env; a message about one row would mislead."""
+        space = self.action_space
+        if not isinstance(space, Discrete):
+            return np.asarray(action)[None]
+        try:
+            number = np.asarray(action)
+        except ValueError as error:
+            raise ActionTypeError(f"action is {action!r}, expected one integer") from error
+        low, high = int(space.start), int(space.start + space.n) - 1
+        expected = f"expected an integer from {low} to {high}"
+        if number.shape != () or number.dtype.kind not in "iu":
+            raise ActionTypeError(f"action is {action!r}, {expected}")
+        if not low <= number <= high:
+            raise ActionError(f"action is {action!r}, {expected}")
+        return number[None]
+
+    def render(self) -> Any:
+        """Return a picture or a text, as `render_mode` says; None without one."""
+        frames = self._envs.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        """Close the env; may be called twice."""
+        self._envs.close()
+
+
+def _of_first(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the info of the first env, in batched infos."""
+    info: dict[str, Any] = {}
+    for name, values in infos.items():
+        if isinstance(values, dict):
+            inner = _of_first(values)
+            if infos.get(f"_{name}", (True,))[0]:
+                info[name] = inner
+        elif not name.startswith("_") and infos.get(f"_{name}", (True,))[0]:
+            info[name] = values[0].item() if values.ndim == 1 else values[0]
+    return info
+
+
+def __getattr__(name: str) -> Any:
+    """Return what makes single envs of a vector class of this package: "jit.envs.NAME.CLASS".
+
+    Ids of bundled envs have such entry points: Gymnasium passes one set of arguments to an entry
+    point and to a vector entry point, so the class can't be one of them.
+    """
+    module, _, class_name = name.rpartition(".")
+    if not module:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind = getattr(import_module(f"{_PACKAGE}.{module}"), class_name)
+    make: Any = functools.partial(JitEnv, kind)
+    make.metadata = kind.metadata  # in which Gymnasium looks for the render modes
+    return make

@@ -1,0 +1,92 @@
+"""The channel between caller and worker: two pipes, and the frames that go through them.
+
+A frame is a head of 24 bytes, and a payload. The head says what it is, an argument, a number and
+how many bytes of payload follow. The number is that of the caller's command; a worker's replies
+have it too, so replies to commands that have been given up are known. Payloads are pickles, and
+rare: a step of plain arrays has none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vecenv.core.pickling import dumps
+
+__all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "message"]
+
+HEAD = struct.Struct("<iiqq")
+
+# From the caller.
+STEP = 1  # payload: actions of all envs, if they have no fixed shape
+SEND = 2  # argument: env id. Payload: a list of its action, likewise
+ASK = 3  # payload: name of a method of the worker or its chunk, and the arguments pickled
+CLOSE = 4
+
+# From the worker. Payload: `Answer`, if there is more to say than what is in memory.
+DONE = 11  # of STEP and ASK
+ROW = 12  # of SEND; argument: env id
+
+
+def message(method: str, *request: Any) -> bytes:
+    """Return the payload of ASK; raises what pickling raises."""
+    return dumps((method, dumps(request)))
+
+
+class Channel:
+    """One end of two pipes; where these can't be waited for (Windows), of a pair of sockets.
+
+    Attributes:
+        reader, writer: Files, as `selectors` takes them.
+        recv: Returns at most so many bytes; none if the other end is gone.
+        send: Writes bytes and returns how many; raises OSError if the other end is gone.
+    """
+
+    def __init__(self, reader: Any, writer: Any) -> None:
+        self._is_open = True
+        self.reader, self.writer = reader, writer
+        is_socket = isinstance(reader, socket.socket)
+        self.recv: Callable[[int], bytes] = reader.recv if is_socket else partial(os.read, reader)
+        self.send: Callable[[Any], int] = writer.send if is_socket else partial(os.write, writer)
+
+    @staticmethod
+    def pair() -> tuple[Channel, Channel]:
+        """Return both ends; no process inherits them by starting another program."""
+        if sys.platform == "win32":
+            here, there = socket.socketpair()
+            there.setblocking(True)  # whatever the program has set by `socket.setdefaulttimeout`
+            return Channel(here, here), Channel(there, there)
+        (their_reader, writer), (reader, their_writer) = os.pipe(), os.pipe()
+        return Channel(reader, writer), Channel(their_reader, their_writer)
+
+    def set_nonblocking(self) -> None:
+        """Let `recv` and `send` raise BlockingIOError instead of waiting."""
+        for file in (self.reader, self.writer):
+            if isinstance(file, int):
+                os.set_blocking(file, False)
+            else:
+                file.setblocking(False)
+
+    def send_all(self, data: bytes) -> None:
+        """Write all of the bytes."""
+        while data:
+            data = data[self.send(data) :]
+
+    def close(self) -> None:
+        """Close it; nothing happens the second time."""
+        if self._is_open:
+            self._is_open = False
+            for file in (self.reader, self.writer):
+                if isinstance(file, int):
+                    os.close(file)
+                else:
+                    file.close()
+
+    def __del__(self) -> None:
+        """Close one that nobody has any more."""
+        self.close()

@@ -1,0 +1,123 @@
+"""One block of memory that the caller and all workers share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vecenv.core.rows import checked_layout
+from vecenv.machine import is_portable
+
+__all__ = ["Memory"]
+
+_IS_WINDOWS = sys.platform == "win32"
+# Reserved address space; memory is taken only by pages that have been written to. Halved until the
+# limits of the process (file size) allow it. Less where address space is limited, as there may be
+# more pools, and in Windows, which sets aside all of it at once.
+_MOST_BYTES, _LIMITED_BYTES, _FEWEST_BYTES = 1 << 38, 1 << 28, 1 << 26
+_CACHE_LINE = 64
+
+
+class Memory:
+    """Memory shared by the caller and its workers, in one mapping that never moves or grows.
+
+    The file behind it has no name (memfd, or an unlinked file where there is none; in Windows named
+    memory that ends with its last process), so nothing can be left behind, and is sparse: all have
+    the whole of it mapped from the start. Forks inherit the mapping; other processes get `handle`.
+    Processes that begin at the same place and allocate the same shapes have the same arrays; no
+    message says where these are. Arrays keep the mapping alive.
+
+    Args:
+        handle: That of a memory of another process; None for a new one.
+
+    Attributes:
+        handle: What another process makes its `Memory` of: the file's descriptor, which it has to
+            inherit, the size, and the name in Windows.
+        used_bytes: Where the next array may begin.
+    """
+
+    def __init__(self, handle: tuple[int, int, str] | None = None) -> None:
+        self.handle = (-1, 0, "")  # in case this does not come to its end
+        is_new = handle is None
+        if handle is None:
+            name = f"vecenv-{uuid.uuid4().hex}" if _IS_WINDOWS else ""
+            size_bytes = _LIMITED_BYTES if _is_limited() else _MOST_BYTES
+            handle = -1 if _IS_WINDOWS else _make_file(), size_bytes, name
+        file, size_bytes, name = self.handle = handle
+        self._mapping, size_bytes = _map(file, size_bytes, name, is_new=is_new)
+        self.handle = file, size_bytes, name
+        self.used_bytes = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return the next array (shape, dtype), zeros if nobody has written there.
+
+        Raises:
+            ValueError, TypeError: See `checked_layout`.
+            MemoryError: The reservation is used up.
+        """
+        shape, dtype, size_bytes = checked_layout(shape, dtype)
+        alignment = mmap.PAGESIZE if size_bytes >= mmap.PAGESIZE else _CACHE_LINE
+        offset = -(-self.used_bytes // alignment) * alignment
+        if offset + size_bytes > self.handle[1]:
+            raise MemoryError(
+                f"shape {shape} of {dtype} needs {size_bytes} bytes, but {self.used_bytes} of the "
+                f"{self.handle[1]} reserved for this vector env are used; raise the limits of "
+                "address space and file size (ulimit -v, -f)"
+            )
+        self.used_bytes = offset + size_bytes
+        return np.ndarray(shape, dtype, self._mapping, offset)
+
+    def __reduce__(self) -> Any:
+        """Share it with a process that has inherited the file."""
+        return Memory, (self.handle,)
+
+    def close(self) -> None:
+        """Close the file; the mapping stays for as long as there are arrays in it."""
+        file, *rest = self.handle
+        if file >= 0:
+            self.handle = -1, *rest  # type: ignore[assignment]  # a tuple of three
+            os.close(file)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the file of one that was never closed."""
+        if self.handle[0] >= 0:
+            close(self.handle[0])
+
+
+def _is_limited() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return True
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+def _make_file() -> int:
+    if hasattr(os, "memfd_create") and not is_portable():
+        return os.memfd_create("vecenv", os.MFD_CLOEXEC)
+    file, path = tempfile.mkstemp(prefix="vecenv-")
+    os.unlink(path)
+    return file
+
+
+def _map(file: int, size_bytes: int, name: str, *, is_new: bool) -> tuple[mmap.mmap, int]:
+    """Map the file; a new one with the largest size up to `size_bytes` that can be had."""
+    while True:
+        try:
+            if name:
+                named: Any = mmap.mmap  # of Windows, where it takes a name
+                return named(-1, size_bytes, tagname=name), size_bytes
+            if is_new:
+                os.ftruncate(file, size_bytes)
+            return mmap.mmap(file, size_bytes), size_bytes
+        except (OSError, ValueError, OverflowError):
+            if not is_new or size_bytes <= _FEWEST_BYTES:
+                raise
+            size_bytes //= 2
