@@ -10,4 +10,4 @@ def test_a_check_that_is_left_out_is_found():
     # It shows as a crash, an error on use, or a refusal that comes too late: files are drawn.
     with pytest.raises(AssertionError, match=r"file \d+ \("):
         for number in range(5):
-            files.run_case(number, 200, breaking="_check_links")
+            files.run_case(number, 200, is_broken=True)

@@ -5,7 +5,7 @@ import os
 import pytest
 from fuzz import forks
 
-from vecenv import AsyncVectorEnv, VecEnv
+from vecenv import AsyncVectorEnv
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_a_few_forks():
 
 @pytest.mark.slow
 def test_a_call_that_a_fork_is_not_refused_is_found(monkeypatch, capfd):
-    monkeypatch.setattr(AsyncVectorEnv, "allocate", VecEnv.allocate)
+    monkeypatch.setattr(AsyncVectorEnv, "set_attr", lambda *_: None)
     pid = os.fork()
     if pid == 0:
         code = 0
@@ -27,4 +27,4 @@ def test_a_call_that_a_fork_is_not_refused_is_found(monkeypatch, capfd):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    assert "a fork has done call 6" in capfd.readouterr().err
+    assert "a fork has done call 5" in capfd.readouterr().err
