@@ -45,8 +45,9 @@ def run_case(number, count=FILES_PER_CASE, is_broken=False):
     child = Child.ready(is_broken)
     said = child.ask(f"{number} {count}")
     if said != f"ok {count}":
+        at = child.progress()
         child.end()
-        raise AssertionError(f"file {child.progress()} of case {number}: {said}")
+        raise AssertionError(f"file {at} of case {number}: {said}")
     return count
 
 
