@@ -68,12 +68,14 @@ class Answer(NamedTuple):
         infos: By index in the chunk the infos to be entered, mostly one.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
+        sent: All of it pickled, if that has been done.
     """
 
     result: Any = None
     infos: Mapping[int, Any] = {}
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[EnvFault] = ()
+    sent: bytes = b""
 
     def pickled(self, first: int, worker: int) -> bytes:
         """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
@@ -184,12 +186,15 @@ class Chunk:
             infos, faults = {}, self._step_rest(error, actions, chosen)
         if self._published:
             faults = [*faults, *self._publish(chosen, "step")]
-        self.group.mark_done(chosen[-1])
+        answer = None
         if infos or faults or self._objects:
             infos = {k - chosen[0]: entries for k, entries in infos.items()}
             objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
-            return Answer(None, infos, objects, faults)
-        return None
+            answer = Answer(None, infos, objects, faults)
+            if self.worker >= 0:  # here, as the report counts it as copying
+                answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
+        self.group.mark_done(chosen[-1])
+        return answer
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before its step."""

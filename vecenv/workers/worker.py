@@ -90,7 +90,9 @@ class _Worker:
 
     def _reply(self, kind: int, env_id: int, number: int, answer: Answer | None) -> None:
         """Answer a command that is about env `env_id`, or about all from that one on."""
-        pickled = b"" if answer is None else answer.pickled(env_id, self._worker)
+        pickled = b""
+        if answer is not None:
+            pickled = answer.sent or answer.pickled(env_id, self._worker)
         frame = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
         if (sent := self._channel.send(frame)) < len(frame):  # there is no room for more
             self._channel.send_all(frame[sent:])
