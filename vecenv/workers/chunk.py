@@ -15,7 +15,8 @@ from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
 from vecenv.core.infos import keep_info
-from vecenv.core.pickling import dumps
+from vecenv.core.pickling import dumps, load_factories, load_registry
+from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
 from vecenv.workers.rows import ActionReader, Layout, Tables
@@ -35,29 +36,38 @@ class EnvSpaces(NamedTuple):
     """What is known of a chunk's envs when they have been made.
 
     Attributes:
-        spaces: Observation space and action space of each; equal ones are the same pair.
-        metadata, render_mode: Of the first env.
-        published: Named spaces of arrays that the first env publishes.
+        spaces: Observation space and action space of each; equal ones are the same pair; None for
+            one that could not be made.
+        metadata, render_mode: Of the first env that was made; None if none was.
+        published: Named spaces of arrays that this env publishes.
+        faults: What has kept envs from being made.
     """
 
-    spaces: list[tuple[Space, Space]]
-    metadata: dict[str, Any]
+    spaces: list[tuple[Space, Space] | None]
+    metadata: dict[str, Any] | None
     render_mode: str | None
     published: dict[str, Space]
+    faults: Sequence[EnvFault] = ()
 
     @staticmethod
-    def of(envs: list[Env]) -> EnvSpaces:
+    def of(envs: list[Env], faults: Sequence[EnvFault] = ()) -> EnvSpaces:
         """Describe envs; what they raise has an `env_index`."""
         spaces: list[Any] = []
         for index, env in enumerate(envs):
+            if isinstance(env, MissingEnv):
+                spaces.append(None)
+                continue
             try:
                 pair = env.observation_space, env.action_space
                 spaces.append(next((other for other in spaces if other == pair), pair))
             except BaseException as error:  # attributes may be code of the env's
                 vars(error)["env_index"] = index
                 raise
-        published = getattr(envs[0].unwrapped, "publish", None) or {}
-        return EnvSpaces(spaces, dict(envs[0].metadata), envs[0].render_mode, dict(published))
+        made = next((env for env in envs if not isinstance(env, MissingEnv)), None)
+        if made is None:
+            return EnvSpaces(spaces, None, None, {}, faults)
+        published = getattr(made.unwrapped, "publish", None) or {}
+        return EnvSpaces(spaces, dict(made.metadata), made.render_mode, dict(published), faults)
 
 
 class Answer(NamedTuple):
@@ -96,17 +106,20 @@ class Answer(NamedTuple):
 
 
 def make_envs(
-    factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any
-) -> tuple[list[Env], EnvFault | None]:
-    """Call factories one after the other; return the envs, and what stopped it, if something did.
+    factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any, goes_on: bool
+) -> tuple[list[Env], list[EnvFault]]:
+    """Call factories one after the other; return the envs, and what has kept some from being made.
 
     Args:
         factories: One per env.
         first: Id of the first env.
         worker: Whose they are; -1 for the caller, whose Ctrl-C is no fault.
         place: The id of the env that is about to be made is put here, as `place[0]`.
+        goes_on: Whether a `MissingEnv` takes the place of an env that can't be made; else that is
+            the end of it.
     """
     envs: list[Env] = []
+    faults: list[EnvFault] = []
     known: dict[int, int] = {}
     for env_id, factory in enumerate(factories, first):
         place[0] = env_id
@@ -118,8 +131,12 @@ def make_envs(
         except BaseException as error:
             if worker < 0 and isinstance(error, KeyboardInterrupt):
                 raise
-            return envs, EnvFault.of(error, env_id, worker, "creation")
-    return envs, None
+            faults.append(EnvFault.of(error, env_id, worker, "creation"))
+            if not goes_on:
+                break
+            envs.append(MissingEnv(faults[-1].text, is_empty=True))
+            known[id(envs[-1])] = len(known)
+    return envs, faults
 
 
 class Chunk:
@@ -152,7 +169,11 @@ class Chunk:
         self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
         self._every = range(len(envs))
         self._place = place
-        self._space = layout.observation_space
+        self._space, self._action_space = layout.observation_space, layout.action_space
+        self._restarts_envs = layout.restart_envs
+        for env in map(without_restarts, envs):
+            if isinstance(env, MissingEnv):
+                env.be_of(self._space, self._action_space)
         self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = None  # if all travel by message
         if tables.actions is not None:
@@ -230,6 +251,8 @@ class Chunk:
         """Copy what envs publish to where the caller sees it; return what went wrong."""
         faults: list[EnvFault] = []
         for index in indices:
+            if isinstance(without_restarts(self.group.envs[index]), MissingEnv):
+                continue
             for name, array in self._published:
                 try:
                     value = self.group.envs[index].get_wrapper_attr(name)
@@ -324,6 +347,37 @@ class Chunk:
         answer = self._each("load_state_dict", load)
         faults = [*answer.errors, *self._publish(self._every, "load_state_dict")]
         return answer._replace(objects=[leaf.target for leaf in self._objects], errors=faults)
+
+    def reopen(self, env_ids: Sequence[int], factories: Any, observation_mode: Any) -> Answer:
+        """Close some envs and make them anew; the result is the faults of those that can't be.
+
+        Args:
+            env_ids: Which.
+            factories: One for each, or the registry and these, pickled.
+            observation_mode: Whether bounds of the new observation spaces may differ.
+        """
+        if isinstance(factories, tuple):
+            load_registry(factories[0])
+            factories = load_factories(factories[1])
+        envs, spaces, faults = self.group.envs, (self._space, self._action_space), []
+        for env_id, factory in zip(env_ids, factories, strict=True):
+            index = env_id - self.first
+            self._announce(index)
+            old: Any = envs[index]
+            every = map(without_restarts, envs)
+            try:
+                env = remade(
+                    env_id, without_restarts(old), factory, every, spaces, observation_mode
+                )
+            except BaseException as error:
+                faults.append(self._fault(error, index, "creation"))
+                env = MissingEnv(faults[-1].text, self._restarts_envs, spaces)
+            if isinstance(old, RestartingEnv):
+                old.go_on_with(env, self._last_obs(index), factory)
+            else:
+                envs[index] = env
+            self.group.ended.discard(index)
+        return Answer(faults)
 
     def _each(self, call: str, function: Callable[[int], Any]) -> Answer:
         results: list[Any] = []

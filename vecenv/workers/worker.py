@@ -122,17 +122,19 @@ class _Worker:
 
     # -- messages: methods that the caller names ---------------------------------------------
 
-    def open(self) -> Answer:
-        """Make the envs; the result is a list of their `EnvSpaces`."""
+    def open(self, goes_on: bool) -> Answer:
+        """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
         worker, first = self._worker, self._first
         try:
             self._factories = self._child.load()
-            self._envs, fault = make_envs(self._factories, first, worker, self._place)
-            found = [] if fault else [EnvSpaces.of(self._envs)]
+            made = make_envs(self._factories, first, worker, self._place, goes_on)
+            self._envs, faults = made
+            if not faults or goes_on:
+                return Answer([EnvSpaces.of(*made)])
         except BaseException as error:  # reading factories and spaces runs code of users' classes
             env_id = first + getattr(error, "env_index", 0)
-            found, fault = [], EnvFault.of(error, env_id, worker, "creation")
-        return Answer(found, errors=[fault] if fault else [])
+            faults = [EnvFault.of(error, env_id, worker, "creation")]
+        return Answer([], errors=faults)
 
     def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None) -> None:
         """Take notice of where everything is, and of how a former worker and its episodes ended."""
