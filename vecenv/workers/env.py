@@ -152,6 +152,9 @@ class AsyncVectorEnv(GymVecEnv):
         TypeError, ValueError: An argument is not what it should be; names it.
     """
 
+    _keeps_infos_apart = False
+    _shared_stamps: EnvStamps | None = None
+
     def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
         self,
         env_fns: Sequence[Callable[[], Env]],
@@ -229,8 +232,6 @@ class AsyncVectorEnv(GymVecEnv):
             mode=observation_mode,
             shows_progress=lazy,
         )
-        self._keeps_infos_apart = False
-        self._shared_stamps: EnvStamps | None = None
         self._is_new = not lazy  # never reset, and asked to step all the same
         self.published: dict[str, np.ndarray] = {}
         self.restarts = np.zeros(len(env_fns), np.int64)
