@@ -121,7 +121,7 @@ def measure(case: str, size: int, gl: str, num_steps: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure all cases, in processes of their own."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=84, help="of an image")

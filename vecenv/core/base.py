@@ -496,7 +496,8 @@ class GymVecEnv(VecEnv):
         self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._latest_flags = rows  # where the flags of the last step of all envs are
-        self._masks = LatestMasks(self.num_envs, self.single_action_space)
+        if not hasattr(self, "_masks"):  # lazy vector envs have rows of their own before
+            self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
     def _own_rows(self) -> ObservationRows:

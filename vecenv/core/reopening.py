@@ -21,17 +21,17 @@ class MissingEnv(Env):
     """Stands in the row of an env that could not be made, until that row is reopened.
 
     Args:
-        reason: What kept the env from being made.
+        reason: What kept the env from being made: a text, or an `EnvFault`.
         is_empty: Whether its row is reset and stepped all the same: observations are zeros and
-            every step is truncated, with `reason` as `restart_reason` in the info. Else both raise
-            EnvCreationError.
+            every step is truncated, with the reason as `restart_reason` in the info. Else both
+            raise EnvCreationError.
         spaces: (observation space, action space) of its row, once they are known.
     """
 
     def __init__(
-        self, reason: str, is_empty: bool, spaces: tuple[Space, Space] | None = None
+        self, reason: Any, is_empty: bool, spaces: tuple[Space, Space] | None = None
     ) -> None:
-        self._reason, self._is_empty = reason, is_empty
+        self.reason, self._is_empty = reason, is_empty
         if spaces is not None:
             self.be_of(*spaces)
 
@@ -41,10 +41,11 @@ class MissingEnv(Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Return an empty observation, or raise."""
+        reason = getattr(self.reason, "text", self.reason)
         if not self._is_empty:
-            raise EnvCreationError(f"this row has no env until it is reopened: {self._reason}")
+            raise EnvCreationError(f"this row has no env until it is reopened: {reason}")
         rows = create_empty_array(self.observation_space, 1, np.zeros)
-        return take_row(self.observation_space, rows, 0), {"restart_reason": self._reason}
+        return take_row(self.observation_space, rows, 0), {"restart_reason": reason}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return a truncated step, or raise."""

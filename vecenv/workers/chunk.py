@@ -36,26 +36,30 @@ class EnvSpaces(NamedTuple):
     """What is known of a chunk's envs when they have been made.
 
     Attributes:
-        spaces: Observation space and action space of each; equal ones are the same pair; None for
-            one that could not be made.
+        spaces: Observation space and action space of each; equal ones are the same pair. Of one
+            that could not be made it is what has kept it from that.
         metadata, render_mode: Of the first env that was made; None if none was.
         published: Named spaces of arrays that this env publishes.
-        faults: What has kept envs from being made.
     """
 
-    spaces: list[tuple[Space, Space] | None]
+    spaces: list[tuple[Space, Space] | EnvFault]
     metadata: dict[str, Any] | None
     render_mode: str | None
     published: dict[str, Space]
-    faults: Sequence[EnvFault] = ()
+
+    @property
+    def faults(self) -> list[EnvFault]:
+        """What has kept envs from being made."""
+        return [pair for pair in self.spaces if isinstance(pair, EnvFault)]
 
     @staticmethod
-    def of(envs: list[Env], faults: Sequence[EnvFault] = ()) -> EnvSpaces:
+    def of(envs: list[Env]) -> EnvSpaces:
         """Describe envs; what they raise has an `env_index`."""
         spaces: list[Any] = []
+        made = [env for env in envs if not isinstance(env, MissingEnv)]
         for index, env in enumerate(envs):
             if isinstance(env, MissingEnv):
-                spaces.append(None)
+                spaces.append(env.reason)
                 continue
             try:
                 pair = env.observation_space, env.action_space
@@ -63,11 +67,10 @@ class EnvSpaces(NamedTuple):
             except BaseException as error:  # attributes may be code of the env's
                 vars(error)["env_index"] = index
                 raise
-        made = next((env for env in envs if not isinstance(env, MissingEnv)), None)
-        if made is None:
-            return EnvSpaces(spaces, None, None, {}, faults)
-        published = getattr(made.unwrapped, "publish", None) or {}
-        return EnvSpaces(spaces, dict(made.metadata), made.render_mode, dict(published), faults)
+        if not made:
+            return EnvSpaces(spaces, None, None, {})
+        published = getattr(made[0].unwrapped, "publish", None) or {}
+        return EnvSpaces(spaces, dict(made[0].metadata), made[0].render_mode, dict(published))
 
 
 class Answer(NamedTuple):
@@ -107,19 +110,17 @@ class Answer(NamedTuple):
 
 def make_envs(
     factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any, goes_on: bool
-) -> tuple[list[Env], list[EnvFault]]:
-    """Call factories one after the other; return the envs, and what has kept some from being made.
+) -> tuple[list[Env], EnvFault | None]:
+    """Call factories one after the other; return the envs, and what stopped it, if something did.
 
     Args:
         factories: One per env.
         first: Id of the first env.
         worker: Whose they are; -1 for the caller, whose Ctrl-C is no fault.
         place: The id of the env that is about to be made is put here, as `place[0]`.
-        goes_on: Whether a `MissingEnv` takes the place of an env that can't be made; else that is
-            the end of it.
+        goes_on: Whether a `MissingEnv` takes the place of one that can't be made.
     """
     envs: list[Env] = []
-    faults: list[EnvFault] = []
     known: dict[int, int] = {}
     for env_id, factory in enumerate(factories, first):
         place[0] = env_id
@@ -131,12 +132,12 @@ def make_envs(
         except BaseException as error:
             if worker < 0 and isinstance(error, KeyboardInterrupt):
                 raise
-            faults.append(EnvFault.of(error, env_id, worker, "creation"))
+            fault = EnvFault.of(error, env_id, worker, "creation")
             if not goes_on:
-                break
-            envs.append(MissingEnv(faults[-1].text, is_empty=True))
+                return envs, fault
+            envs.append(MissingEnv(fault, is_empty=True))
             known[id(envs[-1])] = len(known)
-    return envs, faults
+    return envs, None
 
 
 class Chunk:
@@ -169,11 +170,10 @@ class Chunk:
         self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
         self._every = range(len(envs))
         self._place = place
-        self._space, self._action_space = layout.observation_space, layout.action_space
-        self._restarts_envs = layout.restart_envs
+        self._space, self._layout = layout.observation_space, layout
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
-                env.be_of(self._space, self._action_space)
+                env.be_of(layout.observation_space, layout.action_space)
         self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = None  # if all travel by message
         if tables.actions is not None:
@@ -359,7 +359,8 @@ class Chunk:
         if isinstance(factories, tuple):
             load_registry(factories[0])
             factories = load_factories(factories[1])
-        envs, spaces, faults = self.group.envs, (self._space, self._action_space), []
+        envs, layout, faults = self.group.envs, self._layout, []
+        spaces = layout.observation_space, layout.action_space
         for env_id, factory in zip(env_ids, factories, strict=True):
             index = env_id - self.first
             self._announce(index)
@@ -371,7 +372,7 @@ class Chunk:
                 )
             except BaseException as error:
                 faults.append(self._fault(error, index, "creation"))
-                env = MissingEnv(faults[-1].text, self._restarts_envs, spaces)
+                env = MissingEnv(faults[-1].text, layout.restart_envs, spaces)
             if isinstance(old, RestartingEnv):
                 old.go_on_with(env, self._last_obs(index), factory)
             else:

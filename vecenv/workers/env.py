@@ -217,7 +217,7 @@ class AsyncVectorEnv(GymVecEnv):
         at_once = start_concurrency
         if at_once is not None:
             at_once = read_count("start_concurrency", at_once)
-        given, about = read_spaces(spaces, lazy, context, variables)
+        given = read_spaces(spaces, lazy, context, variables)
         self._open: Callable[..., Any] | None = partial(  # None when the workers have started
             open_workers,
             bounds=bounds,
@@ -240,8 +240,7 @@ class AsyncVectorEnv(GymVecEnv):
             return
         count = len(env_fns)
         batched = batch([given[0]] * count, [given[1]] * count)  # type: ignore[index]  # it is given
-        known = (None, None) if about is None else (about.metadata, about.render_mode)
-        self._set_up(count, batched, self.autoreset_mode, *known)
+        self._set_up(count, batched, self.autoreset_mode)
         self._bind_rows(StepRows.make(self.single_observation_space, count))
         self._calls.is_started = self.closed = False
 
@@ -251,15 +250,10 @@ class AsyncVectorEnv(GymVecEnv):
         pool, spaces, about = self._open(self.env_fns)
         try:
             if not hasattr(self, "_calls"):
-                mode = self.autoreset_mode
-                self._set_up(len(self.env_fns), spaces, mode, about.metadata, about.render_mode)
-                self._bind_rows(pool.tables.rows)
-            else:
-                masks = self._masks
-                self._bind_rows(pool.tables.rows)
-                self._masks = masks
-                self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
-                self.render_mode = about.render_mode
+                self._set_up(len(self.env_fns), spaces, self.autoreset_mode)
+            self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
+            self.render_mode = about.render_mode
+            self._bind_rows(pool.tables.rows)
             self._bind(pool)
         except BaseException:  # Ctrl-C
             self.closed = True

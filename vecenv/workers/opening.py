@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from vecenv.core.arguments import read_count
 from vecenv.core.batches import chunk_bounds
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.restarts import with_restarts
 from vecenv.core.rows import is_array_space
@@ -33,7 +35,7 @@ from vecenv.workers.rows import ActionWriter, Layout, Tables
 __all__ = ["open_workers", "read_spaces", "refuse_custom", "worker_bounds", "worker_variables"]
 
 _logger = logging.getLogger("vecenv")
-_SILENT_S, _AGAIN_S = 1.0, 10.0  # until a line says how many envs there are, and until the next
+_SILENT_S, _AGAIN_S = 1.0, 5.0  # until a line says how many envs there are, and until the next
 _CLOSE_S = 2.0  # for envs to close that others have kept from being used
 
 
@@ -115,12 +117,11 @@ def open_workers(
         pool.start()  # first: forks have no env of the caller's
         reports: list[EnvSpaces] = []
         if bounds[0]:
-            own_envs, faults = make_envs(factories[: bounds[0]], 0, -1, [0], restart_envs)
-            if faults and not restart_envs:
-                raise pool.creation_error(faults[0])
-            reports.append(EnvSpaces.of(own_envs, faults))
+            own_envs, fault = make_envs(factories[: bounds[0]], 0, -1, [0], restart_envs)
+            if fault is not None:
+                raise pool.creation_error(fault)
+            reports.append(EnvSpaces.of(own_envs))
         reports += pool.open(at_once, lambda count: progress.show(bounds[0] + count))
-        progress.show(len(factories) - sum(len(report.faults) for report in reports), is_end=True)
         about, pairs = _summary(pool, reports, given, mode)
         spaces = batch(*map(list, zip(*pairs, strict=True)))
         layout = Layout(
@@ -167,38 +168,29 @@ def _summary(
             raise error
         _logger.warning("%s; its row is empty until it is reopened", error)
     assert about is not None
-    pairs = [pair for report in reports for pair in report.spaces]
-    first = next(filter(None, pairs))
-    if given is None:
-        return about, [pair or first for pair in pairs]
-    for env_id, pair in enumerate(pairs):
-        require_spaces(env_id, pair or given, given, mode, "as `spaces` says")
-    return about, [given] * len(pairs)
+    pairs = [None if isinstance(p, EnvFault) else p for report in reports for p in report.spaces]
+    first = given or next(filter(None, pairs))
+    for env_id, pair in enumerate(pairs if given else ()):
+        require_spaces(env_id, pair or first, first, mode, "as `spaces` says")
+    return about, [pair if pair and not given else first for pair in pairs]
 
 
 class _Progress:
-    """A line on standard error that says how many envs have been made, if that takes long.
-
-    In a terminal it is written again and again, elsewhere every ten seconds and at the end.
-    """
+    """Lines on standard error that say how many envs have been made, if that takes long."""
 
     def __init__(self, num_envs: int, is_shown: bool) -> None:
         self._num_envs, self._is_shown = num_envs, is_shown and sys.stderr is not None
-        self._begin_s = time.monotonic()
-        self._next_s, self._count = self._begin_s + _SILENT_S, -1
+        self._begin_s, self._wait_s = time.monotonic(), _SILENT_S
 
-    def show(self, count: int, *, is_end: bool = False) -> None:
-        """Say that `count` envs have been made, if it is time for it, and at the end."""
-        now_s = time.monotonic()
-        if not self._is_shown or (self._count < 0 if is_end else now_s < self._next_s):
-            return
-        is_terminal = sys.stderr.isatty()
-        self._next_s, self._count = now_s + (0 if is_terminal else _AGAIN_S), count
-        took_s = now_s - self._begin_s
-        text = f"vecenv: {count} of {self._num_envs} envs are made ({took_s:.0f} s)"
-        begin, end = "\r" if is_terminal else "", "" if is_terminal and not is_end else "\n"
-        sys.stderr.write(begin + text + end)
-        sys.stderr.flush()
+    def show(self, count: int) -> None:
+        """Say that `count` envs have been made, if it is time for it; the last time for all."""
+        took_s = time.monotonic() - self._begin_s
+        is_end = count == self._num_envs and self._wait_s > _SILENT_S
+        if self._is_shown and (is_end or took_s >= self._wait_s):
+            text = f"vecenv: {count} of {self._num_envs} envs are made ({took_s:.0f} s)\n"
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            self._wait_s = math.inf if count == self._num_envs else took_s + _AGAIN_S
 
 
 def worker_variables(
@@ -247,10 +239,10 @@ def worker_variables(
 
 def read_spaces(
     spaces: Any, lazy: bool, context: str | None, variables: Sequence[Mapping[str, str]] | None
-) -> tuple[tuple[Space, Space] | None, EnvSpaces | None]:
+) -> tuple[Space, Space] | None:
     """Return the spaces of one env that the argument of `AsyncVectorEnv` gives, if it gives some.
 
-    An env of an id is made, and closed, in a process that ends at once; what it is comes second.
+    An env of an id is made, and closed, in a process that ends at once.
 
     Raises:
         ValueError: There is none for a vector env that is lazy.
@@ -259,20 +251,19 @@ def read_spaces(
     """
     if isinstance(spaces, tuple) and len(spaces) == 2:
         if all(isinstance(space, Space) for space in spaces):
-            return spaces, None
+            return spaces
     elif spaces is None:
         if lazy:
             raise ValueError(
                 "lazy=True makes no env before the first `reset`: give the spaces of one, as "
                 "spaces=(observation_space, action_space), or the id of an env that has these"
             )
-        return None, None
+        return None
     elif isinstance(spaces, str):
         pool = Pool(context, [partial(gym.make, spaces)], [0, 1], False, variables)
         try:
             pool.start()
-            about = pool.open()[0]
-            return about.spaces[0], about
+            return _summary(pool, pool.open(), None, "same")[1][0]
         except EnvCreationError as error:
             error.add_note(f"It was to say what spaces={spaces!r} are.")
             raise

@@ -261,13 +261,11 @@ class Pool:
         for fault in answer.errors:
             raise self.creation_error(fault)
         report: EnvSpaces = answer.result[0]
-        found = {fault.env_id: fault for fault in report.faults}
-        if self._layout is not None:  # a new worker, whose envs could be made before
-            for fault in report.faults:
-                if fault.env_id not in self.missing:
-                    raise self.creation_error(fault)
+        for fault in report.faults if self._layout is not None else ():
+            if fault.env_id not in self.missing:  # that of the former worker could be made
+                raise self.creation_error(fault)
         self.missing.difference_update(range(seat.first, seat.last))
-        self.missing.update(found)
+        self.missing.update(fault.env_id for fault in report.faults)
         return report
 
     def _num_made(self, seat: _Seat) -> int:

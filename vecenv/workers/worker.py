@@ -128,13 +128,12 @@ class _Worker:
         try:
             self._factories = self._child.load()
             made = make_envs(self._factories, first, worker, self._place, goes_on)
-            self._envs, faults = made
-            if not faults or goes_on:
-                return Answer([EnvSpaces.of(*made)])
+            self._envs, fault = made
+            found = [] if fault else [EnvSpaces.of(self._envs)]
         except BaseException as error:  # reading factories and spaces runs code of users' classes
             env_id = first + getattr(error, "env_index", 0)
-            faults = [EnvFault.of(error, env_id, worker, "creation")]
-        return Answer([], errors=faults)
+            found, fault = [], EnvFault.of(error, env_id, worker, "creation")
+        return Answer(found, errors=[fault] if fault else [])
 
     def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None) -> None:
         """Take notice of where everything is, and of how a former worker and its episodes ended."""
