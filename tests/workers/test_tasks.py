@@ -428,6 +428,23 @@ def test_a_closed_env_is_closed_before_the_new_one_is_made(envs, tmp_path):
     assert path.exists()
 
 
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+def test_wrappers_pass_rows_on_that_are_reopened(make):
+    envs = TimeLimit(make(tasks(0, 1)), 2)
+    envs.reset()
+    envs.step([FINE] * 2)
+    envs.reopen(1, functools.partial(Task, 11))
+    envs.reset(options=mask(1, num_envs=2))
+    obs, _, _, truncations, _ = envs.step([FINE] * 2)
+    assert obs.tolist() == [[0, 2], [11, 1]]
+    assert truncations.tolist() == [True, False]
+    envs.reset()
+    envs.send([FINE] * 2)
+    with pytest.raises(AlreadyPendingCallError):
+        envs.reopen(1, fails)
+    envs.close()
+
+
 def test_rows_may_be_reopened_before_the_first_reset(envs):
     envs.reopen([0], [functools.partial(Task, 10)])
     assert envs.reset()[0][:, 0].tolist() == [10, 1, 2, 3]

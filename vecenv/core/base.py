@@ -93,6 +93,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
       who is ready first;
     - `allocate(shape, dtype)` returns memory for such a slot, where the envs are;
     - `action_masks()` returns which actions the envs allow;
+    - `reopen(rows, factories)` puts other envs into some rows (of backends sync and async);
     - `timing` says where the time goes.
 
     The same seeds give the same trajectories on every backend, whatever the split into sends.
