@@ -63,19 +63,18 @@ class Task(FaultyEnv):
 
 
 class Loading(FaultyEnv):
-    """While it is made, waits for a moment in which `most` envs are being made, and counts them."""
+    """Is made for as long as fewer than `most` have begun, and a moment; sees how many are then."""
 
     def __init__(self, name, folder, most):
         super().__init__(name)
-        own, self.seen = folder / f"loading-{name}", 0
+        own, self.seen, end = folder / f"loading-{name}", 0, time.monotonic() + 20
         own.touch()
-        end = time.monotonic() + 2
+        (folder / f"begun-{name}").touch()
         for _ in range(20):
             self.seen = max(self.seen, len(list(folder.glob("loading-*"))))
-            while self.seen < most and time.monotonic() < end:
-                self.seen = max(self.seen, len(list(folder.glob("loading-*"))))
-                time.sleep(0.01)
             time.sleep(0.01)
+            while len(list(folder.glob("begun-*"))) < most and time.monotonic() < end:
+                time.sleep(0.01)
         own.unlink()
 
 

@@ -283,7 +283,6 @@ def test_the_env_of_an_id_that_gives_spaces_is_made_elsewhere_and_gone():
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (None, 3)])
 @pytest.mark.parametrize("lazy", [True, False])
 def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
-    """Each env waits while it is made until so many others are being made, or has been alone."""
     factories = [functools.partial(Loading, k, tmp_path, most) for k in range(3)]
     options = LAZY if lazy else {}
     envs = AsyncVectorEnv(factories, num_workers=3, start_concurrency=at_once, **options)
@@ -293,7 +292,7 @@ def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
 
 
 def test_a_start_that_takes_long_is_told_on_standard_error(capfd):
-    slow = [functools.partial(Task, k, load_s=1.6) for k in range(2)]
+    slow = [functools.partial(Task, k, load_s=1.1) for k in range(2)]
     envs = AsyncVectorEnv(slow, num_workers=2, start_concurrency=1, **LAZY)
     envs.reset()
     told = capfd.readouterr().err.splitlines()
@@ -306,7 +305,7 @@ def test_a_start_that_takes_long_is_told_on_standard_error(capfd):
 
 
 def test_a_start_that_is_no_lazy_one_tells_nothing(capfd):
-    slow = [functools.partial(Task, 0, load_s=1.6)]
+    slow = [functools.partial(Task, 0, load_s=1.1)]
     AsyncVectorEnv(slow).close()
     assert capfd.readouterr().err == ""
 
