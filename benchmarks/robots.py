@@ -144,7 +144,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--case", case, *options]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rows.append(json.loads(done.stdout.splitlines()[-1]))
-    print(machine())
+    print(machine("gymnasium", "mujoco"))
     names = ("first", "steps/s", "memory")
     table = [
         [case, *(_shown([row[name] for row in rows]) for name in names)]
