@@ -10,8 +10,9 @@ measurement has a process of its own, and cases alternate. A row is the median a
 *steps/s*: env steps in a second afterwards, random actions;
 *memory*: proportional set size (PSS) of the program and all of its workers, at the end.
 
-Ours are lazy, and have `worker_env`, so that their workers are fresh interpreters. Gymnasium's
-class forks a process per env, and makes one more env in this process for its spaces.
+Ours are lazy and have `worker_env`, so that their workers are fresh interpreters, but for the last
+case. Gymnasium's class forks a process per env, and makes one more env in this process for its
+spaces.
 """
 
 from __future__ import annotations
@@ -79,12 +80,17 @@ def theirs(factories: list[Callable[[], gym.Env]], size: int, gl: str) -> Any:
     return gym.vector.AsyncVectorEnv(factories)
 
 
-def ours(num_workers: int, factories: list[Callable[[], gym.Env]], size: int, gl: str) -> Any:
-    """Make our vector env."""
+def ours(
+    num_workers: int, is_fork: bool, factories: list[Callable[[], gym.Env]], size: int, gl: str
+) -> Any:
+    """Make our vector env; of forks, with the variable set in this process."""
+    if is_fork:
+        os.environ["MUJOCO_GL"] = gl
     return AsyncVectorEnv(
         factories,
         num_workers=num_workers,
-        worker_env={"MUJOCO_GL": gl},
+        context="fork" if is_fork else None,
+        worker_env=None if is_fork else {"MUJOCO_GL": gl},
         lazy=True,
         spaces=(image_space(size) if size else STATE_SPACE, ACTION_SPACE),
     )
@@ -92,9 +98,10 @@ def ours(num_workers: int, factories: list[Callable[[], gym.Env]], size: int, gl
 
 CASES: dict[str, Callable[..., Any]] = {
     "gymnasium, 16 processes": theirs,
-    "vecenv, 16 workers": partial(ours, 16),
-    "vecenv, 4 workers": partial(ours, 4),
-    "vecenv, 2 workers": partial(ours, 2),
+    "vecenv, 16 workers": partial(ours, 16, False),
+    "vecenv, 4 workers": partial(ours, 4, False),
+    "vecenv, 2 workers": partial(ours, 2, False),
+    "vecenv, 2 workers, forked": partial(ours, 2, True),
 }
 
 
