@@ -46,9 +46,10 @@ class RestartingEnv:
         """Let the next step report that the episode was lost with the former worker."""
         self._last_obs, self._lost = last_obs, reason
 
-    def go_on_with(self, env: Env, last_obs: Any) -> None:
+    def go_on_with(self, env: Env, last_obs: Any, factory: Callable[[], Env] | None = None) -> None:
         """Stand for another env from now on, whose last observation was this."""
         self.env, self._last_obs, self._lost = env, last_obs, None
+        self._factory = factory or self._factory
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; if it raises, try once with a new one."""

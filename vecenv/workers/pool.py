@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -103,11 +103,14 @@ class Pool:
         bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
             the caller's.
         restart_envs: Whether faults are survived.
+        variables: Of the environment of each worker, now and when it is replaced; for workers that
+            are fresh interpreters.
 
     Attributes:
         bounds, factories, restart_envs: As given.
         memory: Shared with the workers.
         seats: The workers.
+        missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
         tables: In the memory, of all envs; set by `lay_out`, as is `writer`, of actions.
         number: Of the latest command.
@@ -127,8 +130,11 @@ class Pool:
         factories: Sequence[Callable[[], Env]],
         bounds: Sequence[int],
         restart_envs: bool,
+        variables: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
-        self.factories, self.bounds, self.restart_envs = factories, bounds, restart_envs
+        self.factories, self.bounds, self.restart_envs = list(factories), bounds, restart_envs
+        self.missing: set[int] = set()
+        self._variables = variables
         self.memory = Memory()
         self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(bounds))]
         self.owner = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
@@ -196,24 +202,39 @@ class Pool:
                 seat.worker,
                 seat.first,
                 self._entropy,
+                variables=None if self._variables is None else self._variables[seat.worker],
             )
             self._watcher.tell("+", seat.process.pid)
         seat.channel.set_nonblocking()
         self._selector.register(seat.channel.reader, _READ, seat)
 
-    def open(self) -> list[EnvSpaces]:
+    def open(
+        self, at_once: int | None = None, progress: Callable[[int], None] = lambda count: None
+    ) -> list[EnvSpaces]:
         """Have all workers make their envs, and return what these are.
 
         As long as none fails there is no deadline: making an env may take any time. Who is waited
         for is logged now and then.
 
+        Args:
+            at_once: How many workers make envs at the same time; None for all.
+            progress: Told now and then how many envs have been made.
+
         Raises:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
         """
-        self.post(ASK, [message("open")] * len(self.seats))
+        self.number += 1
+        self._left, queue = len(self.seats), deque(self.seats)
+        payload = message("open", self.restart_envs)
+        frame = HEAD.pack(ASK, 0, self.number, len(payload)) + payload
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
         while self._left and not patience.is_over:
+            num_free = (at_once or len(self.seats)) - sum(bool(s.awaits) for s in self.seats)
+            while queue and num_free > 0 and patience.timeout is None:
+                self._command(queue.popleft(), self.number, frame)
+                num_free -= 1
             self._serve(min(_LOOK_S, patience.left()))
+            progress(sum(self._num_made(seat) for seat in self.seats if seat not in queue))
             if patience.timeout is None and (
                 self._dead or any(s.answer and s.answer.errors for s in self.seats)
             ):
@@ -239,7 +260,16 @@ class Pool:
             raise error from cause
         for fault in answer.errors:
             raise self.creation_error(fault)
-        return answer.result[0]
+        report: EnvSpaces = answer.result[0]
+        for fault in report.faults if self._layout is not None else ():
+            if fault.env_id not in self.missing:  # that of the former worker could be made
+                raise self.creation_error(fault)
+        self.missing.difference_update(range(seat.first, seat.last))
+        self.missing.update(fault.env_id for fault in report.faults)
+        return report
+
+    def _num_made(self, seat: _Seat) -> int:
+        return (self._making(seat) if seat.awaits else seat.last) - seat.first
 
     def _making(self, seat: _Seat) -> int:
         return max(int(self._places[seat.worker + 1]), seat.first)
@@ -271,7 +301,6 @@ class Pool:
         number = self.number = self.number + 1
         self.steps += kind == STEP
         frame = HEAD.pack(kind, 0, number, 0)
-        now = time.monotonic()
         self.timed_out = False
         self._left = len(self.seats)
         self._places[1:] = -1
@@ -279,8 +308,12 @@ class Pool:
             if payloads is not None:
                 payload = payloads[seat.worker]
                 frame = HEAD.pack(kind, 0, number, len(payload)) + payload
-            seat.command, seat.awaits, seat.answer, seat.since = frame, number, None, now
-            self._write(seat, frame)
+            self._command(seat, number, frame)
+
+    def _command(self, seat: _Seat, number: int, frame: bytes) -> None:
+        seat.command, seat.awaits, seat.answer = frame, number, None
+        seat.since = time.monotonic()
+        self._write(seat, frame)
 
     def send(self, env_ids: Sequence[int], payloads: Sequence[bytes] | None) -> None:
         """Let workers step some envs; payloads are their actions, if these have no fixed shape."""
@@ -543,7 +576,7 @@ class Pool:
         try:
             with forked_with_one_openblas_thread():
                 self._start(seat, choose_method(self._context))
-            payload = message("open")
+            payload = message("open", self.restart_envs)
             self._write(seat, HEAD.pack(ASK, 0, _OPENING, len(payload)) + payload)
             while seat.awaits and seat not in self._dead:
                 if not self._serve(_LOOK_S):

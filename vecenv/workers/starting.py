@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -115,6 +115,7 @@ def start_process(
     name: str,
     factories: Sequence[Callable[[], Any]],
     *args: Any,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[Process, Channel]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
@@ -129,6 +130,7 @@ def start_process(
         name: Of the process.
         factories: Of envs.
         *args: What can be pickled; a `Memory` is shared.
+        variables: Of the environment, for a fresh interpreter, which has them from its start.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     authkey = bytes(multiprocessing.current_process().authkey)
@@ -140,7 +142,7 @@ def start_process(
             if method.why_not_fork is None:
                 error.add_note(
                     "Envs for workers that are fresh interpreters are pickled with cloudpickle; "
-                    "context='fork' needs no pickling."
+                    "context='fork', without worker_env, needs no pickling."
                 )
                 raise
             _warn_once(
@@ -153,7 +155,7 @@ def start_process(
         if method.is_fork:
             inner: Any = _Fork(here, partial(target, there, child, *args))
         else:
-            inner = _start_fresh(target, there, child, args)
+            inner = _start_fresh(target, there, child, args, variables or {})
         return Process(inner), here
     except Exception:
         here.close()
@@ -243,7 +245,11 @@ class Process:
 
 
 def _start_fresh(
-    target: Callable[..., None], there: Channel, child: ChildSetup, args: tuple[Any, ...]
+    target: Callable[..., None],
+    there: Channel,
+    child: ChildSetup,
+    args: tuple[Any, ...],
+    variables: Mapping[str, str],
 ) -> subprocess.Popen:
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
@@ -252,7 +258,7 @@ def _start_fresh(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
         pass_fds=() if is_windows else (there.reader, there.writer, *handles),
-        env=limited_environment(),
+        env={**limited_environment(), **variables},
     )
     channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
     file = io.BytesIO()

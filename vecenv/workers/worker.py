@@ -124,12 +124,13 @@ class _Worker:
 
     # -- messages: methods that the caller names ---------------------------------------------
 
-    def open(self) -> Answer:
-        """Make the envs; the result is a list of their `EnvSpaces`."""
+    def open(self, goes_on: bool) -> Answer:
+        """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
         worker, first = self._worker, self._first
         try:
             self._factories = self._child.load()
-            self._envs, fault = make_envs(self._factories, first, worker, self._place)
+            made = make_envs(self._factories, first, worker, self._place, goes_on)
+            self._envs, fault = made
             found = [] if fault else [EnvSpaces.of(self._envs)]
         except BaseException as error:  # reading factories and spaces runs code of users' classes
             env_id = first + getattr(error, "env_index", 0)
