@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
-from workers.faulty_envs import FINE, FaultyEnv, children, faulty
+from workers import faulty_envs
+from workers.faulty_envs import FINE, FaultyEnv, faulty
 from workers.started_envs import Loading, Task, fail_to_load
 
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make_vec
@@ -26,6 +27,19 @@ BACKENDS = {
     "restarting": functools.partial(AsyncVectorEnv, num_workers=2, on_error="restart"),
 }
 fails = functools.partial(fail_to_load, "no assets for pick-and-place")
+
+
+others = set()  # processes that tests before have left, such as multiprocessing's own
+
+
+@pytest.fixture(autouse=True)
+def _note_others():
+    others.clear()
+    others.update(faulty_envs.children())
+
+
+def children():
+    return set(faulty_envs.children()) - others
 
 
 def tasks(*names):

@@ -157,7 +157,8 @@ class EnvFault(NamedTuple):
             error = EnvStepError(f"{self._who()} raised {self.text}")
         action = f", action {self.action}" if self.action else ""
         by = "" if self.env_id < 0 else f" by env {self.env_id}"
-        error.add_note(f"Raised{by} in worker {self.worker}, {self.call} {step}{action}.")
+        where = "this process" if self.worker < 0 else f"worker {self.worker}"
+        error.add_note(f"Raised{by} in {where}, {self.call} {step}{action}.")
         if self.env_id >= 0:
             vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)

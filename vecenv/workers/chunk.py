@@ -29,6 +29,7 @@ __all__ = [
     "make_envs",
 ]
 
+_ANSWERING = "pickling infos and observations of step"
 _RESERVED = ("reset", "step", "close")
 
 
@@ -95,7 +96,7 @@ class Answer(NamedTuple):
         try:
             return dumps(tuple(self))
         except BaseException as error:  # code of users' classes
-            fault = EnvFault.of(error, first + self._culprit(), worker, "the answer of")
+            fault = EnvFault.of(error, first + self._culprit(), worker, _ANSWERING)
             return dumps(tuple(Answer(errors=[fault])))
 
     def _culprit(self) -> int:
@@ -206,7 +207,7 @@ class Chunk:
         except BaseException as error:
             infos, faults = {}, self._step_rest(error, actions, chosen)
         if self._published:
-            faults = [*faults, *self._publish(chosen, "step")]
+            faults = [*faults, *self._publish(chosen, "step", faults)]
         answer = None
         if infos or faults or self._objects:
             infos = {k - chosen[0]: entries for k, entries in infos.items()}
@@ -252,16 +253,30 @@ class Chunk:
             raise error
         return EnvFault.of(error, self.first + index, self.worker, call, action)
 
-    def _publish(self, indices: Iterable[int], call: str) -> list[EnvFault]:
-        """Copy what envs publish to where the caller sees it; return what went wrong."""
+    def _publish(
+        self, indices: Iterable[int], call: str, known: Sequence[EnvFault] = ()
+    ) -> list[EnvFault]:
+        """Copy what envs publish to where the caller sees it; return what went wrong.
+
+        Envs that have failed already, whose faults are `known`, are left out.
+        """
         faults: list[EnvFault] = []
+        failed = {fault.env_id - self.first for fault in known}
         for index in indices:
-            if isinstance(without_restarts(self.group.envs[index]), MissingEnv):
+            env = self.group.envs[index]
+            if index in failed or isinstance(without_restarts(env), MissingEnv):
                 continue
             for name, array in self._published:
                 try:
-                    value = self.group.envs[index].get_wrapper_attr(name)
-                    array[index] = value() if callable(value) else value
+                    value = env.get_wrapper_attr(name)
+                    value = np.asarray(value() if callable(value) else value)
+                    is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
+                    if value.shape != array.shape[1:] or is_cut:
+                        raise TypeError(
+                            f"{name}, which is published, has shape {value.shape} and dtype "
+                            f"{value.dtype}, expected {array.shape[1:]} and {array.dtype}"
+                        )
+                    array[index] = value
                 except BaseException as error:
                     faults.append(self._fault(error, index, call))
         return faults
@@ -288,7 +303,7 @@ class Chunk:
                 faults.append(self._fault(error, index, "reset"))
             else:
                 self.group.mark_done(index)
-        faults += self._publish(self._every, "reset")
+        faults += self._publish(self._every, "reset", faults)
         return Answer(None, infos, [leaf.target for leaf in self._objects], faults)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:

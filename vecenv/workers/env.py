@@ -201,6 +201,8 @@ class AsyncVectorEnv(GymVecEnv):
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         if on_error not in ("raise", "restart"):
             raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+        if on_error == "restart" and self._timeout == 0:
+            raise ValueError("timeout is 0: no env can do a step in that time, give it seconds")
 
         def batch(obs_spaces: list[Space], action_spaces: list[Space]) -> BatchedSpaces:
             owner = type(self).__name__
@@ -517,7 +519,13 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.end_async()
             self._calls.unfinished = None
             self.close(terminate=True)
-            error.args = (f"{error.args[0]} The vector env is closed.",)
+            told = f"{error.args[0]} The vector env is closed: make a new one"
+            restart = (
+                ""
+                if self._pool.restart_envs
+                else ", with on_error='restart' if workers are to be replaced"
+            )
+            error.args = (f"{told}{restart}.",)
             raise
 
     def halves(self) -> NoReturn:
@@ -754,7 +762,8 @@ class AsyncVectorEnv(GymVecEnv):
         if not pool.is_owner:
             return
         pending = self._calls.pending
-        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
+        timeout_s = read_timeout("timeout", timeout)
+        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout_s)
         if pending is not None and self._calls.unfinished is None:  # not of a call that Ctrl-C cut
             with contextlib.suppress(Warning):
                 logger.warn(

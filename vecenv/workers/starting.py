@@ -254,6 +254,10 @@ def _start_fresh(
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
     is_windows = sys.platform == "win32"
+    told = io.BytesIO()  # all but the channel before there is a process, as it may raise
+    pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
+    pickle.dump(_surroundings(), told)
+    pickle.dump((target, child, args), told)
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
@@ -261,13 +265,10 @@ def _start_fresh(
         env={**limited_environment(), **variables},
     )
     channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
-    file = io.BytesIO()
-    pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
-    pickle.dump(_surroundings(), file)
-    pickle.dump((target, channel, child, args), file)
+    pickle.dump(channel, told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
-        stdin.write(file.getvalue())
+        stdin.write(told.getvalue())
     return process
 
 
@@ -292,7 +293,8 @@ def be_fresh(file: Any) -> None:
     for library, method in setting["methods"].items():
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
-    target, channel, child, args = pickle.load(file)
+    target, child, args = pickle.load(file)
+    channel = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -124,6 +124,10 @@ class _Worker:
 
     # -- messages: methods that the caller names ---------------------------------------------
 
+    def ping(self) -> Answer:
+        """Say that this worker is not at an env."""
+        return Answer()
+
     def open(self, goes_on: bool) -> Answer:
         """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
         worker, first = self._worker, self._first
