@@ -152,9 +152,6 @@ class AsyncVectorEnv(GymVecEnv):
         TypeError, ValueError: An argument is not what it should be; names it.
     """
 
-    _keeps_infos_apart = False
-    _shared_stamps: EnvStamps | None = None
-
     def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
         self,
         env_fns: Sequence[Callable[[], Env]],
@@ -234,7 +231,6 @@ class AsyncVectorEnv(GymVecEnv):
             mode=observation_mode,
             shows_progress=lazy,
         )
-        self._is_new = not lazy  # never reset, and asked to step all the same
         self.published: dict[str, np.ndarray] = {}
         self.restarts = np.zeros(len(env_fns), np.int64)
         if not lazy:
@@ -244,7 +240,7 @@ class AsyncVectorEnv(GymVecEnv):
         batched = batch([given[0]] * count, [given[1]] * count)  # type: ignore[index]  # it is given
         self._set_up(count, batched, self.autoreset_mode)
         self._bind_rows(StepRows.make(self.single_observation_space, count))
-        self._calls.is_started = self.closed = False
+        self._calls.is_started = self.closed = self._is_new = False
 
     def _start(self) -> None:
         """Start the workers, and have them make the envs."""
@@ -281,6 +277,9 @@ class AsyncVectorEnv(GymVecEnv):
         self._own_queue: deque[tuple[int, Any]] = deque()  # envs sent that the caller steps
         self._resetting: Sequence[int] = ()  # the envs of the pending reset
         self._never = Deadline.of_call(None, None)
+        self._is_new = True  # never reset
+        self._keeps_infos_apart = False
+        self._shared_stamps: EnvStamps | None = None
         pool.left_by_fork = self._calls.leave_to_parent
         self._on_cut = partial(_note_cut, self._calls, pool)
         self._open = None
