@@ -10,13 +10,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import shorten
 
-__all__ = ["ActorGoneError", "Cluster", "Demand", "NotThereError", "about_here"]
+__all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
 _PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
 _SLICE_S = 1.0
@@ -32,10 +32,6 @@ _uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, R
 
 class ActorGoneError(Exception):
     """An actor is gone or can't be reached; the `__cause__` has Ray's whole message."""
-
-
-class NotThereError(Exception):
-    """A value has been computed but has not arrived in time."""
 
 
 class Demand(NamedTuple):
@@ -176,15 +172,16 @@ class Cluster:
             ValueError: The address is invalid.
         """
         if address == "auto":
-            found = _found_address()
-            if found is None:
-                return
-            address = found
-        _probe(address)
-        self._ask_to_be_let_in(address)
+            with contextlib.suppress(Exception):  # none is found, or Ray has moved the function
+                find = _part_of_ray("_private.services").canonicalize_bootstrap_address
+                address = find("auto") or "auto"
+        if address != "auto":
+            _probe(address)
+            if not address.startswith("ray://"):
+                self._ask_to_be_let_in(address)
 
     def _ask_to_be_let_in(self, address: str) -> None:
-        """Connect to a head once; `ray.init` would try for 20 or 30 seconds.
+        """Connect to a head once; `ray.init` would try for minutes, and not say what is wrong.
 
         Raises:
             ConnectionError: It demands another token, or is no head.
@@ -196,10 +193,7 @@ class Cluster:
                 setup = _part_of_ray("_private.authentication.authentication_token_setup")
                 # Ray's clients end the process if a token is required and missing.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-                if address.startswith("ray://"):
-                    _call_ray_client(address.removeprefix("ray://"))
-                else:
-                    _part_of_ray("_raylet").GcsClient(address=address)
+                _part_of_ray("_raylet").GcsClient(address=address)
             except ImportError:  # a release of Ray without tokens
                 return
             except Exception as error:
@@ -293,32 +287,18 @@ class Cluster:
                     return
                 time.sleep(_POLL_S)
 
-    def store_bytes(self) -> dict[str, int]:
-        """Return the size of each node's object store in bytes, by the node's id."""
-        return {
-            node["NodeID"]: int(node["Resources"].get("object_store_memory", 0))
-            for node in self._ray.nodes()
-            if node["Alive"]
-        }
-
-    def own_node(self) -> str:
-        """Return the id of the node that this process is connected to."""
-        return self._ray.get_runtime_context().get_node_id()
+    def own_store(self) -> tuple[str, int]:
+        """Return the id of the node of this process, and the bytes of its object store."""
+        own = self._ray.get_runtime_context().get_node_id()
+        for node in self._ray.nodes():
+            if node["NodeID"] == own and node["Alive"]:
+                return own, int(node["Resources"].get("object_store_memory", 0))
+        return own, 0
 
     def start(self, demand: Demand) -> Any:
         """Start an actor and return its handle at once; its process may take a while to start."""
         actor_class = self._ray.remote(_actor_class())
         return actor_class.options(max_restarts=0, **demand.options()).remote()
-
-    def node_of(self, actor: Any, demand: Demand) -> str:
-        """Return the node chosen to start an actor's process, or ""; it may be a lost node.
-
-        If Ray does not tell, as through "ray://": "?" if there is room for another actor.
-        """
-        with contextlib.suppress(Exception):  # Ray has it for debugging only, and may drop it
-            place = _part_of_ray("_private.state").actors(actor._actor_id.hex())["Address"]
-            return place["NodeID"] if place["IPAddress"] else ""
-        return "?" if self.free_places(demand) > 0 else ""
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs, on this node if given."""
@@ -339,40 +319,46 @@ class Cluster:
         """Start calling a method of an actor and return a reference to the future result."""
         return actor.call.remote(method, *args)
 
-    def wait(self, references: Sequence[Any], deadline: Deadline) -> list[Any]:
-        """Return the references that are ready, after a short wait for the first."""
-        timeout = min(_SLICE_S, deadline.left())
-        ready, _ = self._ray.wait(list(references), num_returns=1, timeout=timeout)
-        if len(ready) < len(references):  # one was asked for; take all there are
-            ready, _ = self._ray.wait(
-                list(references), num_returns=len(references), timeout=0, fetch_local=False
-            )
-        return ready
+    def arrived(
+        self, references: Sequence[Any], deadline: Deadline, *, all_at_once: bool = False
+    ) -> dict[Any, Any]:
+        """Return what actors have answered, after a short wait for the first of them.
 
-    def fetch_all(self, references: Sequence[Any], deadline: Deadline) -> list[Any] | None:
-        """Return all values after a short wait, or None if one isn't there or has failed."""
-        try:
-            return self._ray.get(list(references), timeout=min(_SLICE_S, deadline.left()))
-        except self._ray.exceptions.RayError:
-            return None
+        Args:
+            references: To the answers.
+            deadline: Until which there may be a wait.
+            all_at_once: Wait for all rather than the first, which is quicker.
 
-    def fetch(self, reference: Any, deadline: Deadline) -> Any:
-        """Return the value of a reference that is ready, on whichever node it is.
-
-        Raises:
-            ActorGoneError: The value is lost with its actor.
-            NotThereError: The value has not arrived from its node before the deadline.
+        Returns:
+            By reference the value, wherever it was, or an ActorGoneError if it is lost with its
+            actor. Values on a node that does not send them are left out.
         """
-        exceptions = self._ray.exceptions
-        left = deadline.left()
-        try:
-            return self._ray.get(reference, timeout=None if left == float("inf") else left)
-        except exceptions.RayTaskError:
-            raise  # not from the envs: their faults are returned as values
-        except exceptions.GetTimeoutError:
-            raise NotThereError from None
-        except exceptions.RayError as error:
-            raise ActorGoneError(_cause(str(error))) from error
+        ray, left_s = self._ray, min(_SLICE_S, deadline.left())
+        errors = ray.exceptions
+        if all_at_once:
+            with contextlib.suppress(errors.RayError):  # one is late, or lost
+                values = ray.get(list(references), timeout=left_s)
+                return dict(zip(references, values, strict=True))
+            left_s = min(_SLICE_S, deadline.left())
+        ready, others = ray.wait(list(references), num_returns=1, timeout=left_s)
+        if others:  # one was asked for; take all there are
+            count = len(references)
+            ready, _ = ray.wait(list(references), num_returns=count, timeout=0, fetch_local=False)
+        found = {}
+        for reference in ready:
+            left_s = deadline.left()
+            try:
+                found[reference] = ray.get(
+                    reference, timeout=None if left_s == float("inf") else left_s
+                )
+            except errors.RayTaskError:
+                raise  # not from the envs: their faults are returned as values
+            except errors.GetTimeoutError:
+                continue
+            except errors.RayError as error:
+                gone = found[reference] = ActorGoneError(_cause(str(error)))
+                gone.__cause__ = error
+        return found
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store, once for all actors."""
@@ -406,56 +392,48 @@ def _actor_class() -> type:
     may use no name of this module.
     """
 
-    class RayRolloutWorker:
-        """Owns a `vecenv.ray.worker.RayRolloutWorker`."""
+    class RayEnvActor:
+        """Owns a `vecenv.ray.actor.EnvActor`."""
 
         worker: Any = None
 
         def about(self) -> dict[str, Any]:
             """Return node and installed versions by name, see `about_here`."""
-            import hashlib
             import importlib
+            import os
             import platform
             import socket
-            from pathlib import Path
 
             versions = {"Python": platform.python_version()}
-            missing = {}
+            missing = []
             for name in ("vecenv", "numpy", "gymnasium"):
                 try:
-                    module = importlib.import_module(name)
-                    versions[name] = str(module.__version__)
+                    versions[name] = str(importlib.import_module(name).__version__)
                 except Exception as error:
-                    missing[name] = f"{type(error).__name__}: {error}"
-                    continue
-                if name == "vecenv" and module.__file__ is not None:
-                    digest = hashlib.sha256()
-                    for path in sorted(Path(module.__file__).parent.rglob("*.py")):
-                        digest.update(path.read_bytes())
-                    versions["source of vecenv"] = digest.hexdigest()[:8]
+                    missing.append(f"{name} ({type(error).__name__}: {error})")
             node, ray = "", importlib.import_module("ray")
             if ray.is_initialized():
                 node = ray.get_runtime_context().get_node_id()
-            where = {"node": node, "host": socket.gethostname()}
-            return {**where, "versions": versions, "missing": missing}
+            where = {"node": node, "host": socket.gethostname(), "pid": os.getpid()}
+            return {**where, "versions": versions, "missing": "; ".join(missing)}
 
         def call(self, method: str, *args: Any) -> Any:
             """Call a method of the worker; the first call makes it."""
             if self.worker is None:
-                from vecenv.ray.worker import RayRolloutWorker
+                from vecenv.ray.actor import EnvActor
 
-                self.worker = RayRolloutWorker()
+                self.worker = EnvActor()
             return getattr(self.worker, method)(*args)
 
-    return RayRolloutWorker
+    return RayEnvActor
 
 
 def about_here() -> dict[str, Any]:
     """Return for this process what `about` returns for an actor's.
 
     Returns:
-        "node" (its id) and "host"; "versions" of Python, vecenv, NumPy and Gymnasium, and a hash of
-        vecenv's source; "missing": for each package that can't be imported, why.
+        "node" (its id), "host" and "pid"; "versions" of Python, vecenv, NumPy and Gymnasium;
+        "missing": which of these can't be imported, and why, or "".
     """
     return _actor_class()().about()
 
@@ -468,74 +446,33 @@ def _cause(text: str) -> str:
 
 
 def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Split a `runtime_env` into the entries of the connection and those of single actors.
+    """Split a `runtime_env` into files of this machine, for the connection, and the rest.
 
     Raises:
         ValueError: A folder or module in it does not exist.
     """
-    left, uploads = dict(runtime_env or {}), {}
-    folder, modules = left.get("working_dir"), left.get("py_modules") or ()
-    if isinstance(modules, str | os.PathLike):
-        raise ValueError(f"runtime_env['py_modules'] is {modules!r}, expected a list of such")
-    for path in _local_paths(() if folder is None else (folder,)):
-        uploads["working_dir"] = _existing(path, "working_dir")
-        del left["working_dir"]
-    if any(True for _ in _local_paths(modules)):
-        uploads["py_modules"] = [
-            _existing(path, "py_modules") if path is not None else module
-            for module in modules
-            for path in [next(_local_paths((module,)), None)]
-        ]
-        del left["py_modules"]
-    if uploads and "excludes" in left:
-        uploads["excludes"] = left.pop("excludes")
-    return uploads, left or None
+    left, files = dict(runtime_env or {}), {}
+    if isinstance(left.get("py_modules"), str | os.PathLike):
+        raise ValueError(f"runtime_env['py_modules'] is {left['py_modules']!r}, expected a list")
+    for name in ("working_dir", "py_modules"):
+        given = left.get(name)
+        paths = list(map(_path, given if isinstance(given, list) else [given] if given else []))
+        if any("://" not in path for path in paths):
+            files[name] = paths if isinstance(left.pop(name), list) else paths[0]
+    if files and "excludes" in left:
+        files["excludes"] = left.pop("excludes")
+    return files, left or None
 
 
-def _local_paths(given: Sequence[Any]) -> Iterator[str]:
-    """Yield the working folders, files and imported modules that are on this machine."""
-    for one in given:
-        if isinstance(one, str):
-            if "://" not in one:
-                yield one
-        elif isinstance(one, os.PathLike):
-            yield os.fspath(one)
-        elif hasattr(one, "__path__"):
-            yield next(iter(one.__path__))
-        elif getattr(one, "__file__", None):
-            yield one.__file__
-
-
-def _existing(path: str, name: str) -> str:
-    path = os.path.abspath(path)
-    if not os.path.exists(path):
-        raise ValueError(f"runtime_env[{name!r}] has {path!r}, which does not exist")
+def _path(given: Any) -> str:
+    """Return the path of a folder, file or imported module of this machine, or a URI as it is."""
+    found = next(iter(getattr(given, "__path__", ())), None) or getattr(given, "__file__", given)
+    path = os.fspath(found)
+    if "://" not in path:
+        path = os.path.abspath(path)
+        if not os.path.exists(path):
+            raise ValueError(f"runtime_env has {os.fspath(found)!r}, which does not exist")
     return path
-
-
-def _found_address() -> str | None:
-    """Return the address that "auto" stands for, or None if only `ray.init` knows."""
-    with contextlib.suppress(Exception):  # no cluster is found, or Ray has moved the function
-        return _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
-    return None
-
-
-def _call_ray_client(address: str) -> None:
-    """Call the server of "ray://" once, with Ray's token.
-
-    Raises:
-        AuthenticationError: The server demands another token.
-    """
-    grpc = importlib.import_module("grpc")  # of Ray's client, which needs it
-    channel = _part_of_ray("_private.grpc_utils").init_grpc_channel(address)
-    try:
-        channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=_PROBE_S)
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            refusal = _part_of_ray("exceptions").AuthenticationError
-            raise refusal(str(error.details())) from error
-    finally:
-        channel.close()
 
 
 def _probe(address: str) -> None:
