@@ -309,7 +309,7 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
         ({"resources": ["second"]}, "expected amounts by name"),
         ({"scheduling_strategy": "PACK"}, "expected one of SPREAD, DEFAULT"),
         ({"runtime_env": "."}, "expected a dict"),
-        ({"runtime_env": {"py_modules": "."}}, "expected a list"),
+        ({"runtime_env": {"py_modules": "."}}, "connected already"),
         ({"runtime_env": {"working_dir": "no/such"}}, "does not exist"),
     ],
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -24,26 +24,12 @@ from vecenv.sync import SyncVectorEnv
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
 
-__all__ = ["ActorPolicy", "EnvActor", "NewStamps", "Reply", "Start"]
+__all__ = ["EnvActor", "Reply", "Start"]
 
 _OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can raise
 _LIVE, _IS_DUE, _LOST = range(3)  # what the next step of an env does: step, begin anew, report
 
 Parts = list[tuple[np.ndarray, dict[Any, Any]]]
-
-
-class ActorPolicy(Protocol):
-    """The policy that the factory of `RayVectorEnv.set_policy` returns; see there."""
-
-    @property
-    def load(self) -> Callable[[Any], Any]:
-        """Load new weights."""
-        ...
-
-    @property
-    def act(self) -> Callable[..., Any]:
-        """Choose actions for observations and inputs."""
-        ...
 
 
 class Start(NamedTuple):
@@ -89,20 +75,6 @@ class Start(NamedTuple):
         return f"worker {self.worker} ({envs})"
 
 
-class NewStamps(NamedTuple):
-    """Env steps that have ended since the last reply.
-
-    Attributes:
-        env_ids: int64 (R,), counted from the actor's first env, env by env.
-        records: int64 (R, RECORD_WORDS), as in a ring, by the actor's clock.
-        sent_ns: Time of sending, by that clock.
-    """
-
-    env_ids: np.ndarray
-    records: np.ndarray
-    sent_ns: int
-
-
 class Reply(NamedTuple):
     """The reply of an actor to a call.
 
@@ -110,13 +82,15 @@ class Reply(NamedTuple):
         result: Result of the call; None if it failed.
         faults: Faults of envs.
         restarts: int64 (n,), how often each env has been replaced; None if none ever was.
-        stamps: Stamps of env steps since the last reply, if enabled.
+        stamps: If enabled, of the env steps that have ended since the last reply: env ids int64
+            (R,), counted from the actor's first env, env by env; records int64 (R, RECORD_WORDS),
+            as in a ring, by the actor's clock; and the time of sending by that clock.
     """
 
     result: Any
     faults: Sequence[EnvFault] = ()
     restarts: np.ndarray | None = None
-    stamps: NewStamps | None = None
+    stamps: tuple[np.ndarray, np.ndarray, int] | None = None
 
 
 class EnvActor:
@@ -127,7 +101,7 @@ class EnvActor:
     """
 
     envs: VecEnv
-    _policy: ActorPolicy | None = None
+    _policy: Any = None
     _successors: Successors | None = None  # until all lost episodes have been reported
     _stamps: EnvStamps | None = None
     _acting: tuple[int, Any] | None = None  # step and actions, while `collect` steps the envs
@@ -238,7 +212,7 @@ class EnvActor:
         stamps = None
         if self._stamps is not None:
             env_ids, words, self._taken = self._stamps.words_since(self._taken)
-            stamps = NewStamps(env_ids, words.T, perf_counter_ns())
+            stamps = env_ids, words.T, perf_counter_ns()
         return Reply(result, (), self._counts.copy() if self._counts.any() else None, stamps)
 
     # -- the policy --------------------------------------------------------------------------
@@ -271,7 +245,6 @@ class EnvActor:
 
     def _collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
         envs, policy = self.envs, self._policy
-        assert policy is not None
         if weights is not None:
             policy.load(weights)
         fragment = Fragment.of(envs, num_steps)

@@ -21,10 +21,7 @@ __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 _PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
 _SLICE_S = 1.0
 _POLL_S = 0.02
-# A gRPC server, such as Ray's head, greets with a SETTINGS frame; other servers don't.
-_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS = 4
-_UNIMPLEMENTED = 12  # gRPC's code for "no such method here"
+_FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes with a connection
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
 _uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, Ray's names of them
@@ -122,10 +119,6 @@ class Cluster:
                 f"{current!r} already; leave the address out, or call ray.shutdown() first"
             )
 
-    def _job_env(self) -> dict[str, Any]:
-        """Return the `runtime_env` that this process is connected with, as Ray has it."""
-        return dict(self._ray.get_runtime_context().runtime_env)
-
     def _require_uploaded(self, uploads: dict[str, Any]) -> None:
         if not uploads or _uploaded == (uploads, self._job_env()):
             return
@@ -135,6 +128,10 @@ class Cluster:
             f"ray.init(..., runtime_env={uploads!r}) and leave them out here, or let RayVectorEnv "
             "connect (ray.shutdown() first)"
         )
+
+    def _job_env(self) -> dict[str, Any]:
+        """Return the `runtime_env` that this process is connected with, as Ray has it."""
+        return dict(self._ray.get_runtime_context().runtime_env)
 
     def _connect(self, address: str | None, uploads: dict[str, Any]) -> None:
         global _uploaded  # noqa: PLW0603, as there is one connection per process
@@ -152,20 +149,17 @@ class Cluster:
         except (ConnectionError, RuntimeError) as error:
             if is_local:
                 raise
-            raise ConnectionError(
-                f"there is no Ray cluster at {address!r}: {shorten(str(error))}. Start one with "
-                "`ray start --head`, or leave the address out for one on this machine"
-            ) from error
-        except BaseException as error:  # perhaps connected, but the upload has failed
+            raise _no_cluster(address, shorten(str(error))) from error
+        except BaseException:  # perhaps connected, but the upload has failed
             self._ray.shutdown()
-            if isinstance(error, self._refusals):
-                raise self._refusal(address, error) from error
             raise
         if uploads:
             _uploaded = uploads, self._job_env()
 
     def _look_at(self, address: str) -> None:
-        """Ensure that a Ray head at the address accepts this process; Ray itself tries for minutes.
+        """Ensure that a Ray head at the address accepts this process.
+
+        `ray.init` would try for minutes, and not say that a token is missing.
 
         Raises:
             ConnectionError: There is no head, or it refuses this process.
@@ -173,20 +167,23 @@ class Cluster:
         """
         if address == "auto":
             with contextlib.suppress(Exception):  # none is found, or Ray has moved the function
-                find = _part_of_ray("_private.services").canonicalize_bootstrap_address
-                address = find("auto") or "auto"
-        if address != "auto":
-            _probe(address)
-            if not address.startswith("ray://"):
-                self._ask_to_be_let_in(address)
+                address = _part_of_ray("_private.services").canonicalize_bootstrap_address(address)
+        if address == "auto":
+            return
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(
+                f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
+            )
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        except OSError as error:
+            raise _no_cluster(address, str(error)) from error
+        if not address.startswith("ray://"):
+            self._ask_to_be_let_in(address)
 
     def _ask_to_be_let_in(self, address: str) -> None:
-        """Connect to a head once; `ray.init` would try for minutes, and not say what is wrong.
-
-        Raises:
-            ConnectionError: It demands another token, or is no head.
-        """
-        failed: list[Exception] = []
+        failed: list[Exception | None] = []
 
         def ask() -> None:
             try:
@@ -195,38 +192,26 @@ class Cluster:
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
                 _part_of_ray("_raylet").GcsClient(address=address)
             except ImportError:  # a release of Ray without tokens
-                return
+                failed.append(None)
             except Exception as error:
                 failed.append(error)
+            else:
+                failed.append(None)
 
         asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
         asking.start()
         asking.join(_PROBE_S)
-        for error in failed:
-            if isinstance(error, self._refusals):
-                raise self._refusal(address, error)
-            if getattr(error, "rpc_code", None) == _UNIMPLEMENTED:
-                raise ConnectionError(
-                    f"what listens at {address!r} is no Ray head ({error}), but another part of "
-                    "Ray perhaps: ports of `ray start --ray-client-server-port` need 'ray://'. "
-                    "`ray status` on the head's machine names the address"
-                ) from error
-            # `ray.init` describes all other errors better.
-
-    @property
-    def _refusals(self) -> tuple[type[Exception], ...]:
-        """Return Ray's exceptions about tokens; older releases have none."""
-        kind = getattr(self._ray.exceptions, "AuthenticationError", None)
-        return () if kind is None else (kind,)
-
-    def _refusal(self, address: str | None, error: Exception) -> ConnectionError:
-        refusal = ConnectionError(
+        if not failed:
+            raise _no_cluster(address, f"no Ray head has answered within {_PROBE_S:g} seconds")
+        if (error := failed[0]) is None:
+            return
+        if type(error).__name__ != "AuthenticationError":
+            raise _no_cluster(address, f"what listens there is no Ray head ({error})") from error
+        raise ConnectionError(
             f"the Ray cluster at {address!r} refuses this process: {error} Clusters started where "
             "there is a token file demand that token: set RAY_AUTH_MODE=token in the environment "
             "of this process and of all nodes, or start all of them with RAY_AUTH_MODE=disabled"
-        )
-        refusal.__cause__ = error
-        return refusal
+        ) from error
 
     @property
     def is_connected(self) -> bool:
@@ -398,24 +383,23 @@ def _actor_class() -> type:
         worker: Any = None
 
         def about(self) -> dict[str, Any]:
-            """Return node and installed versions by name, see `about_here`."""
+            """Return where this is and what is installed, see `about_here`."""
             import importlib
             import os
             import platform
             import socket
 
             versions = {"Python": platform.python_version()}
-            missing = []
             for name in ("vecenv", "numpy", "gymnasium"):
                 try:
                     versions[name] = str(importlib.import_module(name).__version__)
                 except Exception as error:
-                    missing.append(f"{name} ({type(error).__name__}: {error})")
+                    versions[name] = f"can't be imported ({type(error).__name__}: {error})"
             node, ray = "", importlib.import_module("ray")
             if ray.is_initialized():
                 node = ray.get_runtime_context().get_node_id()
             where = {"node": node, "host": socket.gethostname(), "pid": os.getpid()}
-            return {**where, "versions": versions, "missing": "; ".join(missing)}
+            return {**where, "versions": versions}
 
         def call(self, method: str, *args: Any) -> Any:
             """Call a method of the worker; the first call makes it."""
@@ -432,10 +416,18 @@ def about_here() -> dict[str, Any]:
     """Return for this process what `about` returns for an actor's.
 
     Returns:
-        "node" (its id), "host" and "pid"; "versions" of Python, vecenv, NumPy and Gymnasium;
-        "missing": which of these can't be imported, and why, or "".
+        "node" (its id), "host", "pid", and "versions" of Python, vecenv, NumPy and Gymnasium, or
+        why they can't be imported.
     """
     return _actor_class()().about()
+
+
+def _no_cluster(address: Any, why: str) -> ConnectionError:
+    return ConnectionError(
+        f"there is no Ray cluster at {address!r}: {why}. Start one with `ray start --head`, or "
+        "leave the address out for one on this machine; `ray status` on the head's machine names "
+        "the address"
+    )
 
 
 def _cause(text: str) -> str:
@@ -446,83 +438,17 @@ def _cause(text: str) -> str:
 
 
 def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Split a `runtime_env` into files of this machine, for the connection, and the rest.
-
-    Raises:
-        ValueError: A folder or module in it does not exist.
-    """
-    left, files = dict(runtime_env or {}), {}
-    if isinstance(left.get("py_modules"), str | os.PathLike):
-        raise ValueError(f"runtime_env['py_modules'] is {left['py_modules']!r}, expected a list")
-    for name in ("working_dir", "py_modules"):
-        given = left.get(name)
-        paths = list(map(_path, given if isinstance(given, list) else [given] if given else []))
-        if any("://" not in path for path in paths):
-            files[name] = paths if isinstance(left.pop(name), list) else paths[0]
-    if files and "excludes" in left:
-        files["excludes"] = left.pop("excludes")
-    return files, left or None
-
-
-def _path(given: Any) -> str:
-    """Return the path of a folder, file or imported module of this machine, or a URI as it is."""
-    found = next(iter(getattr(given, "__path__", ())), None) or getattr(given, "__file__", given)
-    path = os.fspath(found)
-    if "://" not in path:
-        path = os.path.abspath(path)
-        if not os.path.exists(path):
-            raise ValueError(f"runtime_env has {os.fspath(found)!r}, which does not exist")
-    return path
-
-
-def _probe(address: str) -> None:
-    """Ensure that a Ray head listens at this address; Ray itself would try for minutes.
-
-    Raises:
-        ConnectionError: There is no server, or it is no Ray head.
-        ValueError: The address is invalid.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(
-            f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
-        )
-    deadline = Deadline(_PROBE_S)
-    try:
-        with _connected(host.strip("[]"), int(port), deadline) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            connection.settimeout(max(0.1, deadline.left()))
-            connection.sendall(_HTTP2_HELLO)
-            greeting = connection.recv(9)
-    except TimeoutError as error:
-        raise ConnectionError(
-            f"there is no Ray cluster at {address!r}: nothing has answered within {_PROBE_S:g} "
-            "seconds; a firewall, another kind of server, or a head that hangs. `ray status` on "
-            "the head's machine names the address"
-        ) from error
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, "
-            "or leave the address out for one on this machine"
-        ) from error
-    if len(greeting) < 4 or greeting[3] != _SETTINGS:
-        raise ConnectionError(
-            f"what listens at {address!r} is not a Ray head (it answers {greeting!r}); "
-            "`ray status` on the head's machine names the address"
-        )
-
-
-def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address of a host that accepts, all before one deadline."""
-    failed = OSError("the name has no address")
-    for kind, type_, protocol, _, where in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-        connection = socket.socket(kind, type_, protocol)
-        connection.settimeout(max(0.1, deadline.left()))
-        try:
-            connection.connect(where)
-            return connection
-        except OSError as error:
-            connection.close()
-            failed = error
-    raise failed
+    """Split a `runtime_env` into files of this machine, for the connection, and the rest."""
+    left = dict(runtime_env or {})
+    modules = left.get("py_modules") or []
+    sources = [
+        left.get("working_dir", "://"),
+        *(modules if isinstance(modules, list) else [modules]),
+    ]
+    if all(isinstance(source, str) and "://" in source for source in sources):
+        return {}, left or None
+    for source in sources:
+        is_path = isinstance(source, str | os.PathLike) and "://" not in os.fspath(source)
+        if is_path and not os.path.exists(source):
+            raise ValueError(f"runtime_env has {os.fspath(source)!r}, which does not exist")
+    return {name: left.pop(name) for name in _FILES if name in left}, left or None

@@ -23,6 +23,7 @@ from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.protocol import CallProtocol
+from vecenv.core.restarts import mixed_seed
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
@@ -33,7 +34,7 @@ from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
-    from vecenv.ray.actor import ActorPolicy, Reply, Start
+    from vecenv.ray.actor import Reply, Start
     from vecenv.ray.pool import ActorPool, Call
 
 __all__ = ["RayVectorEnv"]
@@ -228,10 +229,8 @@ class RayVectorEnv(GymVecEnv):
             restarts = self._pool.after_loss is not None
             replies = self._wait("reset", count, self._deadline(None), "`reset`", restarts)
             self._raise_faults(replies)
-            for env_id in np.flatnonzero(mask).tolist():
-                self._seeds[env_id] = (
-                    self._seeds[env_id] if seeds[env_id] is None else seeds[env_id]
-                )
+            pairs = zip(seeds, self._seeds, mask.tolist(), strict=True)
+            self._seeds = [new if takes and new is not None else old for new, old, takes in pairs]
             return self._take_reset(replies, mask)
 
     def _take_reset(
@@ -322,7 +321,7 @@ class RayVectorEnv(GymVecEnv):
 
     # -- fragments -------------------------------------------------------------------------
 
-    def set_policy(self, policy_fn: Callable[[VecEnv], ActorPolicy]) -> None:
+    def set_policy(self, policy_fn: Callable[[VecEnv], Any]) -> None:
         """Let every actor make a policy, for `collect`.
 
         Args:
@@ -559,12 +558,8 @@ class RayVectorEnv(GymVecEnv):
         self.restarts[rows] += 1
         restarts, loss = self.restarts[rows].copy(), None
         if self._calls.has_reset:
-            seeds = [
-                None
-                if seed is None
-                else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
-                for seed, k in zip(self._seeds[rows], restarts.tolist(), strict=True)
-            ]
+            pairs = zip(self._seeds[rows], restarts.tolist(), strict=True)
+            seeds = [None if seed is None else mixed_seed(seed, k) for seed, k in pairs]
             loss = reason, self._latest.take(np.array(start.envs)), seeds
         return start._replace(restarts=restarts, loss=loss)
 
@@ -666,12 +661,7 @@ def _infos_of(taken: list[tuple[int, int, list[Any]]], env_ids: np.ndarray) -> d
 def _note_cut(
     calls: CallProtocol, pool: ActorPool, ready: deque[Any], error: BaseException | None = None
 ) -> None:
-    """Forget what was asked for, and refuse all but `reset` and `close`.
-
-    Args:
-        calls, pool, ready: Of the vector env.
-        error: What has happened; None for an exception in the midst of a call.
-    """
+    """Forget what was asked for, and refuse all but `reset` and `close`, as of this error."""
     pool.forget()
     ready.clear()
     told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"

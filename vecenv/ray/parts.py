@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
 
 from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf, take_row
+from vecenv.core.batches import leaf_by_leaf, take_row
 from vecenv.core.infos import InfosApart, known_infos, take_infos
 from vecenv.core.rows import ObservationRows, TreeRows
 
@@ -125,20 +124,16 @@ class Fragment(NamedTuple):
         Raises:
             TypeError: Observations have no fixed shape.
         """
-        shape = num_steps, envs.num_envs
+        shape, space = (num_steps, envs.num_envs), envs.single_observation_space
+        rows = StepRows.make(space, num_steps * envs.num_envs, envs.allocate)
 
-        def obs_of(space: Space) -> Any:
-            if isinstance(space, Dict):
-                return {key: obs_of(part) for key, part in space.items()}
-            if isinstance(space, Tuple):
-                return tuple(obs_of(part) for part in space)
-            if not isinstance(space, ARRAY_SPACES):
+        def by_step(array: Any) -> np.ndarray:
+            if not isinstance(array, np.ndarray) or array.dtype == object:
                 raise TypeError(f"fragments hold observations of fixed shape; {space} has none")
-            return envs.allocate((*shape, *(space.shape or ())), space.dtype)
+            return array.reshape(*shape, *array.shape[1:])
 
-        flags = (envs.allocate(shape, np.bool_) for _ in range(2))
-        obs, rewards = obs_of(envs.single_observation_space), envs.allocate(shape, np.float64)
-        return Fragment(obs, rewards, *flags, {}, {})
+        flags = (rows.rewards, rows.terminations, rows.truncations)
+        return Fragment(leaf_by_leaf(by_step, rows.obs.batch()), *map(by_step, flags), {}, {})
 
     def slot(self, t: int) -> StepSlot:
         """Return the results of one step: views, which may be passed as `out`."""

@@ -40,7 +40,6 @@ _CLOSE_S = 5.0
 _RELEASE_S = 5.0  # until Ray has released the resources of actors that have ended
 _NO_PLACE_S = 1.0  # without a reply of a new actor, until it is asked whether nodes have room
 _PATIENCE_S = 10.0  # for a process to start, where they have
-_NEXT_NOTE_S = 30.0
 
 _pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()
 _held: list[Any] = []  # in forks, where even deleting references of Ray hangs
@@ -196,10 +195,13 @@ class ActorPool:
             EnvCreationError: It does not start, or its node lacks this package or has another
                 version.
         """
-        begin, patience = time.monotonic(), Deadline(_NO_PLACE_S)
-        may_share = self._shares_cpus and seat.spaces is not None
-        while (about := self._look(seat, reference, deadline, patience)) is None:
+        begin, is_told = time.monotonic(), False
+        while True:
+            patience = Deadline(min(_NO_PLACE_S, deadline.left()))
+            about = self._first_reply(seat, reference, patience, "was started")
             waited_s = time.monotonic() - begin
+            if about is not None:
+                break
             if deadline.is_over:
                 room = self.cluster.free_places(self._demand)
                 raise self._late(
@@ -208,33 +210,26 @@ class ActorPool:
                     f"for actors of {self._demand} now: {room}",
                 )
             has_room = self.cluster.all_places(self._demand) >= len(self.seats)
-            if has_room and waited_s < _PATIENCE_S:
-                patience = Deadline(_NO_PLACE_S)
+            if is_told or (has_room and waited_s < _PATIENCE_S):
                 continue
-            patience = Deadline(_NEXT_NOTE_S)
-            if may_share:
-                may_share = False
+            is_told = True
+            if self._shares_cpus and seat.spaces is not None:
                 self.cluster.kill(seat.actor)
                 demand = self.cluster.beside(self._demand, self._node_beside(seat))
                 reference = self._start(seat, demand)
                 told = "%s shares the CPUs of other actors, as no node has started it for %.0f s"
                 _logger.warning(told, seat.start, waited_s)
-                continue
-            _logger.warning(
-                "waiting for a node for %s: after %.0f s none has started its actor of %s; it is "
-                "given up after %g s (start_timeout)",
-                seat.start,
-                waited_s,
-                self._demand,
-                self.start_timeout,
-            )
+            else:
+                _logger.warning(
+                    "waiting for a node for %s: after %.0f s none has started its actor of %s; it "
+                    "is given up after %g s (start_timeout)",
+                    seat.start,
+                    waited_s,
+                    self._demand,
+                    self.start_timeout,
+                )
         seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
         self._compare(seat, about)
-
-    def _look(self, seat: _Seat, reference: Any, deadline: Deadline, patience: Deadline) -> Any:
-        """Return what a new actor says of its node, or None after some time."""
-        within = Deadline(min(deadline.left(), patience.left()))
-        return self._first_reply(seat, reference, within, "was started")
 
     def _node_beside(self, lost: _Seat) -> str | None:
         """Return the node with the fewest of the other actors; not that of this one."""
@@ -248,21 +243,16 @@ class ActorPool:
             EnvCreationError: Messages between them would not be understood.
         """
         here, there = self._here, about["versions"]
+        differing = [name for name, version in here.items() if there[name] != version]
         where = f"node {about['host']} ({about['node'][:12]})"
         texts = [", ".join(f"{k} {v}" for k, v in found.items()) for found in (there, here)]
         told = f"There: {texts[0]}. Here: {texts[1]}"
-        if about["missing"]:
-            raise EnvCreationError(
-                f"{seat.start} can't work on {where}, where Python can't import "
-                f"{about['missing']}. {told}. Install the same on all nodes (pip install "
-                f"vecenv=={here['vecenv']}), or send it along with "
-                "runtime_env={'py_modules': [vecenv]} when connecting"
-            )
-        differing = [name for name, version in here.items() if there[name] != version]
         if any(_series(name, here[name]) != _series(name, there[name]) for name in differing):
             raise EnvCreationError(
                 f"{seat.start} can't work on {where}, where {', '.join(differing)} differ too "
-                f"much. {told}. Install the same versions on all nodes"
+                f"much. {told}. Install the same versions on all nodes (pip install "
+                f"vecenv=={here['vecenv']}), or send them along with "
+                "runtime_env={'py_modules': [vecenv]} when connecting"
             )
         text = f"{where} has other versions ({', '.join(differing)}). {told}"
         if differing and text not in self._logged:

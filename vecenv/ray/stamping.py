@@ -7,7 +7,6 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from vecenv.ray.actor import NewStamps
 from vecenv.timing.stamps import BEGIN_NS, DONE_NS, END_NS, EnvStamps
 
 __all__ = ["StampMirror"]
@@ -34,22 +33,24 @@ class StampMirror:
         self._since_room = np.zeros(num_envs, np.int64)  # entered since
         self._ahead_ns: dict[tuple[int, int], int] = {}  # by worker and process
 
-    def enter(self, new: NewStamps, first_env: int, actor: tuple[int, int]) -> None:
+    def enter(
+        self, new: tuple[np.ndarray, np.ndarray, int], first_env: int, actor: tuple[int, int]
+    ) -> None:
         """Add the stamps of a reply; of an env with more than its ring has, the latest.
 
         Args:
-            new: The stamps.
+            new: The stamps, see `Reply`.
             first_env: The actor's first env.
             actor: Its worker and process; the process is negative on another machine.
         """
-        records = new.records.copy()
+        env_ids, records, sent_ns = new[0], new[1].copy(), new[2]
         if actor[1] < 0:
-            ahead_ns = new.sent_ns - perf_counter_ns()
+            ahead_ns = sent_ns - perf_counter_ns()
             ahead_ns = self._ahead_ns[actor] = max(ahead_ns, self._ahead_ns.get(actor, ahead_ns))
             records[:, BEGIN_NS] -= np.sign(records[:, BEGIN_NS]) * ahead_ns
             times = records[:, (END_NS, DONE_NS)]
             records[:, (END_NS, DONE_NS)] = np.where(times > 0, times - ahead_ns, 0)
-        ids, counts, rings = new.env_ids + first_env, self.stamps.counts, self.stamps.rings
+        ids, counts, rings = env_ids + first_env, self.stamps.counts, self.stamps.rings
         size = rings.shape[1]
         lengths = np.bincount(ids, minlength=len(counts))
         if (self._since_room + lengths).max() >= size:
