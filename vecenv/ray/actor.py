@@ -19,6 +19,7 @@ from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.rows import copy_batch
+from vecenv.core.slots import slot_rows
 from vecenv.ray.parts import Fragment, part_of, place_results, place_rows
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing.stamps import EnvStamps
@@ -94,49 +95,74 @@ class Reply(NamedTuple):
 
 
 class EnvActor:
-    """A vector env, and perhaps a policy, in an actor; every call returns a `Reply`.
+    """A vector env, and perhaps a policy, in an actor; the caller names its methods.
 
-    Exceptions of the envs or the policy are part of the reply: through Ray they would lose their
-    type.
+    What the envs or the policy raise is part of the reply: through Ray it would lose its type.
     """
 
     envs: VecEnv
     _policy: Any = None
     _successors: Successors | None = None  # until all lost episodes have been reported
     _stamps: EnvStamps | None = None
-    _acting: tuple[int, Any] | None = None  # step and actions, while `collect` steps the envs
+    _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the step under way
 
-    def open(self, start: Start) -> Reply:
-        """Make the vector env, and the policy if there is one; the result is its `EnvSpaces`."""
+    def answer(self, method: str, *args: Any) -> Reply:
+        """Call a method; the reply has its result, or a fault if that is what it has led to."""
+        self._acting = None
+        try:
+            result = getattr(self, method)(*args)
+        except Exception as error:
+            result = self._fault(error, method)
+        if isinstance(result, EnvFault):
+            return Reply(None, [result])
+        stamps, restarts = None, self._counts.copy() if self._counts.any() else None
+        if self._stamps is not None:
+            env_ids, words, self._taken = self._stamps.words_since(self._taken)
+            stamps = env_ids, words.T, perf_counter_ns()
+        return Reply(result, (), restarts, stamps)
+
+    def _fault(self, error: Exception, method: str) -> EnvFault:
+        """Describe an exception: which env raised it, and for which action."""
+        doing, actions, env_ids = self._acting or (method, None, None)
+        index, action = getattr(error, "env_index", None), None
+        if index is None and method in _OF_POLICIES:
+            return EnvFault.of(error, -1, self._start.worker, method)
+        index = index or 0
+        if actions is not None:
+            rows = [index] if env_ids is None else np.flatnonzero(env_ids == index).tolist()
+            with contextlib.suppress(Exception):  # the actions themselves may be malformed
+                action = take_row(self.envs.single_action_space, actions, rows[0])
+        doing = "creation" if method == "open" else doing
+        return EnvFault.of(error, self._start.first + index, self._start.worker, doing, action)
+
+    def open(self, start: Start) -> EnvSpaces | EnvFault:
+        """Make the vector env, and the policy if there is one; return what the envs are."""
         self._start = start
         self._counts = np.zeros(start.num_envs, np.int64) + start.restarts
-        try:
-            load_registry(start.registry)
-            made, options, restart_envs = loads(start.maker)
-            if callable(made):
-                envs = self.envs = made(num_envs=start.num_envs, **options)
-                pair = envs.single_observation_space, envs.single_action_space
-                pairs = [pair] * envs.num_envs
-                found = EnvSpaces(pairs, dict(envs.metadata), envs.render_mode, {})
-            else:
-                singles, fault = make_envs(made, start.first, start.worker, [0])
-                if fault is not None:
-                    close_envs(singles)
-                    return Reply(None, [fault])
-                found = EnvSpaces.of(singles)
-                envs = self.envs = SyncVectorEnv([partial(_itself, e) for e in singles], **options)
-                envs._keep_infos_apart()
-                if restart_envs:
-                    envs.envs[:] = with_restarts(singles, made, self._counts)
-            self._rows = StepRows.make(envs.single_observation_space, envs.num_envs)
-            if start.loss is not None:
-                self._successors = Successors(envs, self._rows, start.loss, self._counts)
-        except Exception as error:
-            env_id = start.first + getattr(error, "env_index", 0)
-            return Reply(None, [EnvFault.of(error, env_id, start.worker, "creation")])
+        load_registry(start.registry)
+        made, options, restart_envs = loads(start.maker)
+        if callable(made):
+            envs = self.envs = made(num_envs=start.num_envs, **options)
+            pair = envs.single_observation_space, envs.single_action_space
+            found = EnvSpaces([pair] * start.num_envs, dict(envs.metadata), envs.render_mode, {})
+        else:
+            singles, fault = make_envs(made, start.first, start.worker, [0])
+            if fault is not None:
+                close_envs(singles)
+                return fault
+            found = EnvSpaces.of(singles)
+            envs = self.envs = SyncVectorEnv([partial(_itself, e) for e in singles], **options)
+            envs._keep_infos_apart()
+            if restart_envs:
+                envs.envs[:] = with_restarts(singles, made, self._counts)
+        self._rows = StepRows.make(envs.single_observation_space, start.num_envs)
+        if start.loss is not None:
+            self._successors = Successors(envs, self._rows, start.loss, self._counts)
         self.stamp(start.is_stamped)
-        faults = () if start.policy is None else self.set_policy(start.policy).faults
-        return Reply(found, faults)
+        faults = self.answer("set_policy", start.policy).faults if start.policy else ()
+        return faults[0] if faults else found
+
+    # -- steps -------------------------------------------------------------------------------
 
     @property
     def _every(self) -> range:
@@ -145,32 +171,28 @@ class EnvActor:
     def _place(self, obs: Any, env_ids: range | np.ndarray) -> None:
         place_rows(self._rows.obs, self.envs.single_observation_space, obs, env_ids)
 
-    def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray | None) -> Reply:
-        """Reset the envs; the result is obs of all and infos, batched or `InfosApart`."""
-        if mask is not None and not mask.all():
+    def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray) -> Any:
+        """Reset the envs; return obs of all and infos, batched or `InfosApart`."""
+        if not mask.all():
             options = {**(options or {}), "reset_mask": mask}
-        try:
-            obs, infos = self.envs.reset(seed=seed, options=options)
-        except Exception as error:
-            return self._failed(error, "reset")
+        obs, infos = self.envs.reset(seed=seed, options=options)
         if self._successors is not None:
-            self._successors.forget(mask)
+            self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
         self._place(obs, self._every)
         self._mark_done()
-        return self._reply((obs, _kept(self.envs, infos)))
+        return obs, _kept(self.envs, infos)
 
-    def step(self, actions: Any, env_ids: np.ndarray | None) -> Reply:
+    def step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
         """Step all envs, or these, int64 (B,) counted from the actor's first.
 
-        The result is obs, rewards, terminations, truncations, the `Parts` of the infos, and the
-        envs int64 (B,), None for all.
+        Returns:
+            obs, rewards, terminations, truncations, the `Parts` of the infos, and the envs int64
+            (B,), None for all.
         """
-        try:
-            result = self._step(actions, env_ids)
-        except Exception as error:
-            return self._failed(error, "step", actions, env_ids)
+        self._acting = "step", actions, env_ids
+        result = self._step(actions, env_ids)
         self._place(result[0], self._every if env_ids is None else result[5])
-        return self._reply(result)
+        return result
 
     def _step(self, actions: Any, env_ids: np.ndarray | None, out: Any = None) -> Any:
         envs, successors = self.envs, self._successors
@@ -178,10 +200,8 @@ class EnvActor:
             ids = np.arange(envs.num_envs) if env_ids is None else env_ids
             results = successors.step(envs._actions.check(actions, env_ids), ids)
             if out is not None:
-                space, rows = envs.single_observation_space, self._rows
-                place_rows(rows.obs.over(out.obs), space, results[0], self._every)
-                for target, found in zip(out[1:], results[1:4], strict=True):
-                    target[:] = found
+                rows = slot_rows(out, self._rows.obs, envs.num_envs)
+                place_results(rows, envs.single_observation_space, results, self._every)
             return results
         if env_ids is None:
             *results, infos = envs.step(actions) if out is None else envs.step(actions, out=out)
@@ -192,58 +212,34 @@ class EnvActor:
         parts = [(np.arange(len(results[1])), _kept(envs, infos))] if infos else []
         return (*results, parts, env_ids)
 
-    # -- timing ------------------------------------------------------------------------------
-
-    def stamp(self, is_on: bool) -> Reply:
-        """Stamp the envs' steps from now on, or no longer; the result is whether that is done."""
+    def stamp(self, is_on: bool) -> bool:
+        """Stamp the envs' steps from now on, or no longer; return whether that is done."""
         envs = self.envs
         if isinstance(envs, SyncVectorEnv):  # of compiled envs there is but one call to be seen
             envs._end_stamps()
             self._stamps = envs._begin_stamps() if is_on else None
             self._taken = np.zeros(envs.num_envs, np.int64)
-        return Reply(self._stamps is not None)
+        return self._stamps is not None
 
     def _mark_done(self) -> None:
         """Stamp that the results of a call are written."""
         if self._stamps is not None and isinstance(self.envs, SyncVectorEnv):
             self.envs._group.mark_done(-1)
 
-    def _reply(self, result: Any) -> Reply:
-        stamps = None
-        if self._stamps is not None:
-            env_ids, words, self._taken = self._stamps.words_since(self._taken)
-            stamps = env_ids, words.T, perf_counter_ns()
-        return Reply(result, (), self._counts.copy() if self._counts.any() else None, stamps)
-
     # -- the policy --------------------------------------------------------------------------
 
-    def set_policy(self, policy: bytes) -> Reply:
+    def set_policy(self, policy: bytes) -> None:
         """Make the policy from its pickled factory."""
-        try:
-            self._policy = loads(policy)(self.envs)
-        except Exception as error:
-            return self._failed(error, "set_policy")
-        return Reply(None)
+        self._policy = loads(policy)(self.envs)
 
-    def collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Reply:
-        """Let the policy act for `num_steps` steps; the result is a `Fragment`.
+    def collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
+        """Let the policy act for `num_steps` steps.
 
         Args:
             num_steps: T.
             weights: For the policy; None leaves it as it is.
             inputs: Arrays (T, n, ...), of which the policy gets the row of each step.
         """
-        self._acting = None
-        try:
-            return self._reply(self._collect(num_steps, weights, inputs))
-        except Exception as error:
-            if self._acting is None or not hasattr(error, "env_index"):
-                return self._failed(error, "collect")
-            t, actions = self._acting
-            doing = f"step {t + 1} of {num_steps} of `collect` after step"
-            return self._failed(error, doing, actions)
-
-    def _collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
         envs, policy = self.envs, self._policy
         if weights is not None:
             policy.load(weights)
@@ -255,7 +251,8 @@ class EnvActor:
             fragment.record(t, fields)
             if to_env is not None:
                 actions = to_env(actions)
-            self._acting, slot = (t, actions), fragment.slot(t)
+            doing, slot = f"step {t + 1} of {num_steps} of `collect` after step", fragment.slot(t)
+            self._acting = doing, actions, None
             if parts := self._step(actions, None, slot)[4]:
                 fragment.infos[t] = parts
             self._acting, obs = None, slot.obs
@@ -273,58 +270,32 @@ class EnvActor:
 
     # -- methods of the envs -----------------------------------------------------------------
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
-        """Call a method of every env, or read an attribute; the result has one value per env."""
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Call a method of every env, or read an attribute; return one value per env."""
         envs: Any = self.envs
-        try:
-            if name in ("np_random_seed", "np_random"):
-                return self._reply(getattr(envs, name))
-            if isinstance(envs, SyncVectorEnv):
-                return self._reply(envs.call(name, *args, **kwargs))
-            if name == "has_wrapper_attr":  # of compiled envs only masks can be asked for
-                has = envs.has_action_masks and args == ("action_masks",)
-                return self._reply([has] * envs.num_envs)
+        if name in ("np_random_seed", "np_random"):
+            return getattr(envs, name)
+        if not isinstance(envs, SyncVectorEnv):  # of compiled envs masks can be asked for
+            if name == "has_wrapper_attr":
+                return [envs.has_action_masks and args == ("action_masks",)] * envs.num_envs
             if name == "action_masks" and envs.has_action_masks:
-                return self._reply(list(envs.action_masks()))
-            raise _no_env_objects(envs)
-        except Exception as error:
-            return self._failed(error, "call")
+                return list(envs.action_masks())
+        return self._singles().call(name, *args, **kwargs)
 
-    def set_attr(self, name: str, values: list[Any]) -> Reply:
+    def set_attr(self, name: str, values: list[Any]) -> None:
         """Set an attribute of every env to a value of its own."""
-        try:
-            if not isinstance(self.envs, SyncVectorEnv):
-                raise _no_env_objects(self.envs)
-            return self._reply(self.envs.set_attr(name, values))
-        except Exception as error:
-            return self._failed(error, "set_attr")
+        self._singles().set_attr(name, values)
 
-    def close(self) -> Reply:
+    def _singles(self) -> SyncVectorEnv:
+        """Return the vector env if it has single envs."""
+        if not isinstance(self.envs, SyncVectorEnv):
+            name = type(self.envs).__name__
+            raise NotImplementedError(f"{name} has no env objects that could be called")
+        return self.envs
+
+    def close(self) -> None:
         """Close the envs."""
-        with contextlib.suppress(Exception):  # the caller is closing too, and ignores it
-            self.envs.close()
-        return Reply(None)
-
-    def _failed(
-        self, error: Exception, call: str, actions: Any = None, env_ids: np.ndarray | None = None
-    ) -> Reply:
-        """Return the reply about an exception: which env raised it, and for which action.
-
-        Args:
-            error: The exception.
-            call: Name of the call.
-            actions: Batch of actions, if the call has any.
-            env_ids: Envs of the actions; None for all.
-        """
-        index, action = getattr(error, "env_index", None), None
-        if index is None and call not in _OF_POLICIES:
-            index = 0
-        if index is not None and actions is not None:
-            rows = [index] if env_ids is None else np.flatnonzero(env_ids == index).tolist()
-            with contextlib.suppress(Exception):  # the actions themselves may be malformed
-                action = take_row(self.envs.single_action_space, actions, rows[0])
-        env_id = -1 if index is None else self._start.first + index
-        return Reply(None, [EnvFault.of(error, env_id, self._start.worker, call, action)])
+        self.envs.close()
 
 
 class Successors:
@@ -353,10 +324,6 @@ class Successors:
         self._first_infos = _kept(envs, infos)
         place_rows(rows.obs, self._space, last_obs, range(envs.num_envs))
         self.phases = np.full(envs.num_envs, _LOST, np.int8)
-
-    def forget(self, reset_mask: np.ndarray | None) -> None:
-        """Drop the reports of all envs, or those of the mask: the caller has reset them."""
-        self.phases[slice(None) if reset_mask is None else reset_mask] = _LIVE
 
     def step(self, actions: Any, env_ids: np.ndarray) -> Any:
         """Step these envs, int64 (B,), or report their loss; return what `EnvActor.step` does."""
@@ -403,8 +370,3 @@ def _itself(env: Any) -> Any:
 def _kept(envs: VecEnv, infos: dict[Any, Any]) -> dict[Any, Any]:
     """Return the infos of `SyncVectorEnv`s as what they are: not batched yet."""
     return InfosApart(infos) if isinstance(envs, SyncVectorEnv) else infos
-
-
-def _no_env_objects(envs: VecEnv) -> NotImplementedError:
-    name = type(envs).__name__
-    return NotImplementedError(f"{name} has no env objects that could be called")

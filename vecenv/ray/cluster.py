@@ -101,7 +101,10 @@ class Cluster:
             raise TypeError(
                 f"address is {address!r}, expected 'host:port', 'ray://host:port', 'auto' or None"
             )
-        self._ray = _import_ray()
+        try:
+            self._ray = _part_of_ray("")
+        except ImportError as error:
+            raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
         uploads, self.runtime_env = _split(runtime_env)
         if self._ray.is_initialized():
             self._require_same(address)
@@ -228,10 +231,10 @@ class Cluster:
 
     def all_places(self, demand: Demand) -> int:
         """Return the number of such actors that fit if nothing else uses the cluster."""
-        return sum(map(demand.places, self._nodes()))
+        return sum(demand.places(node["Resources"]) for node in self._nodes())
 
-    def _nodes(self) -> list[dict[str, float]]:
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def require_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
         """Wait until `count` such actors can be started.
@@ -242,22 +245,19 @@ class Cluster:
         """
         if not demand.is_counted:
             return
-        nodes = self._nodes()
-        places = sum(map(demand.places, nodes))
+        places, why = self.all_places(demand), f"{count} actors of {demand} each don't fit on this"
         advice = (
             "take fewer (num_workers), give each less (cpus_per_worker and the like), or add nodes"
         )
         if places < count:
+            have = "; ".join(demand.of(node["Resources"]) for node in self._nodes()) or "nothing"
             raise ValueError(
-                f"{count} actors of {demand} each don't fit on this Ray cluster: its nodes "
-                f"have {'; '.join(map(demand.of, nodes)) or 'nothing'}, which is room for "
-                f"{places}; {advice}"
+                f"{why} Ray cluster: its nodes have {have}, which is room for {places}; {advice}"
             )
         while (free := self.free_places(demand)) < count:
             if deadline.is_over:
                 raise RuntimeError(
-                    f"{count} actors of {demand} each don't fit on this Ray cluster now: "
-                    f"others use it, there is room for {free}; {advice}"
+                    f"{why} Ray cluster now: others use it, there is room for {free}; {advice}"
                 )
             time.sleep(0.1)
 
@@ -275,15 +275,14 @@ class Cluster:
     def own_store(self) -> tuple[str, int]:
         """Return the id of the node of this process, and the bytes of its object store."""
         own = self._ray.get_runtime_context().get_node_id()
-        for node in self._ray.nodes():
-            if node["NodeID"] == own and node["Alive"]:
-                return own, int(node["Resources"].get("object_store_memory", 0))
-        return own, 0
+        node = next((node for node in self._nodes() if node["NodeID"] == own), {"Resources": {}})
+        return own, int(node["Resources"].get("object_store_memory", 0))
 
-    def start(self, demand: Demand) -> Any:
-        """Start an actor and return its handle at once; its process may take a while to start."""
+    def start(self, demand: Demand) -> tuple[Any, Any]:
+        """Start an actor; return its handle and a reference to what `about_here` is there."""
         actor_class = self._ray.remote(_actor_class())
-        return actor_class.options(max_restarts=0, **demand.options()).remote()
+        actor = actor_class.options(max_restarts=0, **demand.options()).remote()
+        return actor, actor.about.remote()
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs, on this node if given."""
@@ -295,10 +294,6 @@ class Cluster:
         strategies = _part_of_ray("util.scheduling_strategies")
         place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         return demand._replace(resources=others, strategy=place)
-
-    def ask_about(self, actor: Any) -> Any:
-        """Start asking an actor for its node and versions; see `about_here`."""
-        return actor.about.remote()
 
     def call(self, actor: Any, method: str, *args: Any) -> Any:
         """Start calling a method of an actor and return a reference to the future result."""
@@ -358,15 +353,7 @@ class Cluster:
 
 def _part_of_ray(name: str) -> Any:
     """Import a part of Ray; a private one may be missing in another release, or have changed."""
-    return importlib.import_module(f"ray.{name}")
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
-    return ray
+    return importlib.import_module(f"ray.{name}".rstrip("."))
 
 
 @functools.cache
@@ -407,7 +394,7 @@ def _actor_class() -> type:
                 from vecenv.ray.actor import EnvActor
 
                 self.worker = EnvActor()
-            return getattr(self.worker, method)(*args)
+            return self.worker.answer(method, *args)
 
     return RayEnvActor
 
@@ -440,11 +427,9 @@ def _cause(text: str) -> str:
 def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Split a `runtime_env` into files of this machine, for the connection, and the rest."""
     left = dict(runtime_env or {})
-    modules = left.get("py_modules") or []
-    sources = [
-        left.get("working_dir", "://"),
-        *(modules if isinstance(modules, list) else [modules]),
-    ]
+    modules = left.get("py_modules", [])
+    modules = modules if isinstance(modules, list) else [modules]
+    sources = [left.get("working_dir", "://"), *modules]
     if all(isinstance(source, str) and "://" in source for source in sources):
         return {}, left or None
     for source in sources:

@@ -169,11 +169,7 @@ class RayVectorEnv(GymVecEnv):
         except BaseException:
             pool.stop(0.0)
             raise
-        self._bind(pool, bounds, on_error == "restart")
-
-    def _bind(self, pool: ActorPool, bounds: list[int], restarts: bool) -> None:
-        """Bind what the calls need."""
-        self._pool, self._bounds, self.num_workers = pool, bounds, len(bounds) - 1
+        self._pool, self.num_workers = pool, len(starts)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
@@ -181,7 +177,7 @@ class RayVectorEnv(GymVecEnv):
         self._ready: deque[tuple[int, int, list[Any]]] = deque()
         pool.left_by_fork = self._calls.leave_to_parent
         self._on_cut = partial(_note_cut, self._calls, pool, self._ready)
-        if restarts:
+        if on_error == "restart":
             pool.after_loss = self._start_after
         self.closed = False
 
@@ -483,7 +479,7 @@ class RayVectorEnv(GymVecEnv):
             seat.start = seat.start._replace(**changes)
 
     def _envs_of(self, call: Call) -> range:
-        return range(*self._bounds[call.worker : call.worker + 2])
+        return self._pool.seats[call.worker].start.envs
 
     def _in_order(self, replies: list[tuple[Call, Reply]]) -> list[tuple[range, Reply]]:
         """Sort replies by env, so that batched infos do not depend on the order of arrival."""
@@ -597,7 +593,7 @@ class RayVectorEnv(GymVecEnv):
         self._mirror = None
 
     def _env_chunks(self) -> list[int]:
-        return list(self._bounds)
+        return [0, *(start.envs.stop for start in self._starts())]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
         return [WorkerProcess(seat.local_pid, seat.start_s) for seat in self._pool.seats]

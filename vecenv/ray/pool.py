@@ -57,13 +57,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Call(NamedTuple):
-    """A pending call of an actor.
+    """A pending call of a method of `EnvActor`, about so many envs.
 
     Attributes:
-        worker: Number of the actor.
-        method: Of `EnvActor`.
-        args: Its arguments.
-        num_envs: How many envs it is about.
         losses: How many actors were lost over it.
     """
 
@@ -169,9 +165,9 @@ class ActorPool:
 
     def _start(self, seat: _Seat, demand: Demand) -> Any:
         """Start an actor; return the reference to its node and versions."""
-        seat.actor, seat.demand = self.cluster.start(demand), demand
-        seat.start_s = -time.monotonic()
-        return self.cluster.ask_about(seat.actor)
+        seat.demand, seat.start_s = demand, -time.monotonic()
+        seat.actor, reference = self.cluster.start(demand)
+        return reference
 
     def _first_reply(self, seat: _Seat, reference: Any, deadline: Deadline, doing: str) -> Any:
         """Wait for a new actor; return what it says, None if the deadline has passed."""
