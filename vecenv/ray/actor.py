@@ -137,12 +137,13 @@ class EnvActor:
 
     def open(self, start: Start) -> EnvSpaces | EnvFault:
         """Make the vector env, and the policy if there is one; return what the envs are."""
+        envs: VecEnv
         self._start = start
         self._counts = np.zeros(start.num_envs, np.int64) + start.restarts
         load_registry(start.registry)
         made, options, restart_envs = loads(start.maker)
-        if callable(made):
-            envs = self.envs = made(num_envs=start.num_envs, **options)
+        if not isinstance(made, list):  # but one factory
+            envs = made(num_envs=start.num_envs, **options)
             pair = envs.single_observation_space, envs.single_action_space
             found = EnvSpaces([pair] * start.num_envs, dict(envs.metadata), envs.render_mode, {})
         else:
@@ -151,10 +152,11 @@ class EnvActor:
                 close_envs(singles)
                 return fault
             found = EnvSpaces.of(singles)
-            envs = self.envs = SyncVectorEnv([partial(_itself, e) for e in singles], **options)
-            envs._keep_infos_apart()
+            envs = sync = SyncVectorEnv([partial(_itself, env) for env in singles], **options)
+            sync._keep_infos_apart()
             if restart_envs:
-                envs.envs[:] = with_restarts(singles, made, self._counts)
+                sync.envs[:] = with_restarts(singles, made, self._counts)
+        self.envs = envs
         self._rows = StepRows.make(envs.single_observation_space, start.num_envs)
         if start.loss is not None:
             self._successors = Successors(envs, self._rows, start.loss, self._counts)

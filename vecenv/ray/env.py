@@ -53,6 +53,9 @@ class RayVectorEnv(GymVecEnv):
     millisecond, `step` pays for envs whose steps take longer; where the policy is cheap to copy,
     let the actors act themselves, see `set_policy` and `collect`.
 
+    After an exception that is not of these classes in a call (Ctrl-C), only `reset` and `close` are
+    allowed.
+
     Args:
         env_fns: One factory per env, called without arguments in an actor. Or one factory of vector
             envs of this package, called with `num_envs=` in each actor, such as

@@ -145,17 +145,12 @@ def start_of_each(
         options: Of each actor's vector env.
         restart_envs: Whether an env that raises is replaced.
     """
-    registry, is_one = dump_registry(), callable(env_fns)
-    return [
-        Start(
-            worker,
-            first,
-            last - first,
-            pickled((env_fns if is_one else env_fns[first:last], options, restart_envs), "env_fns"),
-            registry,
-        )
-        for worker, (first, last) in enumerate(pairwise(bounds))
-    ]
+    starts, registry = [], dump_registry()
+    for worker, (first, last) in enumerate(pairwise(bounds)):
+        made = env_fns if callable(env_fns) else list(env_fns[first:last])
+        maker = pickled((made, options, restart_envs), "env_fns")
+        starts.append(Start(worker, first, last - first, maker, registry))
+    return starts
 
 
 def pickled(value: Any, name: str) -> bytes:

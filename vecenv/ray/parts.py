@@ -132,8 +132,9 @@ class Fragment(NamedTuple):
                 raise TypeError(f"fragments hold observations of fixed shape; {space} has none")
             return array.reshape(*shape, *array.shape[1:])
 
-        flags = (rows.rewards, rows.terminations, rows.truncations)
-        return Fragment(leaf_by_leaf(by_step, rows.obs.batch()), *map(by_step, flags), {}, {})
+        obs, rewards = leaf_by_leaf(by_step, rows.obs.batch()), by_step(rows.rewards)
+        flags = by_step(rows.terminations), by_step(rows.truncations)
+        return Fragment(obs, rewards, *flags, {}, {})
 
     def slot(self, t: int) -> StepSlot:
         """Return the results of one step: views, which may be passed as `out`."""
