@@ -20,7 +20,7 @@ from vecenv.core.pickling import load_registry, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.rows import copy_batch
 from vecenv.core.slots import slot_rows
-from vecenv.ray.parts import Fragment, part_of, place_results, place_rows
+from vecenv.ray.parts import Fragment, part_of
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
@@ -170,9 +170,6 @@ class EnvActor:
     def _every(self) -> range:
         return range(self.envs.num_envs)
 
-    def _place(self, obs: Any, env_ids: range | np.ndarray) -> None:
-        place_rows(self._rows.obs, self.envs.single_observation_space, obs, env_ids)
-
     def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray) -> Any:
         """Reset the envs; return obs of all and infos, batched or `InfosApart`."""
         if not mask.all():
@@ -180,7 +177,7 @@ class EnvActor:
         obs, infos = self.envs.reset(seed=seed, options=options)
         if self._successors is not None:
             self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
-        self._place(obs, self._every)
+        self._rows.obs.put(self._every, obs)
         self._mark_done()
         return obs, _kept(self.envs, infos)
 
@@ -193,7 +190,7 @@ class EnvActor:
         """
         self._acting = "step", actions, env_ids
         result = self._step(actions, env_ids)
-        self._place(result[0], self._every if env_ids is None else result[5])
+        self._rows.obs.put(self._every if env_ids is None else result[5], result[0])
         return result
 
     def _step(self, actions: Any, env_ids: np.ndarray | None, out: Any = None) -> Any:
@@ -202,8 +199,7 @@ class EnvActor:
             ids = np.arange(envs.num_envs) if env_ids is None else env_ids
             results = successors.step(envs._actions.check(actions, env_ids), ids)
             if out is not None:
-                rows = slot_rows(out, self._rows.obs, envs.num_envs)
-                place_results(rows, envs.single_observation_space, results, self._every)
+                slot_rows(out, self._rows.obs, envs.num_envs).put(ids, results)
             return results
         if env_ids is None:
             *results, infos = envs.step(actions) if out is None else envs.step(actions, out=out)
@@ -258,7 +254,7 @@ class EnvActor:
             if parts := self._step(actions, None, slot)[4]:
                 fragment.infos[t] = parts
             self._acting, obs = None, slot.obs
-        self._place(obs, self._every)
+        self._rows.obs.put(self._every, obs)
         return fragment
 
     def _split(self, acted: Any) -> tuple[Any, dict[str, Any]]:
@@ -324,7 +320,7 @@ class Successors:
         self._reason, last_obs, seeds = loss
         self._first_obs, infos = envs.reset(seed=seeds)
         self._first_infos = _kept(envs, infos)
-        place_rows(rows.obs, self._space, last_obs, range(envs.num_envs))
+        rows.obs.put(range(envs.num_envs), last_obs)
         self.phases = np.full(envs.num_envs, _LOST, np.int8)
 
     def step(self, actions: Any, env_ids: np.ndarray) -> Any:
@@ -338,7 +334,7 @@ class Successors:
             chosen = take_rows(envs.single_action_space, actions, live.tolist())
             envs.send(chosen, env_ids[live])
             *results, infos, ids = envs.recv()
-            place_results(rows, self._space, results, ids)
+            rows.put(ids, results)
             if infos:
                 row_of = dict(zip(env_ids.tolist(), range(len(env_ids)), strict=True))
                 found = np.array([row_of[env_id] for env_id in ids.tolist()])

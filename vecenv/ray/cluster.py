@@ -20,7 +20,7 @@ __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
 _PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
 _SLICE_S = 1.0
-_POLL_S = 0.02
+_POLL_S = 0.03
 _FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes with a connection
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
@@ -221,13 +221,9 @@ class Cluster:
         """Whether Ray has not been shut down."""
         return self._ray.is_initialized()
 
-    def free(self) -> dict[str, float]:
-        """Return the resources that are not reserved, over all nodes."""
-        return self._ray.available_resources()
-
     def free_places(self, demand: Demand) -> int:
         """Return the number of such actors that can be started now."""
-        return demand.places(self.free())
+        return demand.places(self._ray.available_resources())
 
     def all_places(self, demand: Demand) -> int:
         """Return the number of such actors that fit if nothing else uses the cluster."""
@@ -254,23 +250,18 @@ class Cluster:
             raise ValueError(
                 f"{why} Ray cluster: its nodes have {have}, which is room for {places}; {advice}"
             )
-        while (free := self.free_places(demand)) < count:
-            if deadline.is_over:
-                raise RuntimeError(
-                    f"{why} Ray cluster now: others use it, there is room for {free}; {advice}"
-                )
-            time.sleep(0.1)
+        self.await_places(count, demand, deadline)
+        if (free := self.free_places(demand)) < count:
+            raise RuntimeError(
+                f"{why} Ray cluster now: others use it, there is room for {free}; {advice}"
+            )
 
-    def await_free(self, amounts: Mapping[str, float], deadline: Deadline) -> None:
-        """Wait until these amounts are free, or all of a resource of which there is less."""
-        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
-            totals = self._ray.cluster_resources()
-            wanted = {name: min(a, totals.get(name, 0.0)) for name, a in amounts.items()}
-            while self.is_connected and not deadline.is_over:
-                free = self.free()
-                if all(free.get(name, 0.0) >= a - 1e-6 for name, a in wanted.items()):
-                    return
-                time.sleep(_POLL_S)
+    def await_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
+        """Wait until `count` such actors can be started, or as many as there is room for."""
+        while self.is_connected and not deadline.is_over:
+            if self.free_places(demand) >= min(count, self.all_places(demand)):
+                return
+            time.sleep(_POLL_S)
 
     def own_store(self) -> tuple[str, int]:
         """Return the id of the node of this process, and the bytes of its object store."""

@@ -27,7 +27,7 @@ from vecenv.core.restarts import mixed_seed
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.parts import checked_rows, part_of, place_infos, place_results, place_rows
+from vecenv.ray.parts import checked_rows, part_of, place_infos
 from vecenv.ray.stamping import StampMirror
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.recording import WorkerProcess
@@ -230,24 +230,16 @@ class RayVectorEnv(GymVecEnv):
             self._raise_faults(replies)
             pairs = zip(seeds, self._seeds, mask.tolist(), strict=True)
             self._seeds = [new if takes and new is not None else old for new, old, takes in pairs]
-            return self._take_reset(replies, mask)
-
-    def _take_reset(
-        self, replies: list[tuple[Call, Reply]], mask: np.ndarray
-    ) -> tuple[Any, dict[str, Any]]:
-        """Write the observations of the envs that were reset into their rows."""
-        infos: dict[str, Any] = {}
-        space = self.single_observation_space
-        for envs, reply in self._in_order(replies):
-            obs, part = reply.result
-            chosen = np.flatnonzero(mask[envs])
-            obs = take_rows(space, obs, chosen.tolist())
-            place_rows(self._rows.obs, space, obs, chosen + envs.start)
-            place_infos(infos, part, envs, self.num_envs)
-        chosen = np.flatnonzero(mask)
-        self._ended.ended.difference_update(chosen.tolist())
-        self._note_reset(infos, chosen)
-        return self._observations(), infos
+            infos: dict[str, Any] = {}
+            for envs, reply in self._in_order(replies):
+                rows = np.flatnonzero(mask[envs])
+                obs = take_rows(self.single_observation_space, reply.result[0], rows.tolist())
+                self._rows.obs.put(rows + envs.start, obs)
+                place_infos(infos, reply.result[1], envs, self.num_envs)
+            chosen = np.flatnonzero(mask)
+            self._ended.ended.difference_update(chosen.tolist())
+            self._note_reset(infos, chosen)
+            return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -269,7 +261,7 @@ class RayVectorEnv(GymVecEnv):
             self._raise_faults(replies)
             infos: dict[str, Any] = {}
             for envs, reply in self._in_order(replies):
-                place_results(rows, self.single_observation_space, reply.result, envs)
+                rows.put(envs, reply.result)
                 self._enter(infos, reply.result[4], envs)
             if self._is_disabled:
                 self._note_ended(rows.terminations | rows.truncations)
@@ -308,7 +300,7 @@ class RayVectorEnv(GymVecEnv):
             for envs, reply in ((self._envs_of(call), reply) for call, reply in replies):
                 *results, parts, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
-                place_results(rows, self.single_observation_space, results, ids)
+                rows.put(ids, results)
                 ready.extend((env_id, row, parts) for row, env_id in enumerate(ids.tolist()))
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
             env_ids = np.array([env_id for env_id, _, _ in taken])
@@ -443,7 +435,7 @@ class RayVectorEnv(GymVecEnv):
         fields: dict[str, np.ndarray],
         deadline: Deadline,
     ) -> dict[int, dict[str, Any]]:
-        pool, num_steps, space = self._pool, len(rows), self.single_observation_space
+        pool, num_steps = self._pool, len(rows)
         self._own_rows()
         reference = None if weights is None else pool.cluster.put(weights)
         for part in self._starts():
@@ -458,8 +450,8 @@ class RayVectorEnv(GymVecEnv):
                 fragment, last = reply.result, num_steps - 1
                 fragment.copy_fields(fields, envs)
                 for t, step in enumerate(rows):
-                    place_results(step, space, fragment.slot(t), envs)
-                place_rows(self._rows.obs, space, fragment.slot(last).obs, envs)
+                    step.put(envs, fragment.slot(t))
+                self._rows.obs.put(envs, fragment.slot(last).obs)
                 found[envs.start] = envs, fragment.infos
         self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import Space
 
 from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.batches import leaf_by_leaf, take_row
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.infos import InfosApart, known_infos, take_infos
-from vecenv.core.rows import ObservationRows, TreeRows
+from vecenv.core.rows import rows_of
 
 __all__ = [
     "Fragment",
     "checked_rows",
     "part_of",
     "place_infos",
-    "place_results",
-    "place_rows",
 ]
 
 EnvIds = range | np.ndarray
-
-
-def place_rows(rows: ObservationRows, space: Space, batch: Any, env_ids: EnvIds) -> None:
-    """Write a batch of observations into the rows of these envs.
-
-    Args:
-        rows: Rows of all envs.
-        space: Of one observation.
-        batch: One observation per entry of `env_ids`, nested as the space is; only read.
-        env_ids: The envs of the observations; a range is written as one block.
-    """
-    if isinstance(rows, TreeRows):
-        parts = space.spaces  # type: ignore[attr-defined]  # a Dict or Tuple
-        for name, child in rows.children.items():
-            place_rows(child, parts[name], batch[name], env_ids)
-    elif rows.array is not None:
-        rows.array[_where(env_ids)] = batch
-    else:
-        for row, env_id in enumerate(env_ids):
-            rows.target[env_id] = take_row(space, batch, row)
-
-
-def place_results(rows: StepRows, space: Space, results: Sequence[Any], env_ids: EnvIds) -> None:
-    """Write observations, rewards, terminations and truncations of these envs into their rows."""
-    place_rows(rows.obs, space, results[0], env_ids)
-    where = _where(env_ids)
-    rows.rewards[where], rows.terminations[where], rows.truncations[where] = results[1:4]
-
-
-def _where(env_ids: EnvIds) -> slice | np.ndarray:
-    return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
 
 
 def part_of(infos: dict[Any, Any], rows: np.ndarray) -> dict[Any, Any]:
@@ -95,7 +60,7 @@ def place_infos(
         if column is None:
             empty = None if value.dtype == object else np.zeros((), value.dtype)
             column = infos[key] = np.full((num_rows, *value.shape[1:]), empty, value.dtype)
-        column[_where(rows)] = value
+        column[rows_of(rows)] = value
 
 
 class Fragment(NamedTuple):
@@ -170,7 +135,7 @@ class Fragment(NamedTuple):
                     f"fields[{name!r}] has the shape {target.shape[2:]} per step and env, but the "
                     f"policy recorded {shapes}"
                 )
-            target[:, _where(envs)] = came
+            target[:, rows_of(envs)] = came
 
 
 def checked_rows(name: str, rows: Any, size: tuple[int, int]) -> np.ndarray:

@@ -391,19 +391,20 @@ class ActorPool:
             return
         self.forget()
         actors, deadline = [seat.actor for seat in self.seats if seat.actor], Deadline(timeout)
-        amounts = None
+        cluster, demand, places = self.cluster, self._demand, 0
         try:
             with contextlib.suppress(Exception):  # they are ended all the same
-                asked = [self.cluster.call(actor, "close") for actor in actors if timeout > 0]
-                while asked and self.cluster.is_connected and not deadline.is_over:
-                    done = self.cluster.arrived(asked, deadline)
+                asked = [cluster.call(actor, "close") for actor in actors if timeout > 0]
+                while asked and cluster.is_connected and not deadline.is_over:
+                    done = cluster.arrived(asked, deadline)
                     asked = [reference for reference in asked if reference not in done]
-            if release_timeout > 0 and actors:
-                amounts = self._amounts_then()
+                if actors and demand.is_counted and release_timeout > 0:
+                    places = cluster.free_places(demand)
+                    places += sum(1 for seat in self.seats if seat.demand is demand)
         finally:  # also after Ctrl-C
             self.kill()
-        if amounts:
-            self.cluster.await_free(amounts, Deadline(release_timeout))
+        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
+            cluster.await_places(places, demand, Deadline(release_timeout))
 
     def kill(self) -> None:
         """End all actors that are left, at once."""
@@ -412,19 +413,6 @@ class ActorPool:
                 if seat.actor is not None:
                     self.cluster.kill(seat.actor)
                     seat.actor = None
-
-    def _amounts_then(self) -> dict[str, float] | None:
-        """Return the resources that will be free when the actors have ended, if known."""
-        if not self._demand.is_counted:
-            return None
-        with contextlib.suppress(Exception):  # as Ray may be gone
-            free = self.cluster.free()
-            amounts = Counter({name: free.get(name, 0.0) for name in self._demand.resources})
-            for seat in self.seats:
-                if seat.actor is not None:
-                    amounts.update(seat.demand.resources)
-            return dict(amounts)
-        return None
 
 
 def _series(name: str, version: str) -> list[str]:
