@@ -170,7 +170,8 @@ class Cluster:
         """
         if address == "auto":
             with contextlib.suppress(Exception):  # none is found, or Ray has moved the function
-                address = _part_of_ray("_private.services").canonicalize_bootstrap_address(address)
+                found = _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
+                address = found or "auto"
         if address == "auto":
             return
         host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -186,7 +187,8 @@ class Cluster:
             self._ask_to_be_let_in(address)
 
     def _ask_to_be_let_in(self, address: str) -> None:
-        failed: list[Exception | None] = []
+        """Ask a head with private parts of Ray (2.60), without which `ray.init` will tell."""
+        answers: list[Exception | None] = []
 
         def ask() -> None:
             try:
@@ -194,19 +196,18 @@ class Cluster:
                 # Ray's clients end the process if a token is required and missing.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
                 _part_of_ray("_raylet").GcsClient(address=address)
-            except ImportError:  # a release of Ray without tokens
-                failed.append(None)
+                answers.append(None)
+            except (ImportError, AttributeError):  # another release of Ray
+                answers.append(None)
             except Exception as error:
-                failed.append(error)
-            else:
-                failed.append(None)
+                answers.append(error)
 
         asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
         asking.start()
         asking.join(_PROBE_S)
-        if not failed:
+        if not answers:
             raise _no_cluster(address, f"no Ray head has answered within {_PROBE_S:g} seconds")
-        if (error := failed[0]) is None:
+        if (error := answers[0]) is None:
             return
         if type(error).__name__ != "AuthenticationError":
             raise _no_cluster(address, f"what listens there is no Ray head ({error})") from error
