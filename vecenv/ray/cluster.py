@@ -368,10 +368,12 @@ def _actor_class() -> type:
             import platform
             import socket
 
-            versions = {"Python": platform.python_version()}
+            # As far as they must be equal for two processes to exchange pickles.
+            versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
             for name in ("vecenv", "numpy", "gymnasium"):
                 try:
-                    versions[name] = str(importlib.import_module(name).__version__)
+                    version = str(importlib.import_module(name).__version__)
+                    versions[name] = version if name == "vecenv" else version.partition(".")[0]
                 except Exception as error:
                     versions[name] = f"can't be imported ({type(error).__name__}: {error})"
             node, ray = "", importlib.import_module("ray")
@@ -395,8 +397,8 @@ def about_here() -> dict[str, Any]:
     """Return for this process what `about` returns for an actor's.
 
     Returns:
-        "node" (its id), "host", "pid", and "versions" of Python, vecenv, NumPy and Gymnasium, or
-        why they can't be imported.
+        "node" (its id), "host", "pid", and the "versions" of Python, vecenv, NumPy and Gymnasium
+        that others must have, or why they can't be imported.
     """
     return _actor_class()().about()
 

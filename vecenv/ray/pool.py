@@ -136,7 +136,6 @@ class ActorPool:
         self._pending: dict[Any, Call] = {}  # by reference, in the order of the calls
         self._done: list[tuple[Call, Reply]] = []
         self._here = about_here()["versions"]
-        self._logged: set[str] = set()  # differences between nodes that have been logged
         _pools.add(self)
         deadline = Deadline(start_timeout)
         try:
@@ -225,35 +224,21 @@ class ActorPool:
                     self.start_timeout,
                 )
         seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
-        self._compare(seat, about)
+        here, there = self._here, about["versions"]
+        if here != there:
+            texts = [", ".join(f"{k} {v}" for k, v in found.items()) for found in (there, here)]
+            differing = ", ".join(name for name in here if here[name] != there[name])
+            raise EnvCreationError(
+                f"{seat.start} can't work on node {seat.host} ({seat.node[:12]}), where "
+                f"{differing} differ too much. There: {texts[0]}. Here: {texts[1]}. Install the "
+                f"same versions on all nodes (pip install vecenv=={here['vecenv']}), or send them "
+                "along with runtime_env={'py_modules': [vecenv]} when connecting"
+            )
 
     def _node_beside(self, lost: _Seat) -> str | None:
         """Return the node with the fewest of the other actors; not that of this one."""
         counts = Counter(seat.node for seat in self.seats if seat.node != lost.node)
         return min(counts, key=counts.__getitem__, default=None)
-
-    def _compare(self, seat: _Seat, about: dict[str, Any]) -> None:
-        """Compare the versions on a node with those here.
-
-        Raises:
-            EnvCreationError: Messages between them would not be understood.
-        """
-        here, there = self._here, about["versions"]
-        differing = [name for name, version in here.items() if there[name] != version]
-        where = f"node {about['host']} ({about['node'][:12]})"
-        texts = [", ".join(f"{k} {v}" for k, v in found.items()) for found in (there, here)]
-        told = f"There: {texts[0]}. Here: {texts[1]}"
-        if any(_series(name, here[name]) != _series(name, there[name]) for name in differing):
-            raise EnvCreationError(
-                f"{seat.start} can't work on {where}, where {', '.join(differing)} differ too "
-                f"much. {told}. Install the same versions on all nodes (pip install "
-                f"vecenv=={here['vecenv']}), or send them along with "
-                "runtime_env={'py_modules': [vecenv]} when connecting"
-            )
-        text = f"{where} has other versions ({', '.join(differing)}). {told}"
-        if differing and text not in self._logged:
-            self._logged.add(text)
-            _logger.warning("%s", text)
 
     def _creation_error(self, fault: EnvFault) -> EnvCreationError:
         cause, num_envs = fault.exception(0), self.seats[-1].start.envs.stop
@@ -413,8 +398,3 @@ class ActorPool:
                 if seat.actor is not None:
                     self.cluster.kill(seat.actor)
                     seat.actor = None
-
-
-def _series(name: str, version: str) -> list[str]:
-    """Return the part of a version that must be equal for two processes to exchange pickles."""
-    return version.split(".")[: {"vecenv": 9, "Python": 2}.get(name, 1)]
