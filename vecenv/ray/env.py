@@ -22,7 +22,6 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.masks import MASK_KEY
-from vecenv.core.protocol import CallProtocol
 from vecenv.core.restarts import mixed_seed
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
@@ -35,7 +34,7 @@ from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
     from vecenv.ray.actor import Reply, Start
-    from vecenv.ray.pool import ActorPool, Call
+    from vecenv.ray.pool import Call
 
 __all__ = ["RayVectorEnv"]
 
@@ -179,7 +178,6 @@ class RayVectorEnv(GymVecEnv):
         # Envs that were sent and have come back: id, row in the reply and its infos.
         self._ready: deque[tuple[int, int, list[Any]]] = deque()
         pool.left_by_fork = self._calls.leave_to_parent
-        self._on_cut = partial(_note_cut, self._calls, pool, self._ready)
         if on_error == "restart":
             pool.after_loss = self._start_after
         self.closed = False
@@ -194,7 +192,7 @@ class RayVectorEnv(GymVecEnv):
             keeps_late: Whether what has not been answered in time can still be waited for.
         """
         calls = self._calls
-        calls.unfinished, calls.is_ready = self._on_cut, False
+        calls.unfinished, calls.is_ready = self._give_up, False
         try:
             yield
         except (StepTimeoutError, InfoError) as error:
@@ -205,10 +203,12 @@ class RayVectorEnv(GymVecEnv):
         calls.unfinished = None
         calls.is_ready = calls.has_reset and not calls.num_in_flight
 
-    def _give_up(self, error: BaseException) -> None:
-        """Forget what was asked for: nobody knows in what state the envs are after an error."""
-        self._on_cut(retold(error))
-        self._calls.unfinished = None
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """Forget what was asked for, and refuse all but `reset` and `close`, as of this error."""
+        self._pool.forget()
+        self._ready.clear()
+        told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
+        self._calls.give_up(RuntimeError(told) if error is None else retold(error))
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -276,7 +276,7 @@ class RayVectorEnv(GymVecEnv):
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._ended.require_reset_ended(env_ids.tolist())
-        self._calls.unfinished = self._on_cut
+        self._calls.unfinished = self._give_up
         self._own_rows()
         self._steps += 1
         for part in self._starts():
@@ -485,19 +485,12 @@ class RayVectorEnv(GymVecEnv):
         return Deadline.of_call(timeout, self._timeout)
 
     def _wait(
-        self,
-        method: str,
-        num_envs: int,
-        deadline: Deadline,
-        doing: str,
-        replaces_late: bool = False,
+        self, method: str, count: int, deadline: Deadline, doing: str, replaces_late: bool = False
     ) -> list[tuple[Call, Reply]]:
         """Wait for replies as `ActorPool.wait` does; close everything if a worker is gone."""
         try:
             with self._waiting():
-                replies = self._pool.wait(
-                    method, num_envs, deadline, doing, replaces_late=replaces_late
-                )
+                replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
             self._calls.note_fault(retold(error))
             self.close(terminate=True)
@@ -647,13 +640,3 @@ def _infos_of(taken: list[tuple[int, int, list[Any]]], env_ids: np.ndarray) -> d
                     part = part_of(part, chosen)
                 place_infos(infos, part, places, len(taken), env_ids[places])
     return infos
-
-
-def _note_cut(
-    calls: CallProtocol, pool: ActorPool, ready: deque[Any], error: BaseException | None = None
-) -> None:
-    """Forget what was asked for, and refuse all but `reset` and `close`, as of this error."""
-    pool.forget()
-    ready.clear()
-    told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
-    calls.give_up(RuntimeError(told) if error is None else error)

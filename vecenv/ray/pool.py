@@ -282,7 +282,6 @@ class ActorPool:
         num_envs: int,
         deadline: Deadline,
         doing: str,
-        *,
         replaces_late: bool = False,
     ) -> list[tuple[Call, Reply]]:
         """Wait for replies to calls of a method about `num_envs` envs; return all there are.
