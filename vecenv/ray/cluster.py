@@ -149,7 +149,7 @@ class Cluster:
             self._look_at(address)
         try:
             self._ray.init(address="local" if is_local else address, **options)
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, self._ray.exceptions.RayError) as error:
             if is_local:
                 raise
             raise _no_cluster(address, shorten(str(error))) from error
@@ -168,11 +168,7 @@ class Cluster:
             ConnectionError: There is no head, or it refuses this process.
             ValueError: The address is invalid.
         """
-        if address == "auto":
-            with contextlib.suppress(Exception):  # none is found, or Ray has moved the function
-                found = _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
-                address = found or "auto"
-        if address == "auto":
+        if address == "auto":  # which Ray looks for on this machine
             return
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if not host or not port.isdigit():
