@@ -193,7 +193,7 @@ class ActorPool:
         begin, is_told = time.monotonic(), False
         while True:
             patience = Deadline(min(_NO_PLACE_S, deadline.left()))
-            about = self._first_reply(seat, reference, patience, "was started")
+            about = self._first_reply(seat, reference, patience, "it was started")
             waited_s = time.monotonic() - begin
             if about is not None:
                 break
