@@ -160,10 +160,10 @@ class SyncVectorEnv(GymVecEnv):
             raise
         return self._batch_of(env_ids, infos)
 
-    def _keep_infos_apart(self) -> bool:
+    def _keep_infos_apart(self) -> None:
+        """Return infos that are not batched from now on, see `InfosApart`: in actors."""
         self._group.enter = keep_info
         self._masks.is_apart = self._masks.is_used = True
-        return True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")

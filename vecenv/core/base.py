@@ -436,10 +436,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Return the number of the thread that steps each env, int64 (num_envs,)."""
         return np.searchsorted(self._env_chunks(), np.arange(self.num_envs), side="right") - 1
 
-    def _keep_infos_apart(self) -> bool:
-        """Return `InfosApart` for infos from now on; False if they are batched from the start."""
-        return False
-
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         return [0, self.num_envs]

@@ -278,7 +278,6 @@ class AsyncVectorEnv(GymVecEnv):
         self._resetting: Sequence[int] = ()  # the envs of the pending reset
         self._never = Deadline.of_call(None, None)
         self._is_new = True  # never reset
-        self._keeps_infos_apart = False
         self._shared_stamps: EnvStamps | None = None
         pool.left_by_fork = self._calls.leave_to_parent
         self._on_cut = partial(_note_cut, self._calls, pool)
@@ -496,9 +495,6 @@ class AsyncVectorEnv(GymVecEnv):
         raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
         for first, _, row, answer in found:
             for index, entries in answer.infos.items():
-                if self._keeps_infos_apart:
-                    infos[row + index] = entries
-                    continue
                 for info in entries:
                     add_info(infos, info, row + index, num_rows, first + index)
         return infos
@@ -726,11 +722,6 @@ class AsyncVectorEnv(GymVecEnv):
             for seat in self._pool.seats
         ]
         return workers if self._own is None else [None, *workers]
-
-    def _keep_infos_apart(self) -> bool:
-        self._keeps_infos_apart = True
-        self._masks.is_apart = self._masks.is_used = True
-        return True
 
     # -- end ---------------------------------------------------------------------------------
 
