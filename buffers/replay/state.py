@@ -13,20 +13,24 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import resolve_device
 from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
 from buffers.core.rows import row_views
 from buffers.core.sequences import read_sequences
+from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import check_settings, checked_array, contradiction, name_fields
 from buffers.replay.folder import Folder
+from buffers.replay.frames import FrameStack
 from buffers.replay.plan import Plan, own_settings
 from buffers.replay.table import Table
 from vecenv.files import whole_file
@@ -35,6 +39,15 @@ __all__ = ["STATE_VERSION", "TableState", "Taken", "check_described", "describe"
 
 STATE_VERSION = 3
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
+_MADE_WITH = "made_with"  # the arguments of the constructor, in files only
+_PLAIN = frozenset((
+    "num_envs", "n_step", "gamma", "store_next", "track_env", "track_episodes", "over", "device",
+    "staged",
+))  # fmt: skip
+_MALFORMED = (
+    AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 _PER_ENV = {"last": np.int64, "slot": np.int32, "is_open": np.bool_}
 
 
@@ -136,7 +149,7 @@ class TableState(Rebuilt):
         missing = sorted(set(expected) - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        besides = sorted(str(n) for n in set(state) - set(expected))
+        besides = sorted(str(n) for n in set(state) - {*expected, _MADE_WITH})
         if besides:
             raise BufferMisuseError(
                 f"state has {besides} besides, which a buffer like this one does not save"
@@ -182,6 +195,8 @@ class TableState(Rebuilt):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is held into a file, all or nothing.
 
+        The file also has the spaces and options of the buffer, see `from_file`.
+
         Raises:
             OSError: The disk is full or the folder is not there; a file that was there stays.
         """
@@ -189,15 +204,81 @@ class TableState(Rebuilt):
         with whole_file(Path(path)) as aside:
             try:
                 with aside.open("wb") as file:
-                    torch.save(self._views(), file)
+                    torch.save({**self._views(), _MADE_WITH: self._arguments()}, file)
                     file.flush()
                     os.fsync(file.fileno())
             except RuntimeError as error:  # of torch's writer, when the disk refuses
                 raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
+    def _arguments(self) -> dict[str, Any] | None:
+        """Those of the constructor as torch saves them; None of a buffer whose rows are in files.
+
+        The exponents of priorities are left out: the state has them.
+        """
+        if self._folder is not None:
+            return None
+        _, (capacity, *spaces), options = self._made_by
+        made = {name: _plain(options[name]) for name in sorted(_PLAIN & options.keys())}
+        frames, extras = options.get("frame_stack"), options.get("extra_columns")
+        if frames is not None:
+            stack = frames if isinstance(frames, FrameStack) else FrameStack(frames)
+            made["frame_stack"] = {name: _plain(value) for name, value in asdict(stack).items()}
+        if extras is not None:
+            made["extra_columns"] = {name: describe_space(extras[name]) for name in extras}
+        return {"capacity": int(capacity), "spaces": [*map(describe_space, spaces)], **made}
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
+    ) -> Self:
+        """Make a buffer of what `save` wrote: of its size, spaces and options, and filled.
+
+        Nothing in a file is believed, but others must not write to it meanwhile.
+
+        Args:
+            path: Of the file.
+            device: Where the buffer is to live; None takes that of the buffer that was saved. Its
+                generator goes on, so that it must be of the same kind.
+
+        Raises:
+            CheckpointError: The file is damaged, cut off, or no checkpoint, or of another class, or
+                of a buffer whose rows are in a folder.
+            BufferMemoryError: There is no memory for such a buffer.
+            BufferMisuseError: There is no such device.
+            OSError: The file cannot be opened.
+
+        >>> import tempfile
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2)).save(f"{folder}/replay.pt")
+        ...     SharedReplayBuffer.from_file(f"{folder}/replay.pt").capacity
+        1000
+        """
+        state, name = read_file(path), os.fspath(path)
+        kind = state.get("kind") if isinstance(state, Mapping) else None
+        if kind != cls.__name__:
+            raise CheckpointError(
+                f"{name} is of a {kind!r:.99}, expected a {cls.__name__}; call from_file of the "
+                "class that was saved"
+            )
+        if not isinstance(made := state.get(_MADE_WITH), Mapping):
+            raise CheckpointError(
+                f"{name} does not say how its buffer was made, as of one with storage='memmap', "
+                "whose rows are in its folder; make that buffer, and call its load"
+            )
+        try:
+            buffer = cls(**_read_arguments(made, device))
+        except (BufferMisuseError, *_MALFORMED) as error:
+            if device is not None:
+                resolve_device(device)  # that is not of the file
+            raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
+        buffer._load(state, name)
+        return buffer
+
     @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue where the buffer stood that `save` was called on.
+        """Continue where the buffer stood that `save` was called on; see `from_file`, too.
 
         Nothing in a file is believed, but others must not write to it meanwhile.
 
@@ -207,11 +288,13 @@ class TableState(Rebuilt):
                 changed.
             OSError: It cannot be opened.
         """
-        state = read_file(path)
+        self._load(read_file(path), os.fspath(path))
+
+    def _load(self, state: Any, name: str) -> None:
         try:
             self._take_state(state)
         except BufferMisuseError as error:
-            raise CheckpointError(f"{os.fspath(path)}: {error}") from None
+            raise CheckpointError(f"{name}: {error}") from None
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
@@ -219,6 +302,32 @@ class TableState(Rebuilt):
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_state(_mapped(state, _as_tensor))
+
+
+def _plain(value: Any) -> Any:
+    """A number as Python's, a device as its name; all else as it is."""
+    if isinstance(value, torch.device):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) -> dict[str, Any]:
+    """Arguments of a constructor, from a file; raise one of _MALFORMED if they are none."""
+    observation_space, action_space = map(space_of, made["spaces"])
+    found: dict[str, Any] = {name: made[name] for name in _PLAIN & made.keys()}
+    if "frame_stack" in made:
+        found["frame_stack"] = FrameStack(**made["frame_stack"])
+    if "extra_columns" in made:
+        extras = made["extra_columns"].items()
+        found["extra_columns"] = {name: space_of(described) for name, described in extras}
+    if device is not None:
+        found["device"] = device
+    return {
+        "capacity": made["capacity"],
+        "observation_space": observation_space,
+        "action_space": action_space,
+        **found,
+    }
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 What an accepted one does to memory is tried in a child of `tests/fuzz/files.py`, which may die.
 """
 
+import errno
 import json
 import zipfile
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from buffers import (
     BufferMisuseError,
     CheckpointError,
     EpisodicReplayBuffer,
+    FrameStack,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
@@ -232,6 +235,112 @@ class Runs:
 
     def __reduce__(self):
         return open, (self.path, "w")
+
+
+def same_state(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "episodic"])
+def test_a_buffer_made_from_its_file_alone_goes_on_as_the_one_that_was_saved(kind, tmp_path):
+    buffer = make(kind, 13)
+    buffer.save(tmp_path / "a")
+    made = type(buffer).from_file(tmp_path / "a")
+    for t in range(13, 17):
+        assert torch.equal(made.sample(8).indices, buffer.sample(8).indices)
+        for each in (buffer, made):
+            each.add(**at_steps([t]))
+    one, other = made.state_dict(), buffer.state_dict()
+    assert all(same_state(one[name], other[name]) for name in {**one, **other})
+
+
+ODD = OrderedDict(z=Box(-2, 5, (2, 3), np.int16), a=MultiDiscrete([3, 4], start=[1, -1]))
+SPACES = [
+    Tuple((Dict(ODD), MultiBinary([2, 2]), Discrete(3, start=-1))),
+    Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["nest", "bounds"])
+def test_spaces_and_options_are_in_the_file(space, tmp_path):
+    extras = {"logits": Box(-9, 9, (2,)), "choice": Discrete(4)}
+    options = {"num_envs": np.int64(2), "gamma": np.float32(0.5), "extra_columns": extras}
+    buffer = PerEnvReplayBuffer(
+        7, space, MultiDiscrete([2, 3]), over="envs", track_env=True, **options
+    )
+    buffer.save(tmp_path / "a")
+    made = PerEnvReplayBuffer.from_file(tmp_path / "a")
+    assert (made.observation_space, made.action_space) == (space, MultiDiscrete([2, 3]))
+    assert (made.capacity, made.num_envs, made.gamma, made.over) == (7, 2, 0.5, "envs")
+    assert made.rows().keys() == buffer.rows().keys()
+    other = tmp_path / "b"
+    made.save(other)
+    assert other.read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_stacks_of_frames_and_exponents_are_in_the_file(tmp_path):
+    frames, stacks = FrameStack(3, axis=2, padding="zero"), Box(0, 255, (2, 3, 3), np.uint8)
+    options = {"num_envs": 1, "frame_stack": frames, "alpha": 0.7}
+    buffer = PrioritizedReplayBuffer(9, stacks, Discrete(2), **options)
+    buffer.alpha = 0.5
+    buffer.save(tmp_path / "a")
+    made = PrioritizedReplayBuffer.from_file(tmp_path / "a", device="cpu")
+    assert made.alpha == 0.5
+    assert made.memory() == buffer.memory()
+
+
+def test_files_that_make_no_buffer_are_refused(tmp_path):
+    path = tmp_path / "a"
+    make("once", 5).save(path)
+    with pytest.raises(CheckpointError, match=r"of a 'SharedReplayBuffer', expected a PerEnv"):
+        PerEnvReplayBuffer.from_file(path)
+    with pytest.raises(BufferMisuseError, match="device is 'no'"):
+        SharedReplayBuffer.from_file(path, device="no")
+    folder = tmp_path / "folder"
+    disk = SharedReplayBuffer(9, OBS, Discrete(4), storage="memmap", folder=folder)
+    disk.save(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="does not say how its buffer was made"):
+        SharedReplayBuffer.from_file(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        SharedReplayBuffer.from_file(folder / "rows.npy")
+    for name, value in {
+        "capacity": -1, "num_envs": "2", "spaces": [["Box", 1, 2], ["Discrete", 2, 0, "int64"]],
+        "frame_stack": {"code": 1}, "extra_columns": 3, "over": "envs", "n_step": 2,
+        "storage": "memmap",
+    }.items():  # fmt: skip
+        state = torch.load(path, weights_only=True)
+        state["made_with"][name] = value
+        torch.save(state, tmp_path / "c")
+        if name == "storage":  # never taken from a file
+            assert len(SharedReplayBuffer.from_file(tmp_path / "c")) == 10
+            continue
+        with pytest.raises(CheckpointError):
+            SharedReplayBuffer.from_file(tmp_path / "c")
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    buffer, path = make("once", 5), tmp_path / "a"
+    buffer.save(path)
+    before = path.read_bytes()
+    buffer.add(**at_steps([5]))
+
+    def refuse(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            buffer.save(path)
+    with monkeypatch.context() as patch:  # as torch's writer says it
+        patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("unexpected")))
+        with pytest.raises(OSError, match="can't be written: unexpected"):
+            buffer.save(path)
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_sizes_are_compared_with_those_of_the_buffer(tmp_path):
