@@ -33,7 +33,7 @@ __all__ = ["Reader", "ReplayBatch", "column_names", "read_out", "views_of"]
 
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _LINE = 64
-_AHEAD = 32  # rows that are asked for before they are copied
+_BLOCK = 16  # rows of which the same part is copied at a time, while those behind are asked for
 _SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
 _MAX_PLANS = 16  # sizes and choices of columns that are remembered
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -423,7 +423,7 @@ def views_of(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch
 
 @njit(nogil=True, cache=True)
 def gather(table, kept, lists, spans, parts, out):
-    """Copy parts of rows behind one another, a row after the other.
+    """Copy parts of rows behind one another.
 
     Args:
         table: uint8 (num_rows, stride).
@@ -435,18 +435,23 @@ def gather(table, kept, lists, spans, parts, out):
     """
     begin, others, target = address_of(table), address_of(kept), address_of(out)
     num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]
-    last = lists.shape[1] - 1
-    for i in range(last + 1):
+    size = lists.shape[1]
+    for first in range(-_BLOCK, size, _BLOCK):
+        behind = min(first + _BLOCK, size)
         for j in range(lists.shape[0]):
-            row = lists[j, min(i + _AHEAD, last)]
-            if row < num_rows:
-                for line in range(spans[j, 0], spans[j, 1], _LINE):
-                    prefetch(table, row * stride + line)
+            for row in lists[j, behind : behind + _BLOCK]:
+                if row < num_rows:
+                    for line in range(spans[j, 0], spans[j, 1], _LINE):
+                        prefetch(table, row * stride + line)
         for p in range(parts.shape[0]):
             part = parts[p]
-            row, size = lists[part["list"], i], part["size"]
-            source = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
-            source += part["offset"]
-            to = target + part["start"] + i * part["pitch"]
-            for piece in range(part["pieces"]):
-                copy_item_at(to + piece * part["gap"], source + piece * size, size)
+            rows, nbytes, to = lists[part["list"]], part["size"], target + part["start"]
+            for i in range(max(first, 0), behind):
+                row = rows[i]
+                at = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
+                for piece in range(part["pieces"]):
+                    copy_item_at(
+                        to + i * part["pitch"] + piece * part["gap"],
+                        at + part["offset"] + piece * nbytes,
+                        nbytes,
+                    )
