@@ -28,8 +28,7 @@ from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
 from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out
 from buffers.replay.draws import draw_uniform
-from buffers.replay.plan import PlainOptions, Plan, plan_replay
-from buffers.replay.reading import ArrayReader
+from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
 from buffers.replay.shared_memory import (
     MAX_WRITERS,
     Address,
@@ -37,7 +36,7 @@ from buffers.replay.shared_memory import (
     fence,
     shared_bytes,
 )
-from buffers.replay.table import Table
+from buffers.replay.table import ArrayReader, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -47,6 +46,17 @@ _PAUSE = 0.001  # seconds between looks at what is waited for
 _DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _DONE, _WAIT, _LOST = range(3)  # what came of a draw
+
+
+class _Options(PlainOptions, total=False):
+    """Arguments that few need."""
+
+    min_size_to_sample: int
+    error_buffer: float | None
+
+
+_ROW_DEFAULTS = {name: ROW_DEFAULTS[name] for name in PlainOptions.__annotations__}
+_DEFAULTS = {**_ROW_DEFAULTS, "min_size_to_sample": 1, "error_buffer": None}
 
 
 class MultiprocessReplayBuffer:
@@ -107,22 +117,14 @@ class MultiprocessReplayBuffer:
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
         seed: int | None = None,
         samples_per_insert: float | None = None,
-        min_size_to_sample: int = 1,
-        error_buffer: float | None = None,
         timeout: float = 60.0,
+        **options: Unpack[_Options],
     ):
-        rows: PlainOptions = {
-            "n_step": n_step,
-            "gamma": gamma,
-            "track_env": track_env,
-            "extra_columns": dict(extra_columns or {}),
-        }
+        name = type(self).__name__
+        given = read_options(name, options, _DEFAULTS)
+        rows: Any = {option: given[option] for option in PlainOptions.__annotations__}
         spaces = observation_space, action_space
         self._arguments = capacity, spaces, num_writers, num_envs, rows
         plan = self._plan = _plan(*self._arguments)
@@ -131,13 +133,12 @@ class MultiprocessReplayBuffer:
         self.n_step, self.gamma = plan.n_step, plan.gamma
         self.observation_space, self.action_space = observation_space, action_space
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
-        least = check_count("min_size_to_sample", min_size_to_sample)
+        least = check_count("min_size_to_sample", given["min_size_to_sample"])
         if least > self.capacity:
             raise BufferMisuseError(
                 f"min_size_to_sample is {least}, expected at most the capacity, {self.capacity}"
             )
-        limits = _read_limits(samples_per_insert, least, error_buffer)
-        name = type(self).__name__
+        limits = _read_limits(samples_per_insert, least, given["error_buffer"])
         needed = shared_bytes(plan)
         check_room(
             name, self.capacity, lambda rows: needed * rows // max(1, self.capacity), self.device
@@ -655,12 +656,11 @@ def _plan(
     spaces: tuple[Space, Space],
     num_writers: Any,
     num_envs: int | None,
-    rows: PlainOptions,
+    rows: Mapping[str, Any],
 ) -> Plan:
     """Check arguments; the plan is that of rings, of which each writer has one."""
-    if unknown := sorted(rows.keys() - PlainOptions.__annotations__):
-        raise TypeError(f"a MultiprocessReplayBuffer takes no {unknown[0]!r}")
-    whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
+    rows = read_options("MultiprocessReplayBuffer", rows, _ROW_DEFAULTS)
+    whole = plan_replay(capacity, *spaces, rows, num_envs=num_envs)
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:
         fits = max(2, -(-whole.capacity // rings)) * rings
@@ -669,7 +669,7 @@ def _plan(
             f"transitions for each at least; take {fits}"
         )
     of_each = whole.capacity // rings
-    return plan_replay(of_each, *spaces, num_envs=num_envs, num_writers=rings, **rows)
+    return plan_replay(of_each, *spaces, rows, num_envs=num_envs, num_writers=rings)
 
 
 def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, float, float]:
