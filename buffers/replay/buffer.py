@@ -85,11 +85,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)
         self.observation_space, self.action_space = spaces
         self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
-        self.n_step, self.gamma, self.device = (
-            plan.n_step,
-            plan.gamma,
-            resolve_device(given["device"]),
-        )
+        self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
         self._is_staged = given["staged"] or self.device.type != "cpu"
         self._guard = Guard(self.device)
         place = plan_place(
