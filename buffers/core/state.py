@@ -9,30 +9,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.core.checkpoint import (
-    PLAIN_DTYPE,
-    Block,
-    CheckpointReader,
-    Watcher,
-    any_length,
-    is_like,
-    open_checkpoint,
-    save_checkpoint,
-    shortened,
-)
+from buffers.core.checkpoint import read_state, write_state
 from buffers.core.columns import torch_dtype
 from buffers.core.copies import Rebuilt, fill_block
-from buffers.core.errors import BufferMisuseError
+from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
 
 __all__ = [
+    "Block",
     "FieldWatcher",
     "LoadedState",
     "Placed",
@@ -46,9 +38,11 @@ __all__ = [
     "name_fields",
 ]
 
+Block = np.ndarray | torch.Tensor
 Shapes = Mapping[str, tuple[int, ...]]
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 Placed = tuple[dict[str, Sequence[Block]], Callable[[], None]]
+_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 
 
 class LoadedState(NamedTuple):
@@ -127,6 +121,9 @@ class StatefulBuffer(Rebuilt):
                 made with other spaces, sizes or options, which are listed, or it contradicts
                 itself; nothing was changed.
         """
+        self._take_state(state)
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
         self._check_described(state)
         wanted = self._wanted_arrays()
         missing = sorted(set(wanted) - set(state))
@@ -138,16 +135,17 @@ class StatefulBuffer(Rebuilt):
                 f"state has the columns {besides} besides, which a buffer like this one, with its "
                 "storage, does not save"
             )
-        arrays = {name: _state_array(name, state[name], *like) for name, like in wanted.items()}
-        shapes = {name: array.shape for name, array in arrays.items()}
+        blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
+        shapes = {name: (sum(map(len, b)), *b[0].shape[1:]) for name, b in blocks.items()}
         watchers = self._watchers(shapes)
         for name, watcher in watchers.items():
-            if len(arrays[name]):
-                watcher(arrays[name].view(np.uint8).reshape(len(arrays[name]), -1))
-        small = {name: arrays[name].copy() for name in arrays if name not in self._large}
+            for block in blocks[name]:
+                if len(block):
+                    watcher(block.view(np.uint8).reshape(len(block), -1))
+        small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
         loaded = LoadedState(state, small, shapes, watchers)
         self._check_arrays(loaded)
-        self._take_over(loaded, {name: [arrays[name]] for name in self._large})
+        self._take_over(loaded, {name: blocks[name] for name in self._large})
 
     def _take_over(self, state: LoadedState, large: Mapping[str, Sequence[np.ndarray]]) -> None:
         self._guard.rewind()
@@ -161,14 +159,18 @@ class SavedBuffer(StatefulBuffer):
     """Gives a buffer `save` and `load` too, and copies that are made like these.
 
     Attributes:
-        _kind: Name in the files.
+        _kind: Of the class, in files.
     """
 
     _kind: str
 
-    def _forget(self) -> None:
-        """Empty the buffer: some of what it holds was not read."""
-        raise NotImplementedError
+    def _file_state(self) -> dict[str, Any]:
+        """What `save` writes: as `state_dict`, over the memory itself where that is on the CPU."""
+        arrays = {
+            name: [torch.from_numpy(_as_array(block)) for block in blocks]
+            for name, blocks in self._saved_arrays().items()
+        }
+        return {"kind": self._kind, **self._described(), **arrays}
 
     @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -178,7 +180,7 @@ class SavedBuffer(StatefulBuffer):
             OSError: The disk is full or the folder is not there; a file that was there stays.
         """
         self._guard.rewind()
-        save_checkpoint(path, self._kind, self._described(), self._saved_arrays())
+        write_state(path, self._file_state())
 
     @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -187,43 +189,23 @@ class SavedBuffer(StatefulBuffer):
         Nothing in a file is believed, but others must not write to it meanwhile.
 
         Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
-                `load_state_dict`; nothing was changed.
+            CheckpointError: The file is damaged, cut off, no checkpoint, or does not fit this
+                buffer, as in `load_state_dict`; nothing was changed.
             BufferMemoryError: It has more of what grows than there is memory for; nothing was
                 changed.
-            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
+            OSError: It cannot be opened.
         """
-        wanted = self._wanted_arrays()
-        watchers: dict[str, FieldWatcher] = {}
+        self._load(read_state(path, self._kind), os.fspath(path))
 
-        def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
-            self._check_described(reader.meta)
-            if reader.columns.get("generator", wanted["generator"]) != wanted["generator"]:
-                raise other_generator()
-            reader.require(wanted)
-            watchers.update(self._watchers(reader.shapes()))
-            return watchers
-
-        with open_checkpoint(path, self._kind, prepare) as reader:
-            small = {name: reader.array(name) for name in wanted if name not in self._large}
-            state = LoadedState(reader.meta, small, reader.shapes(), watchers)
-            self._check_arrays(state)
-            self._guard.rewind()
-            targets, finish = self._place(state)
-            try:
-                for name, blocks in targets.items():
-                    reader.read(name, blocks)
-            except BaseException:
-                self._forget()
-                raise
-            finish()
+    def _load(self, state: Mapping[str, Any], name: str) -> None:
+        try:
+            self._take_state(state)
+        except BufferMisuseError as error:
+            raise CheckpointError(f"{name}: {error}") from None
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
-        arrays = {
-            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
-            for name, blocks in self._saved_arrays().items()
-        }
+        arrays = {name: [*map(_as_array, blocks)] for name, blocks in self._saved_arrays().items()}
         return {"meta": self._described(), "arrays": arrays}
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -288,7 +270,7 @@ def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    is_plain = isinstance(dtype, str) and PLAIN_DTYPE.fullmatch(dtype)
+    is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
     return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
 
 
@@ -389,6 +371,19 @@ def contradiction(reason: str) -> BufferMisuseError:
     )
 
 
+def _as_array(block: Block) -> np.ndarray:
+    return block if isinstance(block, np.ndarray) else block.cpu().numpy()
+
+
+def _state_blocks(
+    name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
+) -> list[np.ndarray]:
+    """An entry of a state as arrays that follow one another; files have several where rows wrap."""
+    if isinstance(value, list) and value and (len(value) == 1 or shape[0] is None):
+        return [_state_array(name, block, dtype, shape) for block in value]
+    return [_state_array(name, value, dtype, shape)]
+
+
 def _state_array(
     name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
 ) -> np.ndarray:
@@ -412,3 +407,22 @@ def _state_array(
         f"state holds {found} for {name}, expected {dtype} {any_length(shape)}; pass what "
         "state_dict() returned"
     )
+
+
+def is_like(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is one that is wanted, where None is any length."""
+    return len(found) == len(shape) and all(
+        mine in (None, n) for n, mine in zip(found, shape, strict=True)
+    )
+
+
+def any_length(shape: tuple[int | None, ...]) -> str:
+    """A shape in a message, where None is any length."""
+    lengths = ", ".join("any" if n is None else str(n) for n in shape)
+    return f"({lengths},)" if len(shape) == 1 else f"({lengths})"
+
+
+def shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """A value of a file in a message, which is not to be as long as the file."""
+    text = show(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -20,13 +20,13 @@ from buffers.core.arguments import (
     read_valid,
     resolve_device,
 )
-from buffers.core.checkpoint import Block
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
+    Block,
     FieldWatcher,
     LoadedState,
     Placed,
@@ -580,9 +580,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             self._restore_open(opened, small)
 
         return {"rows": [self._storage.rows[: state.shapes["rows"][0]]]}, finish
-
-    def _forget(self) -> None:
-        self._storage.clear()
 
     def _make_open(self, num_envs: int) -> OpenEpisodes | None:
         """What is to hold the open episodes of a state of so many envs; ours, if it can."""

@@ -7,33 +7,34 @@ counts are found out anew.
 
 from __future__ import annotations
 
-import errno
 import os
-import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from buffers.core.arguments import resolve_device
-from buffers.core.copies import Rebuilt
+from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
 from buffers.core.rows import row_views
 from buffers.core.sequences import read_sequences
 from buffers.core.spaces import describe_space, space_of
-from buffers.core.state import check_settings, checked_array, contradiction, name_fields
+from buffers.core.state import (
+    SavedBuffer,
+    check_settings,
+    checked_array,
+    contradiction,
+    name_fields,
+)
 from buffers.replay.folder import Folder
 from buffers.replay.frames import FrameStack
 from buffers.replay.plan import Plan, own_settings
 from buffers.replay.table import Table
-from vecenv.files import whole_file
 
 __all__ = ["STATE_VERSION", "TableState", "Taken", "check_described", "describe"]
 
@@ -61,8 +62,8 @@ class Taken(NamedTuple):
     once: dict[str, np.ndarray]
 
 
-class TableState(Rebuilt):
-    """Gives a replay buffer `state_dict`, `load_state_dict`, `save`, `load` and copies."""
+class TableState(SavedBuffer):
+    """Gives a replay buffer states, files and copies."""
 
     _table: Table
     _kind: str
@@ -132,17 +133,6 @@ class TableState(Rebuilt):
         self._guard.rewind()
         return _mapped(self._views(), _copied)
 
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the buffer stood that `state_dict` was called on.
-
-        Raises:
-            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                made with other spaces, sizes or options, which are listed, or it contradicts
-                itself; nothing was changed.
-        """
-        self._take_state(state)
-
     def _take_state(self, state: Mapping[str, Any]) -> None:
         check_described(state, self._described())
         expected = self._views()
@@ -191,24 +181,8 @@ class TableState(Rebuilt):
         self._random.set_state(generator)
         folder.arrays["generator"][...] = generator
 
-    @exclusive
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is held into a file, all or nothing.
-
-        The file also has the spaces and options of the buffer, see `from_file`.
-
-        Raises:
-            OSError: The disk is full or the folder is not there; a file that was there stays.
-        """
-        self._guard.rewind()
-        with whole_file(Path(path)) as aside:
-            try:
-                with aside.open("wb") as file:
-                    torch.save({**self._views(), _MADE_WITH: self._arguments()}, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except RuntimeError as error:  # of torch's writer, when the disk refuses
-                raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
+    def _file_state(self) -> dict[str, Any]:
+        return {**self._views(), _MADE_WITH: self._arguments()}
 
     def _arguments(self) -> dict[str, Any] | None:
         """Those of the constructor as torch saves them; None of a buffer whose rows are in files.
@@ -255,13 +229,7 @@ class TableState(Rebuilt):
         ...     SharedReplayBuffer.from_file(f"{folder}/replay.pt").capacity
         1000
         """
-        state, name = read_file(path), os.fspath(path)
-        kind = state.get("kind") if isinstance(state, Mapping) else None
-        if kind != cls.__name__:
-            raise CheckpointError(
-                f"{name} is of a {kind!r:.99}, expected a {cls.__name__}; call from_file of the "
-                "class that was saved"
-            )
+        state, name = read_state(path, cls.__name__), os.fspath(path)
         if not isinstance(made := state.get(_MADE_WITH), Mapping):
             raise CheckpointError(
                 f"{name} does not say how its buffer was made, as of one with storage='memmap', "
@@ -275,26 +243,6 @@ class TableState(Rebuilt):
             raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
         buffer._load(state, name)
         return buffer
-
-    @exclusive
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue where the buffer stood that `save` was called on; see `from_file`, too.
-
-        Nothing in a file is believed, but others must not write to it meanwhile.
-
-        Raises:
-            CheckpointError: The file is damaged, cut off, or no checkpoint; nothing was changed.
-            BufferMisuseError: It does not fit this buffer, as in `load_state_dict`; nothing was
-                changed.
-            OSError: It cannot be opened.
-        """
-        self._load(read_file(path), os.fspath(path))
-
-    def _load(self, state: Any, name: str) -> None:
-        try:
-            self._take_state(state)
-        except BufferMisuseError as error:
-            raise CheckpointError(f"{name}: {error}") from None
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
@@ -362,34 +310,6 @@ def check_described(state: Any, own: Mapping[str, Any]) -> None:
             )
     check_settings(_listed(state), _listed(own))
     check_settings(*({"layout": [s.get("fields"), s.get("stride")]} for s in (state, own)))
-
-
-def read_file(path: str | os.PathLike[str]) -> Any:
-    """What `save` wrote, mapped into memory; nothing in it is executed.
-
-    Raises:
-        CheckpointError: It is no such file.
-        OSError: It can't be opened.
-    """
-    path = Path(path)
-    with path.open("rb"):  # says why it can't be
-        pass
-    if not path.is_file():
-        raise OSError(f"{path} is no regular file")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a place that the file does not have
-            raise
-        reason = "it is cut off"
-    except (
-        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
-        pickle.UnpicklingError, zipfile.BadZipFile, UnicodeDecodeError,
-    ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    raise CheckpointError(
-        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
-    )
 
 
 def held_blocks(table: Table) -> list[np.ndarray]:

@@ -12,12 +12,12 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, resolve_device
-from buffers.core.checkpoint import Block
 from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
+    Block,
     FieldWatcher,
     LoadedState,
     Placed,
