@@ -227,7 +227,7 @@ class Reader:
         self._views = views_of(table.rows, plan.layout.fields)
         self._pages = table.rows.numpy() if table.device.type == "cpu" else None
         names = ("rewards", "link", "terminations", "truncations")
-        self._walked = [table.columns.get(name) for name in names]
+        self._walked = tuple(table.columns.get(name) for name in names)
 
     def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
         """A batch of B transitions, not initialised; of some columns only, None for all."""
@@ -366,8 +366,8 @@ class Reader:
         if self._is_long and num_lists > 1:
             sums = kept.arrays["rewards"], kept.arrays["discounts"]
             find_windows(
-                *self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
-                self._gamma, np.empty(batch.size), *sums,
+                self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
+                self._gamma, np.empty(batch.size), sums,
             )  # fmt: skip
         if num_lists > self._next and table.once is not None:
             self._find_units(torch.from_numpy(kept.shared))

@@ -47,7 +47,7 @@ from buffers.replay.plan import (
 from buffers.replay.sequence_draws import SequenceDraws
 from buffers.replay.sequences import SequenceIndex, sequence_bytes
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, ArrayReader, Table
+from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
 
 __all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
@@ -128,7 +128,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         with warnings.catch_warnings():  # a reader's can't be written to
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(arrays["rows"])
-        table = Table(plan, self.device, rows=rows, rings=arrays["rings"], envs=arrays["envs"])
+        memory = Memory(rows, arrays["rings"], arrays["envs"])
+        table = Table(plan, self.device, memory=memory)
         if not self._folder.read_only:
             table.recover()
         return table

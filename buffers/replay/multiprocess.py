@@ -36,7 +36,7 @@ from buffers.replay.shared_memory import (
     fence,
     shared_bytes,
 )
-from buffers.replay.table import ArrayReader, Table
+from buffers.replay.table import ArrayReader, Memory, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -151,9 +151,8 @@ class MultiprocessReplayBuffer:
         self._guard, self._pid = Guard(), os.getpid()
         memory = self._memory
         with torch.inference_mode(False):
-            self._table = Table(
-                plan, self.device, rows=memory.rows, rings=memory.slots, envs=memory.envs
-            )
+            parts = Memory(memory.rows, memory.slots, memory.envs)
+            self._table = Table(plan, self.device, memory=parts)
         self._reader, self._random = (
             Reader(self._table, has_weights=False),
             DeviceGenerator(seed, _CPU),
@@ -530,11 +529,14 @@ class ReplayWriter:
         plan = self._plan = replace(whole, num_rings=1, num_envs=num_envs)
         rows, first_env = slice(index * plan.span, (index + 1) * plan.span), index * num_envs
         with torch.inference_mode(False):
+            parts = Memory(
+                memory.rows[rows],
+                memory.slots[index : index + 1],
+                memory.envs[first_env : first_env + num_envs],
+            )
             self._table = Table(
-                plan, _CPU, rows=memory.rows[rows], rings=memory.slots[index : index + 1],
-                envs=memory.envs[first_env : first_env + num_envs],
-                first_row=rows.start, first_env=first_env, order=fence,
-            )  # fmt: skip
+                plan, _CPU, memory=parts, first_row=rows.start, first_env=first_env, order=fence
+            )
         # No episode goes on, and links that another has left lead to rows that are there.
         self._table.envs["is_open"] = False
         self._table.recover()

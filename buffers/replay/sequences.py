@@ -97,8 +97,8 @@ class SequenceIndex:
         plan = table.plan
         self._table, self._num_rows, num_rings = table, plan.num_rows, plan.num_rings
         self.tree = SumTree(self._num_rows)
-        per_row = np.zeros((3, self._num_rows), np.int32)
-        self._kept = Steps(*per_row, np.zeros((4, plan.num_envs), np.int64))
+        following, steps, envs = np.zeros((3, self._num_rows), np.int32)
+        self._kept = Steps(following, steps, envs, np.zeros((4, plan.num_envs), np.int64))
         self._steps, self._per_env = self._kept.step_of, self._kept.per_env
         self._done, self._dead = np.zeros((2, num_rings), np.int64)
         self.options: SequenceOptions | None = None

@@ -45,7 +45,7 @@ from buffers.core.rows import RowLayout, row_views
 from buffers.replay.once import Once, Placed, Prepared
 from buffers.replay.plan import Plan
 
-__all__ = ["ENVS", "RINGS", "ArrayReader", "Table"]
+__all__ = ["ENVS", "RINGS", "ArrayReader", "Memory", "Table"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
@@ -159,6 +159,14 @@ class Commit(NamedTuple):
     once: Prepared | None
 
 
+class Memory(NamedTuple):
+    """What a table lies in."""
+
+    rows: torch.Tensor  # uint8 (num_rows, stride)
+    rings: np.ndarray  # RINGS (R,)
+    envs: np.ndarray  # ENVS (N,)
+
+
 class Table:
     """Rows, rings, environments.
 
@@ -166,9 +174,7 @@ class Table:
         plan: What there is in a row, and how many there are.
         device: Where the rows are.
         is_staged: The rows are written by operations of torch, as on devices.
-        rows: uint8 (num_rows, stride), memory of somebody else; or None.
-        rings: RINGS (R,), the same.
-        envs: ENVS (N,), the same.
+        memory: Of somebody else; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
         first_env: Of these environments among those of all writers.
         order: Called between what other processes must see in this order; None without any.
@@ -189,9 +195,7 @@ class Table:
         device: torch.device,
         *,
         is_staged: bool = False,
-        rows: torch.Tensor | None = None,
-        rings: np.ndarray | None = None,
-        envs: np.ndarray | None = None,
+        memory: Memory | None = None,
         first_row: int = 0,
         first_env: int = 0,
         order: Callable[[], None] | None = None,
@@ -200,8 +204,8 @@ class Table:
         self._first_row, self._first_env = first_row, first_env
         self._order = order
         stride = plan.layout.stride
-        if rows is not None:
-            self.rows = rows
+        if memory is not None:
+            self.rows = memory.rows
         elif device.type == "cpu":
             self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
         else:
@@ -211,8 +215,8 @@ class Table:
         if not is_staged:
             self._pages = self.rows.numpy()
             self.columns = row_views(self.words.numpy(), plan.layout.fields)
-        self.rings = np.zeros(plan.num_rings, RINGS) if rings is None else rings
-        self.envs = np.zeros(plan.num_envs, ENVS) if envs is None else envs
+        self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
+        self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
@@ -416,10 +420,8 @@ class Table:
         ids, cuts = np.array(ids), _NO_ROWS if cuts is None else np.array(cuts)
         ends, envs = self.committed.copy(), self.envs.copy()
         found, flags = np.empty((5, count), np.int64), np.empty((3, count), np.bool_)
-        newest = np.full(plan.num_envs, _NONE)
-        has_several = place(
-            ids, is_over, cuts, self._envs_per_ring, plan.span, newest, envs, ends, found, flags
-        )
+        newest, sizes = np.full(plan.num_envs, _NONE), (self._envs_per_ring, plan.span)
+        has_several = place(ids, is_over, cuts, sizes, newest, envs, ends, (found, flags))
         numbers, rows, before, before_rows, previous = found
         is_kept, is_open, is_joined = flags
         return Placed(
@@ -614,26 +616,27 @@ def scatter(stage, places, rows, first, count, table):
 
 
 @njit(nogil=True, cache=True)
-def place(ids, is_over, cuts, per_ring, span, newest, envs, ends, found, flags):
+def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
     """Find rows for transitions, and the rows that they follow.
 
     Args:
         ids: int64 (K,), environments.
         is_over: bool (K,), the next row begins another episode.
         cuts: int64 (C,), environments whose episodes are cut before.
-        per_ring: Environments of a ring.
-        span: Rows of a ring.
+        sizes: Environments and rows of a ring.
         newest: int64 (N,), _NONE each; scratch memory.
         envs: ENVS (N,), brought up to date.
         ends: int64 (R,), transitions ever added to each ring; brought up to date.
-        found: int64 (5, K), written: numbers in the ring; rows; the number of the row before of the
-            same env, or -1; that row; the place of that among these, or -1.
-        flags: bool (3, K), written: not overwritten by the same add; the episode of the row before
-            goes on; and that row is still there.
+        written: int64 (5, K): numbers in the ring; rows; the number of the row before of the same
+            env, or -1; that row; the place of that among these, or -1. And bool (3, K): not
+            overwritten by the same add; the episode of the row before goes on; and that row is
+            still there.
 
     Returns:
         Whether an environment has several rows.
     """
+    per_ring, span = sizes
+    found, flags = written
     has_several = False
     for env in cuts:
         envs[env]["is_open"] = False
