@@ -46,6 +46,7 @@ from buffers.replay.plan import (
 )
 from buffers.replay.sequence_draws import SequenceDraws
 from buffers.replay.sequences import SequenceIndex, sequence_bytes
+from buffers.replay.shared_memory import fence
 from buffers.replay.state import TableState, check_described, describe
 from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
 
@@ -129,7 +130,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(arrays["rows"])
         memory = Memory(rows, arrays["rings"], arrays["envs"])
-        table = Table(plan, self.device, memory=memory)
+        table = Table(plan, self.device, memory=memory, order=fence)
         if not self._folder.read_only:
             table.recover()
         return table
@@ -517,11 +518,12 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             return
         deadline = time.monotonic() + _READ_TIMEOUT
         while True:
+            committed = self._table.committed.copy()
             self._draw_and_gather(batch, kind)
             if not folder.read_only:
                 folder.arrays["generator"][...] = self._random.get_state()
                 return
-            if self._table.were_whole(batch.memory.indices.numpy()):
+            if self._table.were_whole(batch.memory.indices.numpy(), committed):
                 return
             if time.monotonic() > deadline:
                 raise BufferMisuseError(
@@ -612,6 +614,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         table = self._table
         self._require_open()
         self._settle()
+        committed = table.committed.copy()
         if rows.min() < 0 or rows.max() >= table.plan.num_rows or not table.are_live(rows).all():
             return None
         batch = self._reader.new(len(rows), columns)
@@ -620,7 +623,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             batch.memory.weights.fill_(1.0)
         self._reader.fill(batch)
         is_read = self._folder is not None and self._folder.read_only
-        return None if is_read and not table.were_whole(rows) else batch
+        return None if is_read and not table.were_whole(rows, committed) else batch
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, Any]]:
         return self._table.plan.layout, self.rows()

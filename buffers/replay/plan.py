@@ -126,7 +126,6 @@ class Plan:
         num_envs: Environments of all rings together; 0 if they are not told apart.
         n_step: Longest window.
         gamma: Discount per step, or None.
-        last_at: The byte of a row at which what is read of the last row begins.
         is_linked: Rows say which row follows them in their episode.
         is_once: Observations, or frames, are stored once, so that links lead to the next one.
         max_gap: The number of rows by which a frame may lie behind the one before it.
@@ -140,7 +139,6 @@ class Plan:
     num_envs: int
     n_step: int
     gamma: float | None
-    last_at: int
     is_linked: bool
     is_once: bool
     max_gap: int
@@ -234,7 +232,7 @@ def plan_replay(
     is_linked = n_step > 1 or is_once or track_episodes
     taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
     others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
-    layout, last_at = _plan_rows(
+    layout = _plan_rows(
         observation_space,
         leaves,
         others,
@@ -244,7 +242,7 @@ def plan_replay(
         frames=frames,
     )
     return Plan(
-        layout, capacity, span, num_rings, number * num_writers, n_step, gamma, last_at,
+        layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
 
@@ -258,8 +256,8 @@ def _plan_rows(
     is_linked: bool,
     has_env_ids: bool,
     frames: FrameLayout | None,
-) -> tuple[RowLayout, int]:
-    """Pack the fields of a row; return them, and where those of the last row of a window begin.
+) -> RowLayout:
+    """Pack the fields of a row.
 
     Rows are padded to whole cache lines where that costs an eighth at most. `others` are the action
     and the extra columns.
@@ -276,14 +274,13 @@ def _plan_rows(
     if has_env_ids:
         packer.add([Leaf("env_ids", (), np.dtype(np.int32))])
     packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
-    last_at = packer.end
     packer.add(_largest_first(following))
     packer.add([Leaf("rewards", (), np.dtype(np.float32))])
     if is_linked:
         packer.add([Leaf("link", (), np.dtype(np.int32))])
     for name in ("terminations", "truncations"):
         packer.add([Leaf(name, (), np.dtype(np.bool_))])
-    layout = RowLayout(
+    return RowLayout(
         observation_space,
         packer.fields,
         [leaf.path for leaf in obs_leaves],
@@ -294,7 +291,6 @@ def _plan_rows(
         row_stride(packer.end, _GRAIN),
         frames,
     )
-    return layout, last_at
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

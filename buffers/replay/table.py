@@ -254,6 +254,8 @@ class Table:
         if self.is_torn:
             self.recover()
         end = self.committed.copy()
+        if self._order is not None:
+            self._order()
         return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
 
     def live_of_one(self) -> tuple[int, int]:
@@ -316,21 +318,26 @@ class Table:
         rings = rows // self.plan.span
         return self.numbers_of(rows) >= begin[rings]
 
-    def were_whole(self, rows: np.ndarray) -> bool:
-        """Whether rows int64 (K,), just read, were not written meanwhile by another process."""
-        begun, committed = self.begun.copy(), self.committed.copy()
-        rings, places = np.divmod(rows, self.plan.span)
-        newest = committed[rings] - 1
-        numbers = newest - (newest - places) % self.plan.span
-        return bool((numbers >= np.maximum(begun - self.plan.span, 0)[rings]).all())
+    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
+        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
 
-    def numbers_of(self, rows: np.ndarray) -> np.ndarray:
+        Args:
+            rows: See above.
+            committed: int64 (R,), a copy of that from before they were drawn: what has come since
+                may lie in them whole, but not have been whole while they were read.
+        """
+        if self._order is not None:
+            self._order()
+        oldest = np.maximum(self.begun - self.plan.span, 0)
+        return bool((self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]).all())
+
+    def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
         """The newest committed number that lies in each row int64 (K,); negative if there is none.
 
         Those of rows that are being written are of what they held before.
         """
         rings, places = np.divmod(rows, self.plan.span)
-        newest = self.committed[rings] - 1
+        newest = (self.committed if committed is None else committed)[rings] - 1
         return newest - (newest - places) % self.plan.span
 
     # What comes in.
