@@ -18,7 +18,6 @@ from buffers.core.arguments import (
     MAX_COUNT,
     as_array,
     check_count,
-    read_columns,
     read_distinct_ids,
     read_row_ids,
     resolve_device,
@@ -30,7 +29,7 @@ from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out, views_of
+from buffers.replay.batches import Reader, ReplayBatch, views_of
 from buffers.replay.device import DeviceAdds, read_tensors
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Folder, Place, plan_place, require_files_can_hold
@@ -110,7 +109,6 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._takes_tensors = can_take and self.device.type != "cpu"
         self._is_simple = not (self._is_staged or self._folder or self._sequences)
         self._reader = Reader(self._table, has_weights=self._has_weights)
-        self._column_names = column_names(plan.layout, has_weights=self._has_weights)
         self._arrays = ArrayReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
         self._remember(
@@ -475,15 +473,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             batch_size: B.
             columns: What it is to have, as of `sample`.
         """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
-        if columns is None:
-            return None
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices", "weights"}
+        return self._reader.batch(batch_size, None, columns)
 
     def _batch(
         self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
@@ -493,12 +483,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._folder.require_open()
         if self._table.is_empty and not self._is_capturing() and not len(self):
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
-        if out is None:
-            return self._reader.new(batch_size, chosen)
-        return read_out(out, batch_size, self._reader, chosen)
+        return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
         """Draw rows and gather them."""
@@ -600,7 +585,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         given = as_array("indices", indices, self.device)
         fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
         rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)
-        chosen = self._read_columns(columns)
+        chosen = self._reader.read_columns(columns)
         batch = self._get(rows, chosen) if fits else None
         if batch is None:
             raise BufferMisuseError(

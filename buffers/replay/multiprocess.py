@@ -17,7 +17,6 @@ from gymnasium import Space
 from buffers.core.arguments import (
     MAX_COUNT,
     check_count,
-    read_columns,
     read_distinct_ids,
     read_number,
 )
@@ -26,7 +25,7 @@ from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
-from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out
+from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import draw_uniform
 from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
 from buffers.replay.shared_memory import (
@@ -157,7 +156,6 @@ class MultiprocessReplayBuffer:
             Reader(self._table, has_weights=False),
             DeviceGenerator(seed, _CPU),
         )
-        self._column_names = column_names(plan.layout, has_weights=False)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
 
     @staticmethod
@@ -262,12 +260,7 @@ class MultiprocessReplayBuffer:
             batch_size: B.
             columns: What it is to have, as of `sample`.
         """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices"}
+        return self._reader.batch(batch_size, None, columns)
 
     def sample(
         self,
@@ -306,12 +299,7 @@ class MultiprocessReplayBuffer:
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()  # also before the lock, which a fork may have left taken
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
-        if out is None:
-            batch = self._reader.new(size, chosen)
-        else:
-            batch = read_out(out, size, self._reader, chosen)
+        batch = self._reader.batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == _DONE:
             return batch
@@ -354,7 +342,7 @@ class MultiprocessReplayBuffer:
         """
         self._check_usable()
         size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
+        chosen = self._reader.read_columns(columns)
         names = None if chosen is None else (*chosen, "indices")
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
