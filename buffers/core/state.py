@@ -25,13 +25,12 @@ from buffers.core.guard import exclusive
 
 __all__ = [
     "Block",
-    "FieldWatcher",
     "LoadedState",
     "Placed",
     "SavedBuffer",
-    "Shapes",
     "StatefulBuffer",
     "Wanted",
+    "check_bools",
     "check_settings",
     "checked_array",
     "contradiction",
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 Block = np.ndarray | torch.Tensor
-Shapes = Mapping[str, tuple[int, ...]]
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 Placed = tuple[dict[str, Sequence[Block]], Callable[[], None]]
 _PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
@@ -50,8 +48,7 @@ class LoadedState(NamedTuple):
 
     meta: Mapping[str, Any]  # what is in it beside arrays
     small: dict[str, np.ndarray]  # copies of all arrays but the large ones
-    shapes: Shapes  # of all arrays
-    watchers: Mapping[str, FieldWatcher]  # they have seen their arrays; none if nobody checks
+    large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
 
 
 class StatefulBuffer(Rebuilt):
@@ -77,10 +74,6 @@ class StatefulBuffer(Rebuilt):
 
     def _wanted_arrays(self) -> Wanted:
         """Dtype and shape of the arrays of a state, None for lengths that may differ."""
-        raise NotImplementedError
-
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        """What looks at the bytes of arrays; raise BufferMisuseError if one is too long."""
         raise NotImplementedError
 
     def _check_arrays(self, state: LoadedState) -> None:
@@ -136,22 +129,16 @@ class StatefulBuffer(Rebuilt):
                 "storage, does not save"
             )
         blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
-        shapes = {name: (sum(map(len, b)), *b[0].shape[1:]) for name, b in blocks.items()}
-        watchers = self._watchers(shapes)
-        for name, watcher in watchers.items():
-            for block in blocks[name]:
-                if len(block):
-                    watcher(block.view(np.uint8).reshape(len(block), -1))
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
-        loaded = LoadedState(state, small, shapes, watchers)
+        loaded = LoadedState(state, small, {name: blocks[name] for name in self._large})
         self._check_arrays(loaded)
-        self._take_over(loaded, {name: blocks[name] for name in self._large})
+        self._take_over(loaded)
 
-    def _take_over(self, state: LoadedState, large: Mapping[str, Sequence[np.ndarray]]) -> None:
+    def _take_over(self, state: LoadedState) -> None:
         self._guard.rewind()
         targets, finish = self._place(state)
         for name, blocks in targets.items():
-            _fill_blocks(blocks, large[name])
+            _fill_blocks(blocks, state.large[name])
         finish()
 
 
@@ -210,9 +197,9 @@ class SavedBuffer(StatefulBuffer):
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         arrays = state["arrays"]
-        shapes = {n: (sum(map(len, blocks)), *blocks[0].shape[1:]) for n, blocks in arrays.items()}
         small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
-        self._take_over(LoadedState(state["meta"], small, shapes, {}), arrays)
+        large = {name: arrays[name] for name in self._large}
+        self._take_over(LoadedState(state["meta"], small, large))
 
 
 def _fill_blocks(targets: Sequence[Block], sources: Sequence[np.ndarray]) -> None:
@@ -293,45 +280,30 @@ def _is_equal(found: Any, own: Any) -> bool:
         return False
 
 
-class FieldWatcher:
-    """Looks at rows piece by piece: copies some fields out, and counts bools that are none.
+def _bytes_of(rows: np.ndarray) -> np.ndarray:
+    """Rows (K, ...) as uint8 (K, bytes per row), a view."""
+    return rows.view(np.uint8).reshape(len(rows), rows[:1].nbytes)
 
-    What takes a byte that is neither 0 nor 1 for a bool may count it wrongly, and write too far.
+
+def check_bools(
+    name: str, blocks: Iterable[np.ndarray], places: Iterable[tuple[int, int | None]] = ((0, None),)
+) -> None:
+    """Raise BufferMisuseError if a state has bytes of bools that are neither 0 nor 1.
+
+    What takes such a byte for a bool may count it wrongly, and write too far.
 
     Args:
-        num_rows: Rows it will be shown together.
-        kept: Byte offsets of the int32 fields to copy, by name.
-        truths: Where bools lie in a row: offset and length in bytes.
-
-    Attributes:
-        kept: int32 (num_rows,) by name, of the rows seen so far.
-        num_wrong: Bytes of bools seen that are neither 0 nor 1.
+        name: Of the array.
+        blocks: Rows (K, ...).
+        places: Where bools lie in a row: from which byte on, and how many.
     """
-
-    def __init__(
-        self,
-        num_rows: int,
-        kept: Mapping[str, int],
-        truths: Iterable[tuple[int, int]] = (),
-    ):
-        self._places, self._truths, self._seen = kept, list(truths), 0
-        self.kept: dict[str, np.ndarray] = {name: np.zeros(num_rows, np.int32) for name in kept}
-        self.num_wrong = 0
-
-    def check_bools(self, name: str) -> None:
-        """Raise BufferMisuseError if there were wrong ones in the array of this name."""
-        if self.num_wrong:
-            raise contradiction(f"{self.num_wrong} bytes of bools in {name} are no bools")
-
-    def __call__(self, rows: np.ndarray) -> None:
-        """Look at the next rows, uint8 (K, bytes per row)."""
-        part = slice(self._seen, self._seen + len(rows))
-        for name, values in self.kept.items():
-            place = self._places[name]
-            values[part] = rows[:, place : place + 4].copy().view(np.int32)[:, 0]
-        for place, size in self._truths:
-            self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
-        self._seen = part.stop
+    places, number = list(places), 0
+    for rows in map(_bytes_of, blocks):
+        for begin, size in places:
+            end = None if size is None else begin + size
+            number += int(np.count_nonzero(rows[:, begin:end] > 1))
+    if number:
+        raise contradiction(f"{number} bytes of bools in {name} are no bools")
 
 
 def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -27,10 +27,8 @@ from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
     Block,
-    FieldWatcher,
     LoadedState,
     Placed,
-    Shapes,
     Wanted,
     check_settings,
 )
@@ -42,9 +40,7 @@ from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler
 from buffers.episodic.state import (
     check_episodes,
     check_meta,
-    check_sizes,
     describe,
-    watch_fields,
 )
 from buffers.episodic.storage import EpisodicStorage
 
@@ -555,11 +551,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             "rows": (int64, (None, width)),
         }
 
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        num_rows, num_episodes = shapes["rows"][0], shapes["lengths"][0]
-        check_sizes(self._storage.layout, num_episodes, num_rows - num_episodes)
-        return watch_fields(self._storage.layout, num_rows)
-
     def _check_arrays(self, state: LoadedState) -> None:
         num_envs = len(state.small["open_lengths"])
         if self._given_envs is not None and num_envs:  # none with open episodes fits any number
@@ -579,7 +570,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
             self._sampler.generator.set_state(small["generator"])
             self._restore_open(opened, small)
 
-        return {"rows": [self._storage.rows[: state.shapes["rows"][0]]]}, finish
+        count = sum(map(len, state.large["rows"]))
+        return {"rows": [self._storage.rows[:count]]}, finish
 
     def _make_open(self, num_envs: int) -> OpenEpisodes | None:
         """What is to hold the open episodes of a state of so many envs; ours, if it can."""

@@ -26,6 +26,7 @@ from buffers.core.sequences import read_sequences
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
     SavedBuffer,
+    check_bools,
     check_settings,
     checked_array,
     contradiction,
@@ -166,7 +167,7 @@ class TableState(SavedBuffer):
         table, plan = self._table, self._table.plan
         rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
         is_open = checked_array("is_open", state["is_open"], np.bool_, (plan.num_envs,))
-        _check_bools("is_open", is_open.view(np.uint8))
+        check_bools("is_open", [is_open])
         folder.require_writable()
         if (rings[:, 1] == table.committed).all():
             table.envs["is_open"] = is_open
@@ -356,7 +357,7 @@ def check_table(table: Table, state: Mapping[str, Any]) -> Taken:
     if plan.num_envs:
         for name, dtype in _PER_ENV.items():
             envs[name] = checked_array(name, state[name], dtype, (plan.num_envs,))
-        _check_bools("is_open", envs["is_open"].view(np.uint8))
+        check_bools("is_open", [envs["is_open"]])
         own = committed[np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)]
         if envs["last"].min() < 0 or (envs["last"] > own).any():
             raise contradiction("it has newest transitions that cannot be")
@@ -381,18 +382,11 @@ def _read_fields(plan: Plan, blocks: list[np.ndarray]) -> dict[str, np.ndarray]:
             block = block.copy()
         views = row_views(block.view(np.int64), fields)
         for path in bools:
-            _check_bools(path, views[path].view(np.uint8))
+            check_bools(path, [views[path]])
         for path in ("link", "env_ids"):
             if path in views:
                 found.setdefault(path, []).append(views[path].copy())
     return {path: np.concatenate(parts) for path, parts in found.items()}
-
-
-def _check_bools(name: str, values: np.ndarray) -> None:
-    """What takes a byte that is neither 0 nor 1 for a bool may count it wrongly."""
-    if (values > 1).any():
-        number = int((values > 1).sum())
-        raise contradiction(f"{number} bytes of bools in {name} are no bools")
 
 
 def _check_env_ids(plan: Plan, env_ids: np.ndarray, held: np.ndarray) -> None:

@@ -18,12 +18,11 @@ from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
     Block,
-    FieldWatcher,
     LoadedState,
     Placed,
-    Shapes,
     StatefulBuffer,
     Wanted,
+    check_bools,
     check_settings,
     contradiction,
 )
@@ -1235,14 +1234,10 @@ class RolloutBuffer(StatefulBuffer):
     def _wanted_arrays(self) -> Wanted:
         return {name: (row.dtype, row.shape) for name, row in self._carried().items()}
 
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        rows = self._carried().items()
-        bools = {name: row.nbytes // self.num_envs for name, row in rows if row.dtype == np.bool_}
-        return {name: FieldWatcher(0, {}, [(0, size)]) for name, size in bools.items()}
-
     def _check_arrays(self, state: LoadedState) -> None:
-        for name, watcher in state.watchers.items():
-            watcher.check_bools(name)
+        for name, row in state.small.items():
+            if row.dtype == np.bool_:
+                check_bools(name, [row])
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
         if self._deferred is not None and not self._deferred.generator.accepts_state(
