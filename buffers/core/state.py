@@ -18,7 +18,7 @@ import torch
 
 from buffers.core.checkpoint import read_state, write_state
 from buffers.core.columns import torch_dtype
-from buffers.core.copies import Rebuilt, fill_block
+from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
@@ -26,7 +26,6 @@ from buffers.core.guard import exclusive
 __all__ = [
     "Block",
     "LoadedState",
-    "Placed",
     "SavedBuffer",
     "StatefulBuffer",
     "Wanted",
@@ -39,7 +38,6 @@ __all__ = [
 
 Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
-Placed = tuple[dict[str, Sequence[Block]], Callable[[], None]]
 _PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 
 
@@ -58,7 +56,7 @@ class StatefulBuffer(Rebuilt):
     `Rebuilt` besides.
     """
 
-    _large: tuple[str, ...] = ()  # arrays that are read where they belong, behind all checks
+    _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -83,12 +81,8 @@ class StatefulBuffer(Rebuilt):
         """
         raise NotImplementedError
 
-    def _place(self, state: LoadedState) -> Placed:
-        """Take over all but the large arrays.
-
-        Returns:
-            The memory of the large arrays, blocks that follow one another, in the order in which
-            they are to be filled; and what is to be called then.
+    def _take(self, state: LoadedState) -> None:
+        """Take over a state that was checked.
 
         Raises:
             BufferMemoryError: There is no room; nothing was changed.
@@ -132,14 +126,8 @@ class StatefulBuffer(Rebuilt):
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
         loaded = LoadedState(state, small, {name: blocks[name] for name in self._large})
         self._check_arrays(loaded)
-        self._take_over(loaded)
-
-    def _take_over(self, state: LoadedState) -> None:
         self._guard.rewind()
-        targets, finish = self._place(state)
-        for name, blocks in targets.items():
-            _fill_blocks(blocks, state.large[name])
-        finish()
+        self._take(loaded)
 
 
 class SavedBuffer(StatefulBuffer):
@@ -199,21 +187,8 @@ class SavedBuffer(StatefulBuffer):
         arrays = state["arrays"]
         small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
         large = {name: arrays[name] for name in self._large}
-        self._take_over(LoadedState(state["meta"], small, large))
-
-
-def _fill_blocks(targets: Sequence[Block], sources: Sequence[np.ndarray]) -> None:
-    """Copy arrays that follow one another into blocks of memory that are cut otherwise."""
-    left = [array for array in reversed(sources) if len(array)]
-    for target in targets:
-        rows = torch.from_numpy(target) if isinstance(target, np.ndarray) else target
-        while len(rows):
-            source = left.pop()
-            count = min(len(rows), len(source))
-            fill_block(rows[:count], source[:count])
-            rows = rows[count:]
-            if count < len(source):
-                left.append(source[count:])
+        self._guard.rewind()
+        self._take(LoadedState(state["meta"], small, large))
 
 
 def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:

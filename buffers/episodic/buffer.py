@@ -20,6 +20,7 @@ from buffers.core.arguments import (
     read_valid,
     resolve_device,
 )
+from buffers.core.copies import fill_block
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
@@ -28,7 +29,6 @@ from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
     Block,
     LoadedState,
-    Placed,
     Wanted,
     check_settings,
 )
@@ -558,20 +558,18 @@ class EpisodicReplayBuffer(DrawnBuffer):
         check_episodes(self._storage.layout, state)
         self._check_generator(state.small["generator"])
 
-    def _place(self, state: LoadedState) -> Placed:
-        small = state.small
-        opened = self._make_open(len(small["open_lengths"]))
-
-        def finish() -> None:
-            if not self._storage.refile(small["lengths"], int(state.meta["first_episode"])):
-                raise BufferMisuseError(
-                    "state has rows that contradict its lengths; the buffer is empty now"
-                )
-            self._sampler.generator.set_state(small["generator"])
-            self._restore_open(opened, small)
-
-        count = sum(map(len, state.large["rows"]))
-        return {"rows": [self._storage.rows[:count]]}, finish
+    def _take(self, state: LoadedState) -> None:
+        small, storage = state.small, self._storage
+        opened, begin = self._make_open(len(small["open_lengths"])), 0
+        for block in state.large["rows"]:
+            fill_block(storage.rows[begin : begin + len(block)], block)
+            begin += len(block)
+        if not storage.refile(small["lengths"], int(state.meta["first_episode"])):
+            raise BufferMisuseError(
+                "state has rows that contradict its lengths; the buffer is empty now"
+            )
+        self._sampler.generator.set_state(small["generator"])
+        self._restore_open(opened, small)
 
     def _make_open(self, num_envs: int) -> OpenEpisodes | None:
         """What is to hold the open episodes of a state of so many envs; ours, if it can."""

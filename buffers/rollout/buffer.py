@@ -19,7 +19,6 @@ from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
     Block,
     LoadedState,
-    Placed,
     StatefulBuffer,
     Wanted,
     check_bools,
@@ -1245,7 +1244,7 @@ class RolloutBuffer(StatefulBuffer):
         ):
             raise other_generator()
 
-    def _place(self, state: LoadedState) -> Placed:
+    def _take(self, state: LoadedState) -> None:
         shuffle = state.meta["shuffle"]
         self._storage.wait_for_device()
         for name, row in self._carried().items():
@@ -1257,7 +1256,7 @@ class RolloutBuffer(StatefulBuffer):
             paths = [leaf.path for leaf in self._layout.obs_leaves]
             self._storage.write_obs(0, [np.array(state.small[path]) for path in paths])
         self._sampler.generator.words[:] = shuffle % 2**64, shuffle >> 64
-        return {}, self._begin
+        self._begin()
 
 
 def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
