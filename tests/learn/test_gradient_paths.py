@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 from buffers import RolloutBatch
-from vecenv.learn import Adam, Gradient, choosing
-from vecenv.learn.choosing import remove_torn_library
-from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
+from vecenv.learn import Adam, Gradient
 
 ROWS, CLIP = 64, 0.2
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

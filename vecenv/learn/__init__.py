@@ -19,6 +19,7 @@ from vecenv.learn.graphs import Graph, describe_graphs
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
+from vecenv.learn.products import quick_products
 from vecenv.learn.ranks import RankError, Ranks
 from vecenv.learn.run import Run
 
@@ -40,4 +41,5 @@ __all__ = [
     "evaluating",
     "load_checkpoint",
     "load_options",
+    "quick_products",
 ]

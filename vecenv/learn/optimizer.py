@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vecenv.learn.private_torch import adam_step, has_adam_step
+
 __all__ = ["Adam"]
 
 _NOT_PLAIN = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
@@ -150,7 +152,7 @@ class Adam(torch.optim.Adam):
     def _is_plain(self) -> bool:
         """Whether one operation of torch does it all: Adam as it is used most."""
         groups = self.param_groups
-        if not hasattr(torch, "_fused_adam_") or not all(group["fused"] for group in groups):
+        if not has_adam_step or not all(group["fused"] for group in groups):
             return False
         if any(group[name] for group in groups for name in _NOT_PLAIN if name in group):
             return False
@@ -169,24 +171,6 @@ class Adam(torch.optim.Adam):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            steps = [state["step"] for state in states]
-            for step in steps:
-                step.add_(1)
-            beta1, beta2 = group["betas"]
-            torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-                params,
-                [p.grad for p in params],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=scale,
-                found_inf=None,
-            )
+            for state in states:
+                state["step"].add_(1)
+            adam_step({**group, "params": params}, states, scale)

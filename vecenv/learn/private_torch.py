@@ -1,0 +1,127 @@
+"""Everything of torch that is used here and that torch does not promise to keep.
+
+Tried with torch 2.13. Each function works without its private part, or says that it is missing:
+
+- `compile_graph` and `load_package`: AOTInductor, documented, under `torch._inductor` (2.6 on).
+- `no_validation`: whether distributions check arguments, which can be set but not read.
+- `tables_of`: the dicts in which a module keeps parameters and modules.
+- `hooked`: hooks on gradients of parameters.
+- `adam_step`, if `has_adam_step`: the operation of `torch.optim.Adam(fused=True)`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+__all__ = [
+    "adam_step",
+    "compile_graph",
+    "has_adam_step",
+    "hooked",
+    "load_package",
+    "no_validation",
+    "tables_of",
+]
+
+_Run = Callable[..., Sequence[Tensor]]
+
+
+def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
+    """Compile a graph ahead of time, and write it as a package.
+
+    Args:
+        graph: A `torch.fx.GraphModule` of ATen operations.
+        inputs: Tensors like those that it will be called with.
+        file: The package, whose name ends with ".pt2".
+
+    Raises:
+        NotImplementedError: This version of torch has no AOTInductor that writes packages.
+        Exception: Whatever the compiler raises.
+    """
+    try:
+        from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
+    except ImportError:
+        raise NotImplementedError(
+            f"torch {torch.__version__} has no AOTInductor; 2.6 or newer has it"
+        ) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler about itself
+        exported = torch.export.export(graph, tuple(inputs))
+        aoti_compile_and_package(exported, package_path=str(file))
+
+
+def load_package(file: Path) -> _Run:
+    """Load a package as a function of tensors, which runs without the interpreter's lock."""
+    from torch._inductor import aoti_load_package
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return aoti_load_package(str(file))
+
+
+@contextmanager
+def no_validation() -> Iterator[None]:
+    """Let distributions not look at the values of their arguments, which a graph does not have."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def tables_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the dicts of a module's parts in which parameters and modules are looked up."""
+    parts = list(module.modules())
+    return [one._parameters for one in parts] + [one._modules for one in parts]
+
+
+def hooked(parameters: Iterable[Tensor]) -> bool:
+    """Whether there are hooks on the gradients of some parameters."""
+    return any(
+        [  # noqa: C419  # a list is quicker
+            getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
+            for p in parameters
+        ]
+    )
+
+
+has_adam_step = hasattr(torch, "_fused_adam_")
+
+
+def adam_step(group: dict[str, Any], states: Sequence[dict[str, Tensor]], scale: Any) -> None:
+    """Make a step of Adam by one operation, as `torch.optim.Adam` does with `fused=True`.
+
+    Its own `step` takes longer than the update of a small network.
+
+    Args:
+        group: A parameter group of Adam, all of whose parameters have gradients.
+        states: "step", "exp_avg" and "exp_avg_sq" of each parameter.
+        scale: Tensor () by which gradients are divided first, or None.
+    """
+    beta1, beta2 = group["betas"]
+    torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+        group["params"],
+        [p.grad for p in group["params"]],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+        grad_scale=scale,
+        found_inf=None,
+    )
