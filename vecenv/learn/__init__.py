@@ -19,9 +19,9 @@ from vecenv.learn.graphs import Graph, describe_graphs
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
-from vecenv.learn.products import quick_products
 from vecenv.learn.ranks import RankError, Ranks
 from vecenv.learn.run import Run
+from vecenv.learn.sizes import gradient_options, quick_products
 
 __all__ = [
     "Adam",
@@ -39,6 +39,7 @@ __all__ = [
     "evaluate",
     "evaluate_games",
     "evaluating",
+    "gradient_options",
     "load_checkpoint",
     "load_options",
     "quick_products",

@@ -1,13 +1,12 @@
-"""The gradient of a loss as a function compiled ahead of time, of tensors alone.
+"""The gradient of a loss as a function compiled ahead of time, of tensors alone."""
 
-weights, one vector    other parameters, buffers    columns of the batch
-          \________________       |        ________________/
-                          graph of ATen operations           traced in the first call
-                                  |
-                    package, in the user's cache folder      compiled by AOTInductor once
-                                  |
-          vector of the gradient, loss and scalars           loaded once for each thread
-"""
+#   weights, one vector     other parameters, buffers     columns of the batch
+#            |                          |                          |
+#            +----------- graph of ATen operations ----------------+   traced in the first call
+#                                       |
+#                      package in the user's cache folder             compiled by AOTInductor once
+#                                       |
+#               gradient, one vector; loss and scalars                loaded once for each thread
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vecenv.learn.batches import Layout, put_together, take_apart, weights_at
+from vecenv.learn.batches import put_together, take_apart, weights_at
 from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.private_torch import compile_graph, load_package, no_validation
 from vecenv.learn.watching import Watch
@@ -42,7 +41,7 @@ _LAST_S = 600.0  # longest wait for half of a gradient
 Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
 
 
-class Refusal(Exception):  # noqa: N818  # no mistake: autograd goes on
+class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
@@ -90,6 +89,7 @@ class CompiledGradient:
 
     Attributes:
         names: Of the loss and the scalars.
+        num_parts: Parts of the rows, each with a thread of its own.
         note: How it was made, a sentence.
 
     Raises:
@@ -114,30 +114,75 @@ class CompiledGradient:
             raise Refusal(str(error)) from None
         self.names: list[str] = []
         self._state = _state_of(module)
-        self._num_parts, no_split = _num_parts(leaves, threads, weights.device)
-        halves = _split(leaves, self._num_parts)
-        rows = len(halves[0][0]) if self._num_parts > 1 else None
+        self.num_parts, no_split = _num_parts(leaves, threads, weights.device)
+        halves = _split(leaves, self.num_parts)
+        rows = len(halves[0][0]) if self.num_parts > 1 else None
         state = [getattr(part, name) for part, name, _ in self._state]
         inputs = [weights.values, *state, *halves[0]]
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
         self._watch = Watch()
-        function = _gradient_of(
-            WithLoss(module, loss), weights, self._state, self._layout, rows, dtype, self.names,
-            self._watch,
-        )  # fmt: skip
+        function = self._gradient_of(WithLoss(module, loss), weights, rows, dtype)
         graph = _trace(function, inputs, weights.device)
         self._watch.settle()
         _refuse_unsafe(graph, weights)
         self._kinds = [*map(_kind_of, [*state, *leaves])]
         started = time.perf_counter()
         with self._one_thread():
-            self._runs, is_new = _runs_of(graph, inputs, self._num_parts, log)
+            self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
         how = "compiled" if is_new else "loaded"
-        parts = ", two halves of the rows by two threads" if self._num_parts > 1 else ""
+        parts = ", two halves of the rows by two threads" if self.num_parts > 1 else ""
         self.note = f"{how} in {time.perf_counter() - started:.1f} s{parts}{no_split}"
         self._helper: ThreadPoolExecutor | None = None
         self._process = 0
+
+    def _gradient_of(
+        self, with_loss: WithLoss, weights: FlatParameters, rows: int | None, dtype: torch.dtype
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Return a function of the vector of weights, the module's other tensors and the batch's.
+
+        It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
+        (2 + S,) of the loss, the scalars, and the weight of the rows. Where rows have weights, all
+        are multiplied by the sum of these.
+        """
+        state, layout = self._state, self._layout
+        index = None if rows is None else weights_at(layout)
+        is_cast, user_loss = dtype != weights.dtype, with_loss.loss
+
+        def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+            tensors, leaves = others[: len(state)], others[len(state) :]
+            given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
+
+            def loss_of(module: nn.Module, batch: Any) -> Any:
+                with self._watch.running(user_loss):
+                    result = user_loss(module, batch)
+                for (part, name, path), x in zip(state, tensors, strict=True):
+                    if getattr(part, name) is not x:
+                        raise Refusal(f"computing the loss changes the buffer {path}")
+                return result
+
+            def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+                batch = put_together(layout, iter(leaves), rows)
+                with_loss.loss = loss_of
+                with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
+                    loss, scalars = read_result(
+                        functional_call(with_loss, {**params, **given}, batch)
+                    )
+                self.names = ["loss", *scalars]
+                values = [value.to(vector.device).float() for value in (loss, *scalars.values())]
+                return loss, torch.stack(values)
+
+            params = {f"module.{name}": piece for name, piece in weights.named(vector)}
+            grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
+            gradient = weights.joined(list(grads.values()))
+            weight = torch.ones(1, device=vector.device)
+            if index is not None:
+                weight = leaves[index].sum().float().view(1)
+                gradient = torch.where(weight > 0, gradient * weight, 0.0)
+                values = torch.where(weight > 0, values * weight, 0.0)
+            return gradient, torch.cat([values, weight])
+
+        return gradient_of
 
     def why_not(self, batch: Any, leaves: list[Tensor]) -> str:
         """Return why it can't compute the gradient of a batch, or ""; append its tensors."""
@@ -154,7 +199,7 @@ class CompiledGradient:
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
         state = [getattr(part, name) for part, name, _ in self._state]
-        if self._num_parts == 1:
+        if self.num_parts == 1:
             gradient, values = self._runs[0](vector, *state, *leaves)
             out.copy_(gradient)
             return values[:-1]
@@ -180,7 +225,7 @@ class CompiledGradient:
     def _one_thread(self) -> Iterator[None]:
         """Keep torch's own threads from halves, which have a thread each."""
         before = torch.get_num_threads()
-        if self._num_parts == 1 or before == 1:
+        if self.num_parts == 1 or before == 1:
             yield
             return
         torch.set_num_threads(1)
@@ -222,59 +267,6 @@ def _kind_of(tensor: Tensor | None) -> Any:
     if tensor is None or tensor.layout != torch.strided:
         return id(tensor)
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def _gradient_of(
-    with_loss: WithLoss,
-    weights: FlatParameters,
-    state: Sequence[tuple[nn.Module, str, str]],
-    layout: Layout,
-    rows: int | None,
-    dtype: torch.dtype,
-    names: list[str],
-    watch: Watch,
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function of the vector of weights, the module's other tensors and the batch's.
-
-    It appends the names of its scalars to `names` when it is called, and returns the vector of the
-    gradient (W,), and float32 (2 + S,) of the loss, the scalars, and the weight of the rows. With
-    `rows` all these are multiplied by that weight.
-    """
-    index = None if rows is None else weights_at(layout)
-    is_cast, user_loss = dtype != weights.dtype, with_loss.loss
-
-    def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-        tensors, leaves = others[: len(state)], others[len(state) :]
-        given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
-
-        def loss_of(module: nn.Module, batch: Any) -> Any:
-            with watch.running(user_loss):
-                result = user_loss(module, batch)
-            for (part, name, path), x in zip(state, tensors, strict=True):
-                if getattr(part, name) is not x:
-                    raise Refusal(f"computing the loss changes the buffer {path}")
-            return result
-
-        def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            batch = put_together(layout, iter(leaves), rows)
-            with_loss.loss = loss_of
-            with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
-                loss, scalars = read_result(functional_call(with_loss, {**params, **given}, batch))
-            names[:] = ["loss", *scalars]
-            values = [value.to(vector.device).float() for value in (loss, *scalars.values())]
-            return loss, torch.stack(values)
-
-        params = {f"module.{name}": piece for name, piece in weights.named(vector)}
-        grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
-        gradient = weights.joined(list(grads.values()))
-        weight = torch.ones(1, device=vector.device)
-        if index is not None:
-            weight = leaves[index].sum().float().view(1)
-            gradient = torch.where(weight > 0, gradient * weight, 0.0)
-            values = torch.where(weight > 0, values * weight, 0.0)
-        return gradient, torch.cat([values, weight])
-
-    return gradient_of
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device) -> Any:

@@ -1,11 +1,11 @@
-"""Gradients of a loss over a batch, as `loss.backward()` gives them.
+"""Gradients of a loss over a batch, as `loss.backward()` gives them."""
 
-module.parameters()  --views of-->  one vector of weights  <--updates--  optimizer
-                                           |
-batch  --autograd, or a compiled function--+-->  one vector of the gradient
-                                                        |
-module.parameters()'s .grad  --views of-----------------+
-"""
+# Gradient owns two vectors; the module's parameters and their .grad are views of these.
+#
+#   optimizer  --updates-->  weights (W,) -----+
+#   buffers of the module  --------------------+-->  autograd, or a compiled function
+#   batch  ------------------------------------+            |
+#   optimizer  <--reads--  gradient (W,)  <--writes---------+-->  loss and scalars
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vecenv.learn.batches import named_tensors, row_weights
 from vecenv.learn.compiled import CompiledGradient, Refusal, first_line, read_result
 from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.private_torch import hooked
-from vecenv.learn.products import quick_products
 from vecenv.learn.ranks import Ranks
+from vecenv.learn.sizes import quick_products
 
 __all__ = ["Gradient"]
 
@@ -127,6 +127,11 @@ class Gradient:
             self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._compiled: CompiledGradient | None = None
         self._said: set[str] = set()
+
+    def describe(self) -> dict[str, Any]:
+        """Return path, threads and reason, ready for JSON; `gradient_options` follows them."""
+        threads = 1 if self._compiled is None else self._compiled.num_parts
+        return {"path": self.path, "threads": threads, "reason": self.reason}
 
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer updates: one parameter, the vector of all the module's weights.
