@@ -166,8 +166,10 @@ class CompiledGradient:
                 with_loss.loss = loss_of
                 with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
                     loss, scalars = read_result(
-                        functional_call(with_loss, {**params, **given}, batch)
+                        functional_call(with_loss, {**params, **given}, (batch,))
                     )
+                if not loss.requires_grad:
+                    raise Refusal("the loss gives no gradient to the weights")
                 self.names = ["loss", *scalars]
                 values = [value.to(vector.device).float() for value in (loss, *scalars.values())]
                 return loss, torch.stack(values)
@@ -196,6 +198,7 @@ class CompiledGradient:
         changed = self._watch.changed()
         return changed and f"{changed} is not what it was when the loss was compiled"
 
+    @torch.no_grad()
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
         state = [getattr(part, name) for part, name, _ in self._state]

@@ -113,13 +113,14 @@ class FlatParameters:
         pieces = [(grad.reshape(-1), grad.new_zeros(gap)) for grad, gap in pairs]
         return torch.cat([part for piece in pieces for part in piece if len(part)])
 
+    @torch.no_grad()
     def write(self, grads: Sequence[Tensor | None]) -> None:
         """Write gradients of the parameters, of which None stands for zero."""
         for view, grad in zip(self._grads, grads, strict=True):
             if grad is None:
                 view.zero_()
             else:
-                view.copy_(grad)
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)  # of nn.Embedding
 
     def attach(self) -> None:
         """Make what was written `.grad` of the vector and of the parameters."""
