@@ -296,7 +296,7 @@ def test_the_compiled_update_is_close_to_autograds(dtype):
         found.append(
             torch.cat([p.grad.flatten() for p in trainer.agent.parameters() if p.requires_grad])
         )
-    assert trainer.gradient.plan["path"] == "compiled"
+    assert trainer.gradient.path == "compiled"
     tolerance = 1e-4 if dtype == "float32" else 0.03
     assert (found[0] - found[1]).norm() <= tolerance * found[0].norm()
 

@@ -58,7 +58,7 @@ def learn(ranks, begin, end):
     batch = {"x": x[begin:end], "y": y[begin:end].clone(), "weights": weights[begin:end]}
     moments.update(batch["x"], batch["weights"] > 0, ranks=ranks)
     ranks.normalize_(batch["y"], batch["weights"])
-    gradient = Gradient(module, weighted_error, compile="off", ranks=ranks)
+    gradient = Gradient(module, weighted_error, ranks=ranks)
     optimizer = Adam(gradient.parameters(), lr=0.1, max_grad_norm=0.5)
     losses, grads = [], []
     for _ in range(3):
