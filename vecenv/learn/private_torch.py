@@ -6,7 +6,6 @@ Tried with torch 2.13. Each function works without its private part, or says tha
 - `no_validation`: whether distributions check arguments, which can be set but not read.
 - `tables_of`: the dicts in which a module keeps parameters and modules.
 - `hooked`: hooks on gradients of parameters.
-- `adam_step`, if `has_adam_step`: the operation of `torch.optim.Adam(fused=True)`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 __all__ = [
-    "adam_step",
     "compile_graph",
-    "has_adam_step",
     "hooked",
     "load_package",
     "no_validation",
@@ -91,37 +88,4 @@ def hooked(parameters: Iterable[Tensor]) -> bool:
             getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
             for p in parameters
         ]
-    )
-
-
-has_adam_step = hasattr(torch, "_fused_adam_")
-
-
-def adam_step(group: dict[str, Any], states: Sequence[dict[str, Tensor]], scale: Any) -> None:
-    """Make a step of Adam by one operation, as `torch.optim.Adam` does with `fused=True`.
-
-    Its own `step` takes longer than the update of a small network.
-
-    Args:
-        group: A parameter group of Adam, all of whose parameters have gradients.
-        states: "step", "exp_avg" and "exp_avg_sq" of each parameter.
-        scale: Tensor () by which gradients are divided first, or None.
-    """
-    beta1, beta2 = group["betas"]
-    torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-        group["params"],
-        [p.grad for p in group["params"]],
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [state["step"] for state in states],
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
-        grad_scale=scale,
-        found_inf=None,
     )
