@@ -16,6 +16,7 @@ __all__ = [
     "Layout",
     "UnknownBatchError",
     "named_tensors",
+    "num_rows",
     "put_together",
     "row_weights",
     "take_apart",
@@ -154,12 +155,28 @@ def named_tensors(batch: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
     parts: dict[str, Any] = {}
     if isinstance(batch, Mapping):
         parts = {f"{name}[{key!r}]": part for key, part in batch.items()}
-    elif hasattr(batch, "_asdict") or (columns := _columns_of(batch)) is not None:
-        columns = batch._asdict() if hasattr(batch, "_asdict") else columns
-        parts = {f"{name}.{key}": part for key, part in columns.items()}
-    elif isinstance(batch, tuple | list):
+    elif isinstance(batch, tuple | list) and not hasattr(batch, "_asdict"):
         parts = {f"{name}[{key}]": part for key, part in enumerate(batch)}
+    else:
+        columns = _columns_of(batch) or {}
+        parts = {f"{name}.{key}": part for key, part in columns.items()}
     return [found for name, part in parts.items() for found in named_tensors(part, name)]
+
+
+def num_rows(batch: Any) -> int:
+    """Return the length of the first tensor that has rows; 0 if there is none."""
+    return next((len(x) for x in _tensors(batch) if x.ndim), 0)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(batch):
+        for field in dataclasses.fields(batch):
+            yield from _tensors(getattr(batch, field.name, None))
 
 
 def row_weights(batch: Any) -> Tensor | None:

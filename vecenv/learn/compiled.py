@@ -332,7 +332,7 @@ def _runs_of(
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
-            runs = [load_package(kept) for _ in range(count)]
+            runs = [load_package(kept, inputs[0].device) for _ in range(count)]
             os.utime(kept)
             return runs, False
         except Exception:  # the file is damaged
@@ -342,7 +342,7 @@ def _runs_of(
     try:
         compile_graph(graph, [x.detach().clone() for x in inputs], aside / "gradient.pt2")
         os.replace(aside / "gradient.pt2", kept)
-        runs = [load_package(kept) for _ in range(count)]
+        runs = [load_package(kept, inputs[0].device) for _ in range(count)]
     except Exception as error:
         reason = first_line(error)
         if "InvalidCxxCompiler" in reason:

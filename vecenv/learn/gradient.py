@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.batches import named_tensors, row_weights
+from vecenv.learn.batches import named_tensors, num_rows, row_weights
 from vecenv.learn.compiled import CompiledGradient, Refusal, first_line, read_result
 from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.private_torch import hooked
@@ -215,8 +215,7 @@ class Gradient:
 
     def _products(self, batch: Any) -> AbstractContextManager[None]:
         """Take quick products for batches of that size."""
-        rows = next((len(x) for _, x in named_tensors(batch) if x.ndim), 0)
-        return quick_products(rows, len(self._weights.gradient), self._weights.device)
+        return quick_products(num_rows(batch), len(self._weights.gradient), self._weights.device)
 
     def _compile(self, batch: Any) -> None:
         """Compile for batches like this one, or decide on autograd."""
@@ -350,8 +349,7 @@ def _count_rows(batch: Any) -> Tensor:
     weights = row_weights(batch)
     if weights is not None:
         return weights.detach().sum()
-    tensors = [tensor for _, tensor in named_tensors(batch) if tensor.ndim]
-    return torch.tensor(float(len(tensors[0]) if tensors else 1))
+    return torch.tensor(float(num_rows(batch) or 1))
 
 
 def _describe(batch: Any) -> str:

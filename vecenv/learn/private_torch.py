@@ -55,13 +55,20 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
         aoti_compile_and_package(exported, package_path=str(file))
 
 
-def load_package(file: Path) -> _Run:
-    """Load a package as a function of tensors, which runs without the interpreter's lock."""
+def load_package(file: Path, device: torch.device) -> _Run:
+    """Load a package as a function of tensors on a device, for one thread at a time.
+
+    It runs without the interpreter's lock, and can be captured in a CUDA graph.
+    """
     from torch._inductor import aoti_load_package
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return aoti_load_package(str(file))
+        index = -1 if device.index is None else device.index
+        try:
+            return aoti_load_package(str(file), run_single_threaded=True, device_index=index)
+        except TypeError:  # torch 2.6, which has neither
+            return aoti_load_package(str(file))
 
 
 @contextmanager
