@@ -343,8 +343,8 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     envs = make_vec(options.env_id, num_envs, **given)
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), int(space.n), options)
-    best = options.save / "checkpoint" / "best.npz"
-    file = best if best.exists() else best.with_name("last.npz")
+    best = options.save / "checkpoint" / "best.pt"
+    file = best if best.exists() else best.with_name("last.pt")
     agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
 
     def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
@@ -399,7 +399,7 @@ def main(options: Options) -> EvaluationResult:
             run.draw_curve(title)
     except (RunError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None
-    best = options.save / "checkpoint" / "best.npz"
+    best = options.save / "checkpoint" / "best.pt"
     if best.exists():  # DQN forgets: the last policy may be a bad one
         trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
     with evaluating(f"{options.eval_episodes} episodes"):

@@ -754,7 +754,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[..., 
     """Return envs and the policy of a run, for `vecenv play`; also of one that was killed."""
     envs = make_envs(options, num_envs)
     agent = Agent(envs, options).to(options.device)
-    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.pt")["state"]["agent"])
     return envs, player(envs, agent, options)
 
 

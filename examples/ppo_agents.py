@@ -474,7 +474,7 @@ def load_policy(options: Options, num_games: int) -> tuple[AgentsVecEnv, Callabl
         envs.reset()
         size = envs.state()[0].size
     agents = {name: Agent(group, size, options) for name, group in envs.groups.items()}
-    state = load_checkpoint(options.save / "checkpoint/last.npz")["state"]
+    state = load_checkpoint(options.save / "checkpoint/last.pt")["state"]
     for name, agent in agents.items():
         agent.load_state_dict(state[f"{name}/agent"])
     return envs, player(envs, agents)

@@ -468,7 +468,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     envs = make_vec(options.env_id, num_envs, **on_cpu(options))
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), space, options)
-    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.pt")["state"]["agent"])
     return envs, lambda obs: to_env(agent.act(obs.float()).numpy(), space)
 
 

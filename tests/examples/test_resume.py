@@ -127,7 +127,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
     monkeypatch.setattr(example, "evaluate", interrupted)
     with pytest.raises(SystemExit, match="130"):
         example.main(example.Options(env_id=env_id, total_steps=8, compile="off", save=tmp_path))
-    assert (tmp_path / "checkpoint" / "last.npz").exists()
+    assert (tmp_path / "checkpoint" / "last.pt").exists()
 
 
 def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):

@@ -222,7 +222,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
     assert evaluation == {"mean": rest.mean, "ci95": rest.ci95}
     states = [
-        load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"]
+        load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
         for name in ("whole", "half")
     ]
     assert [state["num_updates"] for state in states] == [90, 90]
@@ -265,7 +265,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(sac.Trainer, "collect", interrupted)
     sac.main(options_for(tmp_path, total_steps=10**9))
-    state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
     assert state["num_updates"] == state["steps"] - 30
     assert "; go on with " in (out := capsys.readouterr().out) and "--resume" in out
 
