@@ -8,6 +8,7 @@ signature is right: unpickling runs code, so nobody else's pickles are given to 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -94,9 +95,10 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
         content = _unpack(saved["content"], None if allow_pickle else _key(create=False))
         if not isinstance(content, dict):
             raise ValueError("it is no dict")
-    except (CheckpointError, OSError):
-        raise
     except Exception as error:  # torch raises many kinds
+        is_elsewhere = isinstance(error, OSError) and error.errno != errno.EINVAL  # not cut off
+        if isinstance(error, CheckpointError) or is_elsewhere:
+            raise
         raise CheckpointError(
             f"{path} is no checkpoint, or damaged ({error!s:.200}); take another one, such as "
             "best.pt beside it"
