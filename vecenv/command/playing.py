@@ -248,7 +248,7 @@ def load_policy(
         given["env_kwargs"] = kwargs if _takes(source, kwargs) else dict(env_kwargs)
         _check_spaces(home, source, given["env_kwargs"], trained_in)
     options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
-    if policy.parent == home / "checkpoint" and policy.suffix == ".npz":
+    if policy.parent == home / "checkpoint" and policy.suffix == ".pt":
         return _load_checkpoint(policy, module, options, num_envs)
     return _load_run(module, options, num_envs)
 
