@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -456,12 +456,13 @@ def test_a_batch_may_require_gradients():
 class Settings:
     clip: float = 0.2
     more: dict[str, float] = dataclasses.field(default_factory=lambda: {"weight": 1.0})
+    scale: ClassVar[float] = 1.0
 
 
 def set_loss(agent, batch, settings):
     loss, _ = ppo_loss(agent, batch)
     value = agent.value(batch.obs).clamp(-settings.clip, settings.clip)
-    return loss + settings.more["weight"] * value.square().mean()
+    return loss + settings.scale * settings.more["weight"] * value.square().mean()
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
@@ -485,6 +486,10 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
         lambda: settings.more.update(weight=1.0),
         lambda: settings.more.update(other=2.0),
         lambda: settings.more.pop("other"),
+        lambda: setattr(Settings, "scale", 2.0),
+        lambda: setattr(Settings, "scale", 1.0),
+        lambda: setattr(settings, "scale", 3.0),  # hides that of the class
+        lambda: delattr(settings, "scale"),
     ):
         change()
         assert_equal(gradient, make_batch())
@@ -493,7 +498,14 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
         assert_equal(gradient, make_batch(seed=3))
     factor = 3.0
     assert_equal(gradient, make_batch(seed=4))
-    names = ("agent.entropy_weight", "settings.clip", "settings.more", "CLIP", "factor")
+    names = (
+        "agent.entropy_weight",
+        "settings.clip",
+        "settings.more",
+        "settings.scale",
+        "CLIP",
+        "factor",
+    )
     for name in names:
         assert any(f"through autograd: {name}" in line for line in said), (name, said)
     assert gradient.path == "compiled"

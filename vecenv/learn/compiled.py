@@ -274,7 +274,6 @@ def _kind_of(tensor: Tensor | None) -> Any:
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device) -> Any:
     """Return the graph of a function; what it does to tensors is done to copies."""
-    copies = [x.detach().clone() for x in inputs]
     devices = [device] if device.type == "cuda" else []
     try:
         with (
@@ -283,6 +282,7 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch
             torch.enable_grad(),
             no_validation(),
         ):
+            copies = [x.detach().clone() for x in inputs]
             graph = make_fx(function)(*copies)
     except Refusal:
         raise

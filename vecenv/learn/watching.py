@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from operator import is_
 from pathlib import Path
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -169,10 +169,18 @@ class Watch:
     def _note_attributes(self, owner: Any, label: str, names: tuple[str, ...]) -> None:
         attributes = getattr(owner, "__dict__", {})
         for name in names:
+            path = f"{label}.{name}"
             if name in attributes:
-                self._note(attributes, name, f"{label}.{name}", names)
-            elif any(name in getattr(one, "__slots__", ()) for one in type(owner).__mro__):
-                self._note(owner, name, f"{label}.{name}", names)
+                self._note(attributes, name, path, names)
+                continue
+            kind = next((one for one in type(owner).__mro__ if name in vars(one)), None)
+            if kind is None:
+                continue
+            if isinstance(vars(kind)[name], MemberDescriptorType):  # one of __slots__
+                self._note(owner, name, path, names)
+            elif isinstance(vars(kind)[name], (*_PLAIN, dict, list, tuple)):
+                self._note(kind, name, path, names)
+                self._note(attributes, name, path, names)  # which may hide that of the class
 
     def _note_function(self, function: Any, label: str) -> None:
         """Watch what a function has beside its arguments."""
