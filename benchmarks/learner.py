@@ -175,13 +175,10 @@ def plain_step(batch: Batch) -> Callable[[], object]:
     return step
 
 
-def learn_step(batch: Batch, path: str, dtype: str = "float32", **plan: Any) -> Callable[[], Any]:
+def learn_step(batch: Batch, **options: Any) -> Callable[[], Any]:
     """A step of `vecenv.learn`, by a path that is told."""
-    threads = plan.pop("threads", 1)
-    whole = {"path": path, "dtype": dtype, "threads": threads, "parts": threads, "combine": "rows"}
-    whole |= {"precision": None, "rows": len(batch.returns), "reason": "", **plan}
     agent = Agent()
-    gradient = Gradient(agent, ppo_loss, plan=whole)
+    gradient = Gradient(agent, ppo_loss, **options)
     optimizer = Adam(gradient.parameters(), lr=1e-6, eps=1e-5, max_grad_norm=MAX_GRAD_NORM)
 
     def step() -> object:
@@ -190,27 +187,23 @@ def learn_step(batch: Batch, path: str, dtype: str = "float32", **plan: Any) -> 
         return scalars
 
     step()
-    assert gradient.plan is not None and gradient.plan["path"] == path, gradient.plan
+    expected = "compiled" if options.get("compile") else "autograd"
+    assert gradient.path == expected, gradient.reason
     return step
 
 
 def cases(batch: Batch, *, with_threads: bool) -> dict[str, Callable[[], object]]:
-    medium = {"precision": "medium"}
     found: dict[str, Callable[[], object]] = {
         "by hand": HandWritten(batch).step,
         "autograd, torch's clipping and Adam": plain_step(batch),
-        "autograd, one vector, vecenv.learn.Adam": learn_step(batch, "autograd"),
-        "autograd, and medium precision": learn_step(batch, "autograd", **medium),
-        "compiled": learn_step(batch, "compiled"),
-        "compiled, medium precision": learn_step(batch, "compiled", **medium),
-        "compiled, bfloat16": learn_step(batch, "compiled", "bfloat16"),
+        "autograd, one vector, vecenv.learn.Adam": learn_step(batch),
+        "compiled": learn_step(batch, compile=True),
+        "compiled, bfloat16": learn_step(batch, compile=True, dtype="bfloat16"),
     }
     if with_threads:
-        threads = {**medium, "threads": 2}
-        found["compiled, medium precision, 2 threads"] = learn_step(batch, "compiled", **threads)
-        found["compiled, bfloat16, 2 threads"] = learn_step(
-            batch, "compiled", "bfloat16", **threads
-        )
+        two: Any = {"compile": True, "threads": 2}
+        found["compiled, 2 threads"] = learn_step(batch, **two)
+        found["compiled, bfloat16, 2 threads"] = learn_step(batch, dtype="bfloat16", **two)
     return found
 
 

@@ -219,7 +219,7 @@ def make_trainers(arguments: Any) -> dict[str, Any]:
     for name, options in kinds:
         trainer = make_trainer(example, arguments, **{"compile": "on", **options})
         trainer.learn()
-        print(trainer.gradient.plan)
+        print(trainer.gradient.describe())
         trainers[name] = trainer
     return trainers
 

@@ -222,13 +222,13 @@ def keep_policy(name: str, seed: int) -> None:
     """Copy the policy of a run, without what only a training needs, if that is small."""
     run, target = RUNS / name / str(seed), ZOO / name
     shutil.rmtree(target, ignore_errors=True)
-    best = run / "checkpoint" / "best.npz"
+    best = run / "checkpoint" / "best.pt"
     is_best = best.is_file() and settings_of(entries()[name])["algo"] == "dqn"  # as DQN plays
-    saved = load_checkpoint(best if is_best else best.with_name("last.npz"))
+    saved = load_checkpoint(best if is_best else best.with_name("last.pt"))
     kept = {"state": {"agent": saved["state"]["agent"]}, "versions": saved["versions"]}
     kept["kinds"] = {"envs": saved["kinds"].get("envs", {})}
     (target / "checkpoint").mkdir(parents=True)
-    file = target / "checkpoint" / "last.npz"
+    file = target / "checkpoint" / "last.pt"
     save_checkpoint(file, kept)
     if file.stat().st_size > MAX_POLICY_BYTES:
         shutil.rmtree(target)

@@ -33,7 +33,7 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
-from vecenv.learn import Adam, Gradient, Run, RunError, evaluating
+from vecenv.learn import Adam, Gradient, Run, RunError, evaluating, gradient_options
 
 NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
 BASELINES = {  # the last two as published: the best learned entry, and the winner, of rules
@@ -66,7 +66,7 @@ class Options:
     share: float = 0.2  # of the rewards that other agents' subnets cause
     eval_episodes: int = 1000
     seed: int = 1
-    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
     torch_threads: int = 1
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
     save_every: int = 300_000  # game steps between checkpoints
@@ -153,7 +153,7 @@ def ppo_loss(agent: Defender, batch: Any, clip: float) -> tuple[Tensor, dict[str
 class Trainer:
     """PPO on whole episodes of many games."""
 
-    def __init__(self, options: Options, plan: dict[str, Any] | None = None) -> None:
+    def __init__(self, options: Options, earlier: dict[str, Any] | None = None) -> None:
         self.options, count = options, options.num_games
         self.envs = Cage4VectorEnv(count, messages=True, autoreset_mode="Disabled", num_threads=1)
         self.memory = Cage4Memory(count)
@@ -161,13 +161,16 @@ class Trainer:
         num_truths = self.truths().shape[2]
         self.agent = Defender(options, num_truths)
         self.num_updates = options.total_steps // (NUM_STEPS * count)
+        how = gradient_options(
+            options.compile,
+            num_calls=self.num_updates * options.num_epochs * 25,
+            num_rows=options.minibatch,
+            earlier=earlier,
+        )
         self.gradient = Gradient(
             self.agent,
             partial(ppo_loss, clip=options.clip),
-            compile=options.compile,
-            threads=1,
-            num_calls=self.num_updates * options.num_epochs * 25,
-            plan=plan,
+            compile=how["compile"],
             log=print,
         )
         self.optimizer = Adam(
@@ -373,9 +376,9 @@ class Trainer:
                     about = f"{self.update} of {self.num_updates} updates, return {score:.1f}"
                     progress.console.print(f"{about}, {minutes} min gone, {left:.0f} to go")
                 if run.is_due(steps):
-                    run.write_json("gradient", self.gradient.plan)
+                    run.write_json("gradient", self.gradient.describe())
                     run.save({**parts, "steps": steps}, score=score)
-            run.write_json("gradient", self.gradient.plan)
+            run.write_json("gradient", self.gradient.describe())
             run.save({**parts, "steps": self.update * per_update})
             if run.should_stop:
                 progress.console.print(f"Stopped; to go on: {run.resume_command}")

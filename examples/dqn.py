@@ -30,6 +30,7 @@ from vecenv.learn import (
     RunError,
     evaluate,
     evaluating,
+    gradient_options,
     load_checkpoint,
 )
 
@@ -61,7 +62,7 @@ class Options:
     backend: str | None = None  # of vecenv.make_vec
     device: str = "cpu"  # of network and replay
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's matrix products
-    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
+    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: if there are many
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
     eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
@@ -176,7 +177,9 @@ def dqn_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 class Trainer:
     """Steps the envs and lets the agent learn."""
 
-    def __init__(self, options: Options, envs: VecEnv, plan: Any = None, log: Any = None) -> None:
+    def __init__(
+        self, options: Options, envs: VecEnv, earlier: Any = None, log: Any = None
+    ) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
         obs_space: Any = envs.single_observation_space
         space = envs.single_action_space
@@ -189,14 +192,19 @@ class Trainer:
         self.num_actions, self.first_action = int(space.n), int(space.start)
         self.agent = Agent(obs_space, self.num_actions, options).to(options.device)
         num_updates = int(options.update_ratio * (options.total_steps - options.learning_starts))
+        how = gradient_options(
+            options.compile,
+            num_calls=num_updates,
+            num_rows=options.batch_size,
+            num_weights=sum(p.numel() for p in self.agent.parameters() if p.requires_grad),
+            may_split=options.threads == 1,  # else torch's own do it
+            earlier=earlier,
+        )
         self.gradient = Gradient(
             self.agent,
             dqn_loss,
-            compile=options.compile,
+            **how,
             dtype=options.dtype,
-            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
-            num_calls=num_updates,
-            plan=plan,
             log=log,
         )
         clip, weights = options.max_grad_norm, self.gradient.parameters()
@@ -313,7 +321,7 @@ class Trainer:
         return evaluate(act, options.env_id, episodes, **settings)
 
     def save(self, run: Run, score: float | None = None) -> None:
-        run.write_json("gradient", self.gradient.plan)
+        run.write_json("gradient", self.gradient.describe())
         run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)}, score=score)
 
     def restore(self, run: Run) -> None:
@@ -335,8 +343,8 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     envs = make_vec(options.env_id, num_envs, **given)
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), int(space.n), options)
-    best = options.save / "checkpoint" / "best.npz"
-    file = best if best.exists() else best.with_name("last.npz")
+    best = options.save / "checkpoint" / "best.pt"
+    file = best if best.exists() else best.with_name("last.pt")
     agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
 
     def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
@@ -373,12 +381,12 @@ def main(options: Options) -> EvaluationResult:
         raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     try:
         with Run(options.save, options, options.resume, **settings) as run:
-            plan = run.read_json("gradient") if options.resume else None
+            earlier = run.read_json("gradient") if options.resume else None
             given: Any = {"backend": options.backend, **options.env_kwargs}
             envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
             if not options.resume:  # of a run that is overwritten
                 shutil.rmtree(options.save / REPLAY, ignore_errors=True)
-            trainer = Trainer(options, envs, plan, log=print)
+            trainer = Trainer(options, envs, earlier, log=print)
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)
@@ -391,7 +399,7 @@ def main(options: Options) -> EvaluationResult:
             run.draw_curve(title)
     except (RunError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None
-    best = options.save / "checkpoint" / "best.npz"
+    best = options.save / "checkpoint" / "best.pt"
     if best.exists():  # DQN forgets: the last policy may be a bad one
         trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
     with evaluating(f"{options.eval_episodes} episodes"):

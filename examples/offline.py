@@ -37,7 +37,7 @@ from buffers.datasets import (
     to_hdf5,
 )
 from vecenv import make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate, evaluating
+from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate, evaluating, gradient_options
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Options:
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers of each network
     seed: int = 1  # of data, networks and draws
     backend: str | None = None  # of vecenv.make_vec
-    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
+    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: if there are many
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of each policy at the end
     save: Path = Path("runs/offline")  # folder for results.json and the policies
@@ -200,11 +200,10 @@ class Trainer:
             "bc": bc_loss,
             "td3bc": lambda agent, batch: td3bc_loss(agent, batch, options.alpha),
         }
-        self.gradient = Gradient(
-            self.agent, losses[algorithm], compile=options.compile,
-            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
-            num_calls=options.num_updates,
-        )  # fmt: skip
+        how = gradient_options(
+            options.compile, num_calls=options.num_updates, num_rows=options.batch_size
+        )
+        self.gradient = Gradient(self.agent, losses[algorithm], compile=how["compile"])
         self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate)
         self.drawn = buffer.new_batch(options.batch_size)
         self.generator = torch.Generator().manual_seed(options.seed)

@@ -43,7 +43,9 @@ from vecenv.learn import (
     describe_graphs,
     evaluate,
     evaluating,
+    gradient_options,
     load_checkpoint,
+    quick_products,
 )
 
 DEFAULTS: Any = {  # of other envs
@@ -86,7 +88,7 @@ class Options:
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient
-    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
     graphs: Literal["auto", "on", "off"] = "auto"  # rollout and update as CUDA graphs; "auto": if
     # envs are on the device, too
     torch_threads: int = 1  # of torch, for acting
@@ -424,14 +426,13 @@ class Trainer:
         options: Options,
         envs: VecEnv,
         agent: Agent,
-        plan: dict[str, Any] | None = None,
+        earlier: dict[str, Any] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.options, self.envs, self.agent = options, envs, agent
         self.ranks = ranks or Ranks()
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
-        self.plan = plan or {}  # how gradients are computed, of the run that is resumed
         self.is_captured = takes_graphs(options, envs)
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed + self.first)
@@ -462,14 +463,18 @@ class Trainer:
         if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options))
         num_updates = options.total_steps // (options.num_envs * options.num_steps)
+        how = gradient_options(
+            options.compile,
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
+            num_rows=envs.num_envs * options.num_steps // options.num_minibatches,
+            may_split=agent.memory is None,  # steps of a sequence depend on each other
+            earlier=earlier,
+        )
         self.gradient = Gradient(
             agent,
             partial(ppo_loss, options=options),
-            compile=options.compile,
+            **how,
             dtype=options.dtype,
-            threads="auto",
-            num_calls=num_updates * options.num_epochs * options.num_minibatches,
-            plan=plan,
             ranks=self.ranks,
             deferred=self.is_captured,
             log=print if self.ranks.rank == 0 else None,
@@ -560,11 +565,8 @@ class Trainer:
         # Steps whose rows fit the processor's cache; on a device as many as make it busy.
         count = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // num_envs)
         parts = [slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)]
-        before = torch.get_float32_matmul_precision()
-        if (precision := (self.gradient.plan or self.plan).get("precision")) is not None:
-            torch.set_float32_matmul_precision(precision)  # found to be as exact, and quicker
-        list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
-        torch.set_float32_matmul_precision(before)
+        with quick_products(count * num_envs, device=rollout.device):
+            list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
         rollout.count_episodes()  # of rewards as they came
 
     @torch.inference_mode()
@@ -684,7 +686,7 @@ class Trainer:
 
     def save(self, run: Run, parts: dict[str, Any], score: float | None = None) -> None:
         """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
-        run.write_json("gradient", self.gradient.plan)
+        run.write_json("gradient", self.gradient.describe())
         counts = {"steps": self.steps, "num_updates": self.num_updates, "memory": self.state}
         run.save({**parts, **counts}, score=score)
 
@@ -752,7 +754,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[..., 
     """Return envs and the policy of a run, for `vecenv play`; also of one that was killed."""
     envs = make_envs(options, num_envs)
     agent = Agent(envs, options).to(options.device)
-    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.pt")["state"]["agent"])
     return envs, player(envs, agent, options)
 
 
@@ -819,8 +821,8 @@ def train_rank(
         identity = identity_of(envs)
         if options.load is not None:
             load_agent(options.load, agent, identity)
-        plan = run.read_json("gradient") if options.resume else None
-        trainer = trainer_type(options, envs, agent, plan, ranks)
+        earlier = run.read_json("gradient") if options.resume else None
+        trainer = trainer_type(options, envs, agent, earlier, ranks)
         if options.profile:
             envs.timing.enable()
         trainer.train(run)

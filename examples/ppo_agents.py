@@ -37,6 +37,7 @@ from vecenv.learn import (
     RunError,
     evaluate_games,
     evaluating,
+    gradient_options,
     load_checkpoint,
 )
 
@@ -65,7 +66,7 @@ class Options:
     backend: str | None = None  # of the games, see vecenv.make_vec
     num_workers: int | None = None  # processes for the games (async)
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled games are, too
-    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
     graphs: Literal["auto", "off"] = "auto"  # rollout and update as CUDA graphs, if games are there
     torch_threads: int = 1  # of torch
     eval_games: int = 100  # games of the deterministic policies at the end
@@ -228,7 +229,7 @@ class Learner:
         state: Tensor | None,
         options: Options,
         num_updates: int,
-        plan: dict[str, Any] | None = None,
+        earlier: dict[str, Any] | None = None,
     ) -> None:
         self.options, self.group, self.num_agents = options, group, group.num_agents
         self.is_captured = is_on_device(group) and options.graphs == "auto"
@@ -257,10 +258,12 @@ class Learner:
         self.gradient = Gradient(
             self.agent,
             partial(ppo_loss, options=options),
-            compile=options.compile,
-            threads="auto",
-            num_calls=num_updates * options.num_epochs * options.num_minibatches,
-            plan=plan,
+            **gradient_options(
+                options.compile,
+                num_calls=num_updates * options.num_epochs * options.num_minibatches,
+                num_rows=group.num_envs * options.num_steps // options.num_minibatches,
+                earlier=earlier,
+            ),
             deferred=self.is_captured,
             log=lambda text: print(f"{group.name}: {text}"),
         )
@@ -332,14 +335,14 @@ class Trainer:
         self,
         options: Options,
         envs: AgentsVecEnv,
-        plans: Mapping[str, Any] | None = None,
+        earlier: Mapping[str, Any] | None = None,
     ) -> None:
         self.options, self.envs, self.steps, self.num_updates = options, envs, 0, 0
         self.num_rows = sum(group.num_envs for group in envs.groups.values())
         obs = self.reset(options.seed)
         num_updates = options.total_steps // (self.num_rows * options.num_steps)
         self.learners = {
-            name: Learner(group, self.state, options, num_updates, (plans or {}).get(name))
+            name: Learner(group, self.state, options, num_updates, (earlier or {}).get(name))
             for name, group in envs.groups.items()
         }
         for name, learner in self.learners.items():
@@ -437,7 +440,9 @@ class Trainer:
 
     def save(self, run: Run, score: float | None = None) -> None:
         """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
-        run.write_json("gradients", {k: lea.gradient.plan for k, lea in self.learners.items()})
+        run.write_json(
+            "gradients", {k: lea.gradient.describe() for k, lea in self.learners.items()}
+        )
         counts = {"steps": self.steps, "num_updates": self.num_updates, "state": self.state}
         run.save({**self.parts(), **counts}, score=score)
 
@@ -469,7 +474,7 @@ def load_policy(options: Options, num_games: int) -> tuple[AgentsVecEnv, Callabl
         envs.reset()
         size = envs.state()[0].size
     agents = {name: Agent(group, size, options) for name, group in envs.groups.items()}
-    state = load_checkpoint(options.save / "checkpoint/last.npz")["state"]
+    state = load_checkpoint(options.save / "checkpoint/last.pt")["state"]
     for name, agent in agents.items():
         agent.load_state_dict(state[f"{name}/agent"])
     return envs, player(envs, agents)
@@ -526,8 +531,8 @@ def main(options: Options) -> dict[str, EvaluationResult]:
         raise SystemExit(str(error)) from None
     with run:
         envs = make_envs(options, options.num_games, on_device=True)
-        plans = run.read_json("gradients") if options.resume else None
-        trainer = Trainer(options, envs, plans)
+        earlier = run.read_json("gradients") if options.resume else None
+        trainer = Trainer(options, envs, earlier)
         trainer.train(run)
         envs.close()
         run.draw_curve(f"{options.env}, seed {options.seed}")

@@ -31,6 +31,7 @@ from vecenv.learn import (
     describe_graphs,
     evaluate,
     evaluating,
+    gradient_options,
     load_checkpoint,
 )
 
@@ -60,7 +61,7 @@ class Options:
     device: str = "cpu"  # of networks and replay; there compiled envs are, too
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the networks' matrix products
-    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
+    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: if there are many
     threads: int = 1  # of torch; more is far slower where cores are busy
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
@@ -187,7 +188,9 @@ def sac_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 class Trainer:
     """Steps the envs and lets the agent learn."""
 
-    def __init__(self, options: Options, envs: VecEnv, plan: Any = None, log: Any = None) -> None:
+    def __init__(
+        self, options: Options, envs: VecEnv, earlier: Any = None, log: Any = None
+    ) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
         obs_space: Any = envs.single_observation_space
         space = self.space = cast("Any", envs.single_action_space)
@@ -202,14 +205,19 @@ class Trainer:
             raise SystemExit("--first-ready is for envs in processes; leave it out, or --device")
         is_captured = options.graphs == "on" or (options.graphs == "auto" and self.is_on_gpu)
         num_updates = int(options.update_ratio * (options.total_steps - options.learning_starts))
+        how = gradient_options(
+            options.compile,
+            num_calls=num_updates,
+            num_rows=options.batch_size,
+            num_weights=sum(p.numel() for p in self.agent.parameters() if p.requires_grad),
+            may_split=options.threads == 1,  # else torch's own do it
+            earlier=earlier,
+        )
         self.gradient = Gradient(
             self.agent,
             sac_loss,
-            compile=options.compile,
+            **how,
             dtype=options.dtype,
-            threads="auto" if options.threads == 1 else 1,  # else torch's own do it
-            num_calls=num_updates,
-            plan=plan,
             deferred=is_captured,
             log=log,
         )
@@ -387,7 +395,7 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         self.check()
-        run.write_json("gradient", self.gradient.plan)
+        run.write_json("gradient", self.gradient.describe())
         run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 
     def restore(self, run: Run) -> None:
@@ -460,7 +468,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     envs = make_vec(options.env_id, num_envs, **on_cpu(options))
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), space, options)
-    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.pt")["state"]["agent"])
     return envs, lambda obs: to_env(agent.act(obs.float()).numpy(), space)
 
 
@@ -485,11 +493,11 @@ def main(options: Options) -> EvaluationResult:
         raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     try:
         with Run(options.save, options, options.resume, **settings) as run:
-            plan = run.read_json("gradient") if options.resume else None
+            earlier = run.read_json("gradient") if options.resume else None
             envs = make_envs(options)
             if not options.resume:  # of a run that is overwritten
                 shutil.rmtree(options.save / REPLAY, ignore_errors=True)
-            trainer = Trainer(options, envs, plan, log=print)
+            trainer = Trainer(options, envs, earlier, log=print)
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)

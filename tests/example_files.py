@@ -24,7 +24,7 @@ def last_state(folder):
     """What the last checkpoint of a run has, as by `flat`."""
     from vecenv.learn import load_checkpoint
 
-    return flat(load_checkpoint(folder / "checkpoint" / "last.npz")["state"])
+    return flat(load_checkpoint(folder / "checkpoint" / "last.pt")["state"])
 
 
 def flat(state, where=""):

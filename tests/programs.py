@@ -30,12 +30,6 @@ KINDS = {
     ),
     "interpreted": (_WORKERS, {"NUMBA_DISABLE_JIT": "1"}),
     "buffers": ("import buffers, gymnasium", {}),
-    "learn": (
-        "import numpy, vecenv.learn.workers as threads\n"
-        "words = numpy.zeros(32, numpy.int64); threads._rounds(1e-3)\n"
-        "threads.post(words, 1, 1, 1); threads.await_task(words, 1, 1); threads.is_on_core(words)",
-        {},
-    ),
 }
 _NUMBER = struct.Struct("q")
 _nurseries = {}  # by kind: the file to ask for a program

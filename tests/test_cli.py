@@ -312,7 +312,7 @@ def test_that_an_env_is_there_compiled_is_said(capsys, tmp_path):
     args = ["--total-steps", "0", "--eval-episodes", "1", "--save"]
     assert main(["train", "CartPole-v1", *args, str(tmp_path / "a")]) == 0
     assert "in less time: vecenv train JitCartPole-v1" in capsys.readouterr().out
-    (tmp_path / "a" / "checkpoint" / "last.npz").unlink()  # as before the first one is saved
+    (tmp_path / "a" / "checkpoint" / "last.pt").unlink()  # as before the first one is saved
     assert main(["play", "CartPole-v1", "--policy", str(tmp_path / "a"), "--episodes", "1"]) == 2
     assert "has no policy yet: there is no" in capsys.readouterr().err
 
@@ -428,9 +428,9 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
     again = tmp_path / "runs" / "CartPole-v1-ppo"
     found = json.loads((again / "options.json").read_text())
     assert found == {**options, "total_steps": 300, "save": "runs/CartPole-v1-ppo"}
-    before = load_checkpoint(again / "checkpoint" / "last.npz")["state"]["steps"]
+    before = load_checkpoint(again / "checkpoint" / "last.pt")["state"]["steps"]
     assert main([*args[:-1], "600", "--resume"]) == 0
-    after = load_checkpoint(again / "checkpoint" / "last.npz")["state"]["steps"]
+    after = load_checkpoint(again / "checkpoint" / "last.pt")["state"]["steps"]
     assert 0 < before < after
     capsys.readouterr()
     assert main([*args[:-1], "600", "--resume"]) == 0
@@ -446,7 +446,7 @@ def test_the_checkpoint_that_is_named_is_played(cartpole_run, capsys, tmp_path):
     from vecenv.learn.checkpoint import load_checkpoint, save_checkpoint
 
     shutil.copytree(cartpole_run, tmp_path / "run")
-    last, best = (tmp_path / "run/checkpoint" / name for name in ("last.npz", "best.npz"))
+    last, best = (tmp_path / "run/checkpoint" / name for name in ("last.pt", "best.pt"))
     content = load_checkpoint(last)
     for name, tensor in content["state"]["agent"].items():
         if name.startswith("actor."):
@@ -487,7 +487,7 @@ def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
     )
     other = Path("runs/CartPole-v1-dqn/checkpoint")
     other.mkdir(parents=True)
-    (other / "last.npz").touch()
+    (other / "last.pt").touch()
     assert main(["train", "CartPole-v1", "--resume"]) == 2
     assert "no run to resume, but there is runs/CartPole-v1-dqn: give" in capsys.readouterr().err
 

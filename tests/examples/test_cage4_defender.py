@@ -53,7 +53,7 @@ def test_a_stopped_run_goes_on_where_it_was(example, tmp_path, monkeypatch, caps
     assert "to go on" in capsys.readouterr().err
     example.main(options_of(example, tmp_path / "stopped", resume=True))
     states = [
-        load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"]
+        load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
         for name in ("through", "stopped")
     ]
     assert [state["steps"] for state in states] == [1996, 1996]

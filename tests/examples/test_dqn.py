@@ -103,7 +103,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
     evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
     assert evaluation == {"mean": whole.mean, "ci95": whole.ci95}
     states = [
-        load_checkpoint(tmp_path / n / "checkpoint/last.npz")["state"] for n in ("whole", "half")
+        load_checkpoint(tmp_path / n / "checkpoint/last.pt")["state"] for n in ("whole", "half")
     ]
     assert [state["num_updates"] for state in states] == [75, 75]
     for a, b in zip(*(state["agent"].values() for state in states), strict=True):

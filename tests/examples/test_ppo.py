@@ -548,7 +548,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     monkeypatch.setattr(ppo, "ppo_loss", broken)
     with pytest.raises(SystemExit, match=r"update 4, .* loss is nan.*checkpoint"):
         main(tmp_path, **options)
-    state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
     assert state["steps"] == scalars_of(tmp_path)[-1]["steps"] > 300
 
 

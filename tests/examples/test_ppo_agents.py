@@ -246,7 +246,7 @@ def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path
     result = ppo.main(options)
     assert list(result) == names
     assert all(1 <= found.mean <= 7 * len(names) for found in result.values())
-    state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
     assert [key.split("/")[0] for key in state if key.endswith("/agent")] == names
     assert 150 < state["steps"] <= 300
 
@@ -327,7 +327,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
     )
     with pytest.raises(SystemExit, match="130"):
         ppo.main(options)
-    assert (tmp_path / "checkpoint" / "last.npz").exists()
+    assert (tmp_path / "checkpoint" / "last.pt").exists()
 
 
 def test_steps_for_no_rollout_are_told(as_module, tmp_path, capsys):

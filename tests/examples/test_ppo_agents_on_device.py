@@ -82,7 +82,7 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     assert all(len(result.returns) == 2 for result in found.values())
     options.resume, options.total_steps = True, 3 * 3 * 8 * 3
     example.main(options)
-    state = example.load_checkpoint(tmp_path / "checkpoint/last.npz")["state"]
+    state = example.load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     assert state["num_updates"] == 3
     options.critic, options.resume, options.overwrite = "central", False, True
     example.main(options)

@@ -224,7 +224,7 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, m
 
 
 def steps_of(folder):
-    return ppo.load_checkpoint(folder / "checkpoint/last.npz")["state"]["steps"]
+    return ppo.load_checkpoint(folder / "checkpoint/last.pt")["state"]["steps"]
 
 
 def test_devices_of_envs_follow_the_networks():

@@ -1,7 +1,6 @@
 """Examples that are killed and resumed end as if they had run through, bit for bit."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -82,8 +81,6 @@ def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, t
     assert begin(case, tmp_path / "through").wait(600) == 0
     folder = tmp_path / "killed"
     folder.mkdir()
-    # How gradients are computed is chosen by measurements: the same for both.
-    shutil.copy(tmp_path / "through" / "gradient.json", folder)
     for number, point in zip((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), points, strict=True):
         # A line more than the last process has left is the next one's own, which handles signals.
         point = max(point, count_lines(folder / "metrics.jsonl") + 1)
@@ -130,7 +127,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
     monkeypatch.setattr(example, "evaluate", interrupted)
     with pytest.raises(SystemExit, match="130"):
         example.main(example.Options(env_id=env_id, total_steps=8, compile="off", save=tmp_path))
-    assert (tmp_path / "checkpoint" / "last.npz").exists()
+    assert (tmp_path / "checkpoint" / "last.pt").exists()
 
 
 def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):

@@ -222,7 +222,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
     assert evaluation == {"mean": rest.mean, "ci95": rest.ci95}
     states = [
-        load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"]
+        load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
         for name in ("whole", "half")
     ]
     assert [state["num_updates"] for state in states] == [90, 90]
@@ -265,7 +265,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(sac.Trainer, "collect", interrupted)
     sac.main(options_for(tmp_path, total_steps=10**9))
-    state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
     assert state["num_updates"] == state["steps"] - 30
     assert "; go on with " in (out := capsys.readouterr().out) and "--resume" in out
 
@@ -296,7 +296,7 @@ def test_the_compiled_update_is_close_to_autograds(dtype):
         found.append(
             torch.cat([p.grad.flatten() for p in trainer.agent.parameters() if p.requires_grad])
         )
-    assert trainer.gradient.plan["path"] == "compiled"
+    assert trainer.gradient.path == "compiled"
     tolerance = 1e-4 if dtype == "float32" else 0.03
     assert (found[0] - found[1]).norm() <= tolerance * found[0].norm()
 

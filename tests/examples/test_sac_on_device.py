@@ -117,7 +117,7 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     assert len(result.returns) == 3
     options.resume, options.total_steps = True, 120
     sac.main(options)
-    state = sac.load_checkpoint(tmp_path / "checkpoint/last.npz")["state"]
+    state = sac.load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     assert (state["steps"], state["num_updates"]) == (120, 90)
     options.first_ready = True
     with pytest.raises(SystemExit, match="first-ready is for envs in processes"):

@@ -37,7 +37,7 @@ def test_policies_are_small_and_of_the_present_settings(name):
     assert sum(file.stat().st_size for file in files) < 110_000
     assert {str(file.relative_to(ZOO / name)) for file in files} == {
         "options.json",
-        "checkpoint/last.npz",
+        "checkpoint/last.pt",
     }
     options = json.loads((ZOO / name / "options.json").read_text())
     values = trainers.read_config(ZOO / f"{name}.toml")

@@ -460,6 +460,28 @@ def change_saved(content, rng):
     return file.getvalue()
 
 
+def change_run(content, rng):
+    """Change the bytes of a checkpoint of a training, or the entries of one of its dicts."""
+    import torch
+
+    if rng.random() < 0.3:
+        return change_saved(content, random.Random(rng.randrange(1 << 30)))
+    saved, file, holders = torch.load(io.BytesIO(content), weights_only=True), io.BytesIO(), []
+
+    def walk(node):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(value, dict) and value:
+                holders.append((node, key))
+            if isinstance(value, dict | list):
+                walk(value)
+
+    walk(saved)
+    holder, key = rng.choice(holders)
+    holder[key] = change_state(holder[key], rng)
+    torch.save(saved, file)
+    return file.getvalue()
+
+
 def change_state(state, rng):
     """Change the entries of a state."""
     import torch
@@ -612,7 +634,7 @@ def scores_kind(folder):
     return Kind("scores", sources, change_json, read_scores, (ValueError,))
 
 
-def checkpoint_kind(folder, marker):
+def checkpoint_kind(folder):
     """Checkpoints of trainings: of modules, optimizers, generators and envs."""
     import logging
 
@@ -655,7 +677,7 @@ def checkpoint_kind(folder, marker):
         with contextlib.suppress(Exception):  # what an optimizer lacks, it says when it is used
             use()
 
-    return Kind("checkpoint", [whole], npz_changer(marker), resume, (CheckpointError,))
+    return Kind("checkpoint", [whole], change_run, resume, (CheckpointError,))
 
 
 def read_files(number, count, kinds, folder, marker):
@@ -700,7 +722,7 @@ def main(folder, is_broken):
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
     kinds += [state_kind(folder, str(marker)), scores_kind(folder)]
-    kinds += [checkpoint_kind(folder, str(marker))]
+    kinds += [checkpoint_kind(folder)]
     read_files(0, 30, kinds, folder, marker)  # compiles what is not compiled yet
     for kind in kinds:  # whole files load
         for source in kind.sources:

@@ -48,7 +48,7 @@ def assert_gradients_equal(module, expected, rtol=1e-4, atol=1e-6):
 def test_gradients_are_those_of_backward_and_are_overwritten():
     module, batch = make_mlp(), make_batch()
     expected = gradients_of(module, squared_error, batch)
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     for _ in range(2):
         scalars = gradient(batch)
         assert_gradients_equal(module, expected)
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_backward_and_are_overwritten():
 def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
     module, batch = make_mlp(), make_batch()
     twin = copy.deepcopy(module)
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     optimizer = Adam(gradient.parameters(), lr=0.1, eps=1e-5, max_grad_norm=0.5)
     reference = torch.optim.Adam(twin.parameters(), lr=0.1, eps=1e-5)
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
 def test_parameter_groups_and_schedules_are_those_of_torch():
     module, batch = make_mlp(), make_batch()
     before = copy.deepcopy(module.state_dict())
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     groups = [{"params": module[0].parameters(), "lr": 0.0}, {"params": module[2].parameters()}]
     optimizer = Adam(groups, lr=0.1)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=2)
@@ -101,19 +101,28 @@ def test_parameters_without_a_gradient_are_named_unless_allowed():
         return module[2](module[1](module[0](batch["x"]))).square().mean()
 
     with pytest.raises(ValueError, match=r"spare\.weight, spare\.bias: the loss gives no gradient"):
-        Gradient(module, loss, compile="off")(batch)
+        Gradient(module, loss)(batch)
     allowed = ["spare.weight", "spare.bias"]
-    Gradient(module, loss, compile="off", allow_unused=allowed)(batch)
+    Gradient(module, loss, allow_unused=allowed)(batch)
     assert not module.spare.weight.grad.any()
     frozen = make_mlp()
     frozen[0].requires_grad_(False)
-    Gradient(frozen, squared_error, compile="off")(batch)
+    Gradient(frozen, squared_error)(batch)
     assert frozen[0].weight.grad is None
+
+
+def test_a_loss_that_detaches_its_weights_is_an_error():
+    def detached(module, batch):
+        return module(batch["x"]).detach().mean()
+
+    for compile in (False, True):
+        with pytest.raises(ValueError, match=r"0\.weight, .*: the loss gives no gradient to these"):
+            Gradient(make_mlp(), detached, compile=compile)(make_batch())
 
 
 def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
     module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     optimizer = Adam(gradient.parameters(), max_grad_norm=1.0)
     gradient(batch)
     optimizer.step()
@@ -139,29 +148,30 @@ def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
 )
 def test_a_loss_of_another_shape_is_an_error(loss, message):
     with pytest.raises(ValueError, match=message):
-        Gradient(make_mlp(), loss, compile="off")(make_batch())
+        Gradient(make_mlp(), loss)(make_batch())
 
 
 def test_a_module_moved_afterwards_is_an_error():
     module = make_mlp()
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     module.double()
     with pytest.raises(RuntimeError, match=r"memory of 0\.weight, 0\.bias.* was exchanged"):
         gradient(make_batch())
 
 
-@pytest.mark.parametrize("options", [{"compile": "off"}, {"num_calls": 1}])
-def test_a_loss_may_change_the_batch_in_place_once_a_call(options):
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_loss_may_change_the_batch_in_place_once_a_call(compile):
     def loss(module, batch):
         batch["y"].mul_(2)
         return squared_error(module, batch)
 
     module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, loss, **options)
+    gradient = Gradient(module, loss, compile=compile)
     gradient(batch)
     torch.testing.assert_close(batch["y"], make_batch()["y"] * 2)
     gradient(batch)
     torch.testing.assert_close(batch["y"], make_batch()["y"] * 4)
+    assert gradient.path == "autograd"
 
 
 class RunningMean(nn.Module):
@@ -181,19 +191,20 @@ class RunningMean(nn.Module):
         return self.linear(x - self.mean)
 
 
-@pytest.mark.parametrize("options", [{"compile": "off"}, {"compile": "on"}])
-def test_a_module_may_replace_its_buffers_once_a_call(options):
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_module_may_replace_its_buffers_once_a_call(compile):
     torch.manual_seed(0)
     module, batch = RunningMean(), make_batch()
     other = copy.deepcopy(module)
-    gradient = Gradient(module, squared_error, **options)
+    gradient = Gradient(module, squared_error, compile=compile)
     for count in (1, 2):
         scalars = gradient(batch)
         assert scalars["loss"] == squared_error(other, batch)[0]
         assert module.num_calls == count
         for name, expected in other.named_buffers():
             assert torch.equal(module.get_buffer(name), expected)
-    assert gradient.plan is not None and gradient.plan["path"] == "autograd"
+    assert gradient.path == "autograd"
+    assert ("changes the buffer mean" in gradient.reason) == compile
 
 
 def test_hooks_on_gradients_of_parameters_are_called():
@@ -208,7 +219,7 @@ def test_hooks_on_gradients_of_parameters_are_called():
         parameter.grad.div_(2)
 
     module, reference = hooked(make_mlp()), hooked(make_mlp())
-    gradient = Gradient(module, squared_error, compile="on", threads=1)
+    gradient = Gradient(module, squared_error, compile=True)
     for scale in (0.01, 100.0):
         batch = {name: scale * column for name, column in make_batch().items()}
         gradient(batch)
@@ -216,8 +227,7 @@ def test_hooks_on_gradients_of_parameters_are_called():
         squared_error(reference, batch)[0].backward()
         expected = {name: p.grad for name, p in reference.named_parameters()}
         assert_gradients_equal(module, expected)
-    assert gradient.plan is not None
-    assert gradient.plan["reason"] == "there are hooks on the gradients of 0.weight"
+    assert gradient.reason == "there are hooks on the gradients of parameters"
 
 
 def test_sparse_gradients_of_an_embedding_become_those_of_backward():
@@ -226,13 +236,13 @@ def test_sparse_gradients_of_an_embedding_become_those_of_backward():
     batch = {"x": torch.tensor([1, 4, 4]), "y": make_batch(3)["y"]}
     found = gradients_of(module, squared_error, batch)
     expected = {name: gradient.to_dense() for name, gradient in found.items()}
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     for _ in range(2):
         gradient(batch)
         assert_gradients_equal(module, expected)
 
 
-@pytest.mark.parametrize("compile", ["off", "on"])
+@pytest.mark.parametrize("compile", [False, True])
 def test_a_buffer_of_a_module_may_be_sparse(compile):
     class Spread(nn.Linear):
         def __init__(self):
@@ -288,7 +298,7 @@ def extended(module):
 )
 def test_parameters_that_change_afterwards_are_an_error(change, names):
     module = make_mlp()
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     gradient(make_batch())
     change(module)
     with pytest.raises(RuntimeError, match=f"^{names}frozen, unfrozen, exchanged or added"):
@@ -298,7 +308,7 @@ def test_parameters_that_change_afterwards_are_an_error(change, names):
 def test_parameters_that_are_unfrozen_afterwards_are_an_error():
     module = make_mlp()
     module[0].requires_grad_(False)
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     gradient(make_batch())
     module[0].weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"^0\.weight: frozen, unfrozen"):
@@ -307,7 +317,7 @@ def test_parameters_that_are_unfrozen_afterwards_are_an_error():
 
 def test_modules_without_parameters_may_be_exchanged():
     module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     gradient(batch)
     module[1] = nn.ReLU()
     for _ in range(2):
@@ -317,10 +327,10 @@ def test_modules_without_parameters_may_be_exchanged():
 
 def test_a_copy_of_the_module_is_independent_and_one_of_the_gradient_is_refused():
     module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, squared_error, compile="off")
+    gradient = Gradient(module, squared_error)
     gradient(batch)
     for duplicate in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        again = Gradient(duplicate, squared_error, plan=gradient.plan)
+        again = Gradient(duplicate, squared_error)
         again(batch)
         with torch.no_grad():
             duplicate[0].weight.zero_()

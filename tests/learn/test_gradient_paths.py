@@ -2,22 +2,22 @@
 
 import copy
 import dataclasses
+import functools
 import gc
-import json
 import os
 import subprocess
 import sys
+import time
 import weakref
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from buffers import RolloutBatch
-from vecenv.learn import Adam, Gradient, choosing
-from vecenv.learn.choosing import remove_torn_library
-from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
+from vecenv.learn import Adam, Gradient, compiled, gradient_options, quick_products, sizes
 
 ROWS, CLIP = 64, 0.2
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -117,7 +117,7 @@ def autograd(module, loss, batch):
     loss, scalars = result if isinstance(result, tuple) else (result, {})
     loss.backward()
     found = {"loss": loss, **scalars}.items()
-    grads = {name: p.grad for name, p in module.named_parameters()}
+    grads = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
     return grads, {name: value.detach() for name, value in found}
 
 
@@ -126,7 +126,8 @@ def assert_equal(gradient, batch, tolerance=1e-4):
     expected, scalars = autograd(gradient.module, gradient.loss, batch)
     found = gradient(batch)
     whole = torch.cat([grad.flatten() for grad in expected.values()]).norm()
-    for name, parameter in gradient.module.named_parameters():
+    for name in expected:
+        parameter = gradient.module.get_parameter(name)
         error = (parameter.grad - expected[name]).norm()
         assert expected[name].any() and parameter.grad.any(), name
         assert error <= tolerance * (expected[name].norm() + 0.1 * whole), name
@@ -135,9 +136,28 @@ def assert_equal(gradient, batch, tolerance=1e-4):
         assert float(found[name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
 
 
+@pytest.fixture
+def graphs_as_they_are(monkeypatch):
+    """What would be compiled runs as torch's operations, one after the other, in no time."""
+
+    def runs_of(graph, inputs, count, log):
+        return [graph] * count, True
+
+    monkeypatch.setattr(compiled, "_runs_of", runs_of)
+
+
 @pytest.mark.slow
 def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
     """The first graph of all: everything that a compiled gradient can come to at once."""
+    check_weighted_rows()
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
+    check_weighted_rows()
+
+
+def check_weighted_rows():
     agent, said = make_agent(), []
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(1)) + 0.5
 
@@ -147,20 +167,17 @@ def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
         policy_loss = -weighted_mean(batch.advantages * chosen, batch.weights)
         return policy_loss + weighted_mean(error, batch.weights), {"policy_loss": policy_loss}
 
-    gradient = Gradient(agent, loss, compile="on", threads=2, log=said.append)
+    gradient = Gradient(agent, loss, compile=True, threads=2, log=said.append)
+    assert gradient.path is None
     before = torch.get_float32_matmul_precision(), torch.get_num_threads()
     batch = make_batch(weights=weights)
     assert_equal(gradient, batch)
-    plan = gradient.plan
-    assert plan is not None
-    assert [plan[key] for key in ("path", "threads", "parts", "combine")] == [
-        "compiled", 2, 2, "weights",
-    ], plan  # fmt: skip
-    assert json.loads(json.dumps(plan)) == plan
-    assert len(said) == 2 and "compiled, float32, 2 parts of the rows by 2 threads" in said[1]
+    assert gradient.path == "compiled" and gradient.describe()["threads"] == 2, gradient.reason
+    assert "two halves of the rows by two threads" in said[-1]
+    num_said = len(said)
 
     half = weights.clone()
-    half[ROWS // 2 :] = 0  # padding, of which a part may consist
+    half[ROWS // 2 :] = 0  # padding, of which a half may consist
     padded = make_batch(seed=1, weights=half)
     padded.obs[ROWS // 2 :] = 0
     assert_equal(gradient, padded)
@@ -171,7 +188,7 @@ def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
 
     assert_equal(gradient, make_batch(rows=ROWS - 2, weights=weights[2:]))  # by autograd, as is
     assert_equal(gradient, make_batch(rows=ROWS - 4, weights=weights[4:]))
-    assert len(said) == 3 and "another size" in said[2]
+    assert len(said) == num_said + 1 and "call 4 goes through autograd: sizes" in said[-1]
 
     batch.returns[5] = torch.inf
     with pytest.raises(FloatingPointError, match=r"in call 6.*batch\.returns at \(5,\)"):
@@ -187,25 +204,33 @@ def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "gru", "masks"])
 def test_compiled_gradients_are_those_of_autograd(kind, threads, dtype):
+    check_kind(kind, threads, dtype)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "gru", "masks"])
+def test_traced_gradients_are_those_of_autograd(kind, dtype):
+    check_kind(kind, 2, dtype)
+
+
+def check_kind(kind, threads, dtype):
     rows = 1024 if kind == "mlp" else ROWS
-    gradient = Gradient(
-        make_agent(kind), ppo_loss, compile="on", threads=threads, dtype=dtype, log=None
-    )
+    gradient = Gradient(make_agent(kind), ppo_loss, compile=True, threads=threads, dtype=dtype)
     for seed in range(2):
         tolerance = 1e-4 if dtype == torch.float32 else 0.2
         assert_equal(gradient, make_batch(kind, rows=rows, seed=seed), tolerance)
-    assert gradient.plan is not None
-    assert gradient.plan["path"] == "compiled", gradient.plan
-    assert gradient.plan["parts"] == threads, gradient.plan
+    assert gradient.path == "compiled", gradient.reason
+    assert gradient.describe()["threads"] == threads, gradient.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "gru", "masks", "nn.GRU"])
 def test_autograd_paths_have_the_gradient_of_backward(kind, dtype):
-    gradient = Gradient(make_agent(kind), ppo_loss, compile="off", dtype=dtype)
+    gradient = Gradient(make_agent(kind), ppo_loss, dtype=dtype)
     rows = 1024 if kind == "mlp" else ROWS  # of which products may have another precision
     assert_equal(gradient, make_batch(kind, rows=rows), 1e-4 if dtype == torch.float32 else 0.2)
-    assert gradient.plan is not None and gradient.plan["reason"] == "compile is off"
+    assert gradient.describe() == {"path": "autograd", "threads": 1, "reason": ""}
 
 
 class Named(NamedTuple):
@@ -220,7 +245,7 @@ class Record:
     unread: Any = None
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.parametrize(
     ("make", "loss"),
     [
@@ -229,7 +254,7 @@ class Record:
             lambda agent, batch: (agent.value(batch.obs) - batch.rest["y"][0]).square().mean(),
         ),
         (
-            lambda x, y: (Record(x, y, object()), 0.5),
+            lambda x, y: (Record(x, y, [x]), 0.5),
             lambda agent, batch: (
                 (agent.value(batch[0].obs) - batch[0].target).abs().mean() * batch[1]
             ),
@@ -239,14 +264,26 @@ class Record:
 def test_batches_of_any_nesting_are_compiled_with_their_attributes(make, loss):
     agent = make_agent()
     del agent.actor
-    gradient = Gradient(agent, loss, compile="on", threads=1)
+    gradient = Gradient(agent, loss, compile=True)
     for seed in range(2):
         rollout = make_batch(seed=seed)
         assert_equal(gradient, make(rollout.obs, rollout.returns))
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    assert gradient.path == "compiled", gradient.reason
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_number_in_the_batch_may_change():
+    def loss(module, batch):
+        return square_loss(module, batch) * batch["scale"]
+
+    gradient, said = Gradient(make_layers(), loss, compile=True), []
+    gradient._log = said.append
+    for scale in (0.5, 0.5, 2.0, True, 0.5):
+        assert_equal(gradient, make_square_batch(0) | {"scale": scale})
+    assert gradient.path == "compiled" and len(said) == 2, said
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_a_tensor_that_was_in_two_places_of_a_batch_may_be_two_later():
     agent = make_agent()
     del agent.actor
@@ -257,14 +294,19 @@ def test_a_tensor_that_was_in_two_places_of_a_batch_may_be_two_later():
             (agent.value(batch["a"]) * 2 + agent.value(batch["b"]) - batch["target"]).abs().mean()
         )
 
-    gradient = Gradient(agent, loss, compile="on", threads=1)
+    gradient = Gradient(agent, loss, compile=True)
     for a, b in ((first, first), (first, second), (second, second)):
         assert_equal(gradient, {"a": a.obs, "b": b.obs, "target": first.returns})
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    assert gradient.path == "compiled", gradient.reason
 
 
 def square_loss(module: Any, batch: Any) -> Any:
     return (module(batch["x"]) - batch["y"]).square().mean()
+
+
+def make_layers(*between: nn.Module) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), *(between or [nn.Tanh()]), nn.Linear(8, 6))
 
 
 def make_square_batch(seed: int) -> dict[str, torch.Tensor]:
@@ -272,46 +314,126 @@ def make_square_batch(seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(ROWS, 6, generator=generator) for name in ("x", "y")}
 
 
-@pytest.mark.slow
-def test_all_shares_count_where_torch_runs_the_function_as_it_is():
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
-    gradient = Gradient(module, square_loss, compile="on", threads=2)
-    assert_equal(gradient, make_square_batch(0))
-    assert gradient.plan is not None and gradient.plan["parts"] == 2, gradient.plan
-    torch.compiler.set_stance("force_eager")
-    try:
-        assert_equal(gradient, make_square_batch(1))
-    finally:
-        torch.compiler.set_stance("default")
-    assert_equal(gradient, make_square_batch(2))
-
-
-@pytest.mark.slow
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_a_compiled_gradient_sees_that_its_module_has_changed():
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
-    gradient = Gradient(module, square_loss, compile="on", threads=1)
+    module, said = make_layers(), []
+    gradient = Gradient(module, square_loss, compile=True, log=said.append)
     assert_equal(gradient, make_square_batch(0))
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
     module[1] = nn.ReLU()
     assert_equal(gradient, make_square_batch(1))
     module[1].register_forward_hook(lambda _module, _args, result: 2 * result)
     assert_equal(gradient, make_square_batch(2))
+    assert gradient.path == "compiled" and len(said) == 2, said
+    assert "call 2 goes through autograd: self._modules['1'] is not what it was" in said[1]
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_compiled_gradient_sees_that_numbers_of_its_modules_have_changed():
+    slope, said = nn.LeakyReLU(0.1), []
+    module = make_layers(slope, nn.LayerNorm(8))
+    gradient = Gradient(module, square_loss, compile=True, log=said.append)
+    for seed, slope.negative_slope in enumerate((0.1, 0.1, 0.5, 0.5, 0.1)):
+        assert_equal(gradient, make_square_batch(seed))
+    assert gradient.path == "compiled"
+    assert len(said) == 2 and "negative_slope is not what it was" in said[1], said
+
+
+class Noisy(nn.Module):
+    """A buffer that a trainer anneals, and a target that follows the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = make_layers()
+        self.target = copy.deepcopy(self.layers).requires_grad_(False)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("rare", None)
+
+    def forward(self, x):
+        return self.layers(x) * self.scale + self.target(x)
 
 
 @pytest.mark.slow
-def test_a_compiled_gradient_sees_that_numbers_of_its_modules_have_changed():
-    slope = nn.LeakyReLU(0.1)
-    module = nn.Sequential(nn.Linear(6, 8), slope, nn.LayerNorm(8), nn.Linear(8, 6))
-    gradient = Gradient(module, square_loss, compile="on", threads=1)
-    for seed, slope.negative_slope in enumerate((0.1, 0.1, 0.5, 0.5, 0.1)):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_buffers_and_targets_that_change_are_inputs_of_what_is_compiled(threads):
+    check_buffers(threads)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_buffers_and_targets_that_change_are_inputs(threads):
+    check_buffers(threads)
+
+
+def check_buffers(threads):
+    module, said = Noisy(), []
+    gradient = Gradient(module, square_loss, compile=True, threads=threads, log=said.append)
+    optimizer = Adam(gradient.parameters(), lr=0.05)
+    for seed in range(5):
         assert_equal(gradient, make_square_batch(seed))
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+        optimizer.step()
+        module.scale.fill_(1 / (seed + 2))
+        if seed == 2:
+            module.scale = module.scale * 3  # another tensor in its place
+        with torch.no_grad():
+            for slow, quick in zip(
+                module.target.parameters(), module.layers.parameters(), strict=True
+            ):
+                slow.lerp_(quick, 0.5)
+    assert gradient.path == "compiled" and len(said) <= 2, said
+    module.scale = module.scale.double()
+    assert_equal(gradient, make_square_batch(5))
+    assert "goes through autograd" in said[-1]
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_mask_that_is_no_weight_is_compared_and_left_to_autograd():
+    """Means over the rows that a mask leaves, in halves with as many of them at first."""
+
+    def masked(module, batch):
+        errors = (module(batch["x"]) - batch["y"]).square().mean(1) * batch["mask"]
+        return errors.sum() / batch["mask"].sum()
+
+    said = []
+    gradient = Gradient(make_layers(), masked, compile=True, threads=2, log=said.append)
+    batch = make_square_batch(0) | {"mask": torch.ones(ROWS)}
+    assert_equal(gradient, batch)
+    assert gradient.path == "compiled"
+    batch["mask"] = (torch.arange(ROWS) % 5 > 1).float() * (torch.arange(ROWS) < ROWS * 2 // 3)
+    assert_equal(gradient, batch)
+    assert gradient.path == "autograd"
+    assert "in call 2" in said[-1] and "if it is no mean over rows, leave threads=2 out" in said[-1]
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_loss_that_is_no_mean_is_left_to_autograd_in_the_first_call(scalar):
+    def summed(module, batch):
+        loss = square_loss(module, batch)
+        return (loss, {"root": loss.sqrt()}) if scalar else loss * len(batch["x"])
+
+    gradient = Gradient(make_layers(), summed, compile=True, threads=2)
+    batch = {
+        name: x * torch.linspace(0, 9, ROWS)[:, None] for name, x in make_square_batch(0).items()
+    }
+    assert_equal(gradient, batch)
+    assert gradient.path == "autograd"
+    assert gradient.reason.startswith(
+        "as in call 1 " + ("root is off" if scalar else "the gradient")
+    )
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_rows_that_have_no_halves_are_computed_by_one_thread():
+    gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
+    assert_equal(gradient, {name: x[1:] for name, x in make_square_batch(0).items()})
+    assert gradient.path == "compiled" and gradient.describe()["threads"] == 1
+    assert "can't be split in two equal halves" in gradient.reason
 
 
 @pytest.mark.slow
 def test_a_compiled_gradient_is_freed_with_its_module():
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
-    gradient = Gradient(module, square_loss, compile="on", threads=1)
+    module = make_layers()
+    gradient = Gradient(module, square_loss, compile=True, threads=2)
     for seed in range(3):
         assert_equal(gradient, make_square_batch(seed))
     found = weakref.ref(module)
@@ -320,59 +442,114 @@ def test_a_compiled_gradient_is_freed_with_its_module():
     assert found() is None
 
 
-@pytest.mark.slow
-def test_a_batch_may_share_tensors_with_the_loss_and_require_gradients():
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_batch_may_require_gradients():
     batch = make_square_batch(0)
     batch["y"].requires_grad_()
-    kept = batch["x"]
-    gradient = Gradient(
-        module, lambda m, b: (m(b["x"]) - b["y"] * kept).square().mean(), compile="on", threads=1
-    )
-    assert_equal(gradient, batch)
-    assert_equal(gradient, make_square_batch(1) | {"y": batch["y"]})
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    gradient = Gradient(make_layers(), square_loss, compile=True)
+    for _ in range(3):
+        assert_equal(gradient, batch)
+    assert gradient.path == "compiled", gradient.reason
 
 
-@pytest.mark.slow
-def test_a_loss_that_fails_on_half_of_the_rows_is_not_split():
-    module, target = nn.Linear(6, 6), torch.ones(ROWS, 6)
-    gradient = Gradient(
-        module, lambda m, b: (m(b["x"]) - target).square().mean(), compile="on", threads=2
-    )
-    assert_equal(gradient, make_square_batch(0))
-    assert gradient.plan is not None and gradient.plan["parts"] == 1
-    assert "the loss fails on a part" in gradient.plan["reason"]
+@dataclasses.dataclass
+class Settings:
+    clip: float = 0.2
+    more: dict[str, float] = dataclasses.field(default_factory=lambda: {"weight": 1.0})
+    scale: ClassVar[float] = 1.0
 
 
-@pytest.mark.slow
+def set_loss(agent, batch, settings):
+    loss, _ = ppo_loss(agent, batch)
+    value = agent.value(batch.obs).clamp(-settings.clip, settings.clip)
+    return loss + settings.scale * settings.more["weight"] * value.square().mean()
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
-    """Numbers, buffers, and whether the module trains; graphs of two objects keep apart."""
-    agents, gradients = [make_agent(), make_agent()], []
-    for agent in agents:
-        agent.features = nn.Dropout(1e-9)
-        gradients.append(Gradient(agent, ppo_loss, compile="on", threads=1))
-        assert_equal(gradients[-1], make_batch())
-        assert gradients[-1].plan["path"] == "compiled", gradients[-1].plan
-    agents[0].entropy_weight = 0.5
-    for gradient in gradients:
-        assert_equal(gradient, make_batch(seed=1))
-    agents[0].eval()
-    assert_equal(gradients[0], make_batch(seed=2))
-    for value in range(6):
-        agents[1].entropy_weight = float(value)
-        assert_equal(gradients[1], make_batch(seed=value))
-    monkeypatch.setattr(sys.modules[__name__], "CLIP", 0.05)
-    assert_equal(gradients[0], make_batch(seed=3))
+    """Numbers, options, a global, a variable of a closure, and whether the module trains."""
+    agent, settings, said = make_agent(), Settings(), []
+    agent.features, factor = nn.Dropout(0.0), 1.0
+
+    def loss(agent, batch):
+        return factor * set_loss(agent, batch, settings)
+
+    agent.eval()
+    gradient = Gradient(agent, loss, compile=True, log=said.append)
+    for change in (
+        lambda: None,
+        lambda: setattr(agent, "entropy_weight", 0.5),
+        lambda: setattr(agent, "entropy_weight", 0.01),
+        lambda: setattr(settings, "clip", 0.01),
+        lambda: setattr(settings, "clip", 0.2),
+        lambda: settings.more.update(weight=0.0),
+        lambda: settings.more.update(weight=1.0),
+        lambda: settings.more.update(other=2.0),
+        lambda: settings.more.pop("other"),
+        lambda: setattr(Settings, "scale", 2.0),
+        lambda: setattr(Settings, "scale", 1.0),
+        lambda: setattr(settings, "scale", 3.0),  # hides that of the class
+        lambda: delattr(settings, "scale"),
+    ):
+        change()
+        assert_equal(gradient, make_batch())
+    for value in (0.05, 0.2):
+        monkeypatch.setattr(sys.modules[__name__], "CLIP", value)
+        assert_equal(gradient, make_batch(seed=3))
+    factor = 3.0
+    assert_equal(gradient, make_batch(seed=4))
+    names = (
+        "agent.entropy_weight",
+        "settings.clip",
+        "settings.more",
+        "settings.scale",
+        "CLIP",
+        "factor",
+    )
+    for name in names:
+        assert any(f"through autograd: {name}" in line for line in said), (name, said)
+    assert gradient.path == "compiled"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_train_and_eval_change_what_is_computed(threads):
+    agent, said = make_agent(), []
+    agent.features = nn.Dropout(0.5)
+    agent.eval()
+    options: Any = {"compile": True, "threads": threads, "log": said.append}
+    gradient = Gradient(agent, ppo_loss, **options)
+    assert_equal(gradient, make_batch())
+    assert gradient.path == "compiled", gradient.reason
+    agent.train()
+    torch.manual_seed(1)
+    gradient(make_batch())
+    found = agent.actor[0].weight.grad.clone()
+    torch.manual_seed(1)
+    expected, _ = autograd(agent, ppo_loss, make_batch())
+    torch.testing.assert_close(found, expected["actor.0.weight"])
+    assert "training is not what it was when the loss was compiled" in said[-1]
+    agent.eval()
+    assert_equal(gradient, make_batch(seed=1))
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_arguments_of_a_partial_may_change():
+    loss = functools.partial(set_loss, settings=Settings())
+    gradient = Gradient(make_agent(), loss, compile=True)
+    assert_equal(gradient, make_batch())
+    loss.keywords["settings"].clip = 0.01
+    assert_equal(gradient, make_batch())
+    assert gradient.path == "compiled", gradient.reason
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_hooks_added_after_compiling_are_called():
     """Those of a layer before its `forward`, and on a parameter's gradient."""
     agent = make_agent()
-    gradient = Gradient(agent, ppo_loss, compile="on", threads=1)
+    gradient = Gradient(agent, ppo_loss, compile=True)
     assert_equal(gradient, make_batch())
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
+    assert gradient.path == "compiled", gradient.reason
     doubling = agent.critic[0].register_forward_pre_hook(lambda _, given: (2 * given[0],))
     assert_equal(gradient, make_batch(seed=1))
     doubling.remove()
@@ -385,37 +562,34 @@ def test_hooks_added_after_compiling_are_called():
 
 
 @pytest.mark.slow
-def test_a_plan_is_followed_and_results_are_the_same_bit_for_bit():
-    batches = [make_batch(seed=seed, rows=1024) for seed in range(3)]
+def test_a_second_gradient_loads_what_the_first_compiled_and_is_the_same_bit_for_bit(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    batches, said = [make_batch(seed=seed, rows=1024) for seed in range(3)], []
 
-    def train(agent, gradient, batches):
+    def train(threads):
+        agent = make_agent()
+        gradient = Gradient(agent, ppo_loss, compile=True, threads=threads, log=said.append)
         optimizer = Adam(gradient.parameters(), lr=0.01, max_grad_norm=0.5)
         for batch in batches:
             gradient(batch)
             optimizer.step()
+        return [*agent.parameters()]
 
-    agent = make_agent()
-    first = Gradient(agent, ppo_loss, compile="on")
-    train(agent, first, batches)
-    assert first.plan is not None and first.plan["path"] == "compiled"
-    again = make_agent()
-    second = Gradient(again, ppo_loss, plan=json.loads(json.dumps(first.plan)), num_calls=1)
-    second(make_batch(rows=ROWS))  # of another size, and not what the plan is for
-    assert second.plan is None
-    train(again, second, batches)
-    assert second.plan is not None and second.plan["path"] == "compiled"
-    for ours, theirs in zip(agent.parameters(), again.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def normalized_loss(agent, batch):
-    advantages = (batch.advantages - batch.advantages.mean()) / batch.advantages.std()
-    chosen = agent.policy(batch.obs).log_prob(batch.actions)
-    return ((agent.value(batch.obs) - batch.returns).square() - advantages * chosen).mean()
-
-
-class Normalized(nn.BatchNorm1d):
-    pass
+    found = [train(threads) for threads in (2, 2, 1, 2)]
+    for k in (1, 3):
+        assert all(map(torch.equal, found[0], found[k]))
+    kinds = [line.split()[1] for line in said]
+    assert kinds == [*["compiling", "compiled", "loaded"], *["compiling", "compiled", "loaded"]]
+    packages = [*Path(tmp_path).rglob("*")]
+    assert sum(file.suffix == ".pt2" for file in packages) == 2  # and nothing else but folders
+    assert sum(file.is_file() for file in packages) == 2
+    for file in packages:
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: -1 << 10])  # damaged: it is compiled again
+    assert all(map(torch.equal, found[0], train(2)))
+    assert said[-1].startswith("gradient: compiled")
 
 
 class Counting(nn.Module):
@@ -429,34 +603,46 @@ class Counting(nn.Module):
 
 
 def reason_of(agent, loss, batch, **options):
-    gradient = Gradient(agent, loss, **{"compile": "on", **options})
+    said = []
+    gradient = Gradient(agent, loss, compile=True, log=said.append, **options)
     assert_equal(gradient, batch)
-    assert gradient.plan is not None and gradient.plan["path"] == "autograd"
-    return gradient.plan["reason"]
+    assert gradient.path == "autograd" and said[-1] == f"gradient: by autograd, {gradient.reason}"
+    return gradient.reason
 
 
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
-    from torch._inductor import config as inductor_config  # takes a second, as below
-
     batch = make_batch()
-    assert "nn.GRU" in reason_of(make_agent("nn.GRU"), ppo_loss, make_batch("nn.GRU"))
-    for effect, name in [(Counting(), "count"), (nn.BatchNorm1d(6), "running_mean")]:
-        agent = Agent(effect)
-        assert f"changes the buffers features.{name}" in reason_of(agent, ppo_loss, batch)
+    for effect in (Counting(), nn.BatchNorm1d(6)):
+        reason = reason_of(Agent(effect), ppo_loss, batch)
+        assert "changes buffers of the module" in reason or "in-place operation" in reason
     counts = Agent(Counting())
-    Gradient(counts, ppo_loss)(batch)
+    Gradient(counts, ppo_loss, compile=True)(batch)
     assert counts.features.count == 2  # of policy and value: trying has left no trace
-    reason = reason_of(make_agent(), ppo_loss, batch, compile="auto", num_calls=10)
-    assert reason.startswith("10 calls of")
     agent = make_agent()
     own, anchors = list(agent.parameters()), [p.detach().clone() for p in agent.parameters()]
 
-    def anchored(agent, batch):  # nothing in the first call, by which a gradient is compared
+    def anchored(agent, batch):  # nothing in the first call
         pairs = zip(own, anchors, strict=True)
         return ppo_loss(agent, batch)[0] + sum((a - b).square().sum() for a, b in pairs)
 
     reason = reason_of(agent, anchored, batch)
-    assert reason.startswith("the loss reads ") and reason.endswith("module that it is given")
+    assert reason == "the loss reads actor.0.weight not from the module that it is given"
+    factors = torch.linspace(0, 1, ROWS)
+
+    def captured(agent, batch):
+        return ppo_loss(agent, batch)[0] + (agent.value(batch.obs) * factors).mean()
+
+    assert "a tensor (64,) that is neither in the module nor in the batch" in reason_of(
+        make_agent(), captured, batch
+    )
+
+    def counted(agent, batch):
+        if batch.returns.sum() > 1e9:
+            return ppo_loss(agent, batch)[0] * 2
+        return ppo_loss(agent, batch)
+
+    assert "the loss can't be traced (" in reason_of(make_agent(), counted, batch)
     arrays = {"x": batch.obs.numpy()}
 
     def of_arrays(agent, batch):
@@ -464,102 +650,91 @@ def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
         return found + agent.policy(torch.from_numpy(batch["x"])).logits.square().mean()
 
     assert "batch['x'] is a ndarray" in reason_of(make_agent(), of_arrays, arrays)
-    with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert "no C++ compiler" in reason_of(make_agent(), ppo_loss, batch)
 
 
-def test_a_loss_that_is_not_a_mean_over_rows_is_not_split(monkeypatch):
-    from vecenv.learn import choosing
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_loss_that_draws_random_numbers_goes_through_autograd_and_draws_them_once():
+    def noisy(module, batch):
+        return square_loss(module, batch | {"x": batch["x"] + torch.randn(ROWS, 6)})
 
-    tested = []
-    monkeypatch.setattr(
-        choosing._Choice, "_compile",
-        lambda self, plan, combine, why, *_: (tested.append((combine, why)), (plan, None))[1],
-    )  # fmt: skip
-
-    def summed(agent, batch):
-        return ppo_loss(agent, batch)[0] * len(batch)
-
-    def rms(agent, batch):
-        loss = ppo_loss(agent, batch)[0]
-        return loss, {"rms": (agent.value(batch.obs) - batch.returns).square().mean().sqrt()}
-
-    def importance(agent, batch):  # a mean over rows, not a weighted one
-        chosen = agent.policy(batch.obs).log_prob(batch.actions)
-        return (
-            ((agent.value(batch.obs) - batch.returns).square() - chosen).mul(batch.weights).mean()
-        )
-
-    weights = torch.ones(ROWS)
-    for loss in (ppo_loss, importance, normalized_loss, summed, rms):
-        gradient = Gradient(make_agent(), loss, compile="on", threads=2)
-        gradient(make_batch(weights=weights) if loss is importance else make_batch())
-    assert [combine for combine, _ in tested] == ["rows", "rows", None, None, None]
-    assert "loss of all rows is not the mean" in tested[2][1]
-    assert "not split: loss" in tested[3][1] and "not split: rms" in tested[4][1]
+    module, said = make_layers(), []
+    gradient = Gradient(module, noisy, compile=True, log=said.append)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        gradient(make_square_batch(0))
+        found = module[0].weight.grad.clone()
+        torch.manual_seed(seed)
+        expected, _ = autograd(module, noisy, make_square_batch(0))
+        torch.testing.assert_close(found, expected["0.weight"])
+    assert len(said) == 1 and "the loss draws random numbers (aten.randn" in said[0]
 
 
-@pytest.mark.slow
-def test_a_mean_that_only_parts_of_the_first_batch_share_is_left_to_autograd_later():
-    said = []
+@pytest.mark.parametrize("lost", ["compiler", "torch", "folder", "killed"])
+def test_without_a_compiler_autograd_goes_on_and_says_why(lost, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if lost == "folder":
+        folder = tmp_path / "vecenv" / "gradients"
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+    if lost == "compiler":
+        from torch._inductor import config as inductor_config  # takes a second
 
-    def masked(agent, batch):
-        errors = (agent.value(batch["x"]) - 1).square() * batch["mask"]
-        return errors.sum() / batch["mask"].sum() + 0 * agent.policy(batch["x"]).logits.sum()
+        monkeypatch.setattr(inductor_config.cpp, "cxx", ("no-such-compiler",))
+    if lost == "torch":
+        from torch import _inductor
 
-    agent, mask = make_agent(), torch.ones(ROWS)
-    gradient = Gradient(agent, masked, compile="on", threads=2, log=said.append)
-    gradient({"x": make_batch().obs, "mask": mask})
-    assert gradient.plan["parts"] == 2
-    mask = mask.clone()
-    mask[: ROWS // 2 - 1] = 0
-    batch = {"x": make_batch().obs, "mask": mask}
-    scalars = gradient(batch)
-    found = [p.grad.clone() for p in agent.parameters()]
-    loss = masked(agent, batch)
-    expected = torch.autograd.grad(loss, [*agent.parameters()])
-    torch.testing.assert_close(scalars["loss"], loss.detach())
-    torch.testing.assert_close(found, [*expected])
-    assert gradient.plan["path"] == "autograd" and "not a mean over rows" in said[-1]
+        monkeypatch.delattr(_inductor, "aoti_compile_and_package")
+    if lost == "killed":
 
+        def killed(*_):
+            raise RuntimeError("C++ compile error\n\nCommand: g++: fatal error: Killed signal")
 
-def test_the_compiled_tanh_is_that_of_torch_to_float32():
-    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([torch.inf, -torch.inf])])
-    assert (tanh_by_polynomials(x).double() - x.double().tanh()).abs().max() < 4e-7
-    assert tanh_by_polynomials(torch.tensor([torch.nan])).isnan().all()
+        monkeypatch.setattr(compiled, "compile_graph", killed)
+    expected = {
+        "compiler": "no C++ compiler was found: install g++, or set CXX",
+        "torch": f"NotImplementedError: torch {torch.__version__} has no AOTInductor",
+        "folder": "others than you can write to",
+        "killed": "the loss does not compile (RuntimeError: C++ compile error)",
+    }[lost]
+    assert expected in reason_of(make_agent(), ppo_loss, make_batch())
+    assert not [*tmp_path.rglob("*.pt2")]
 
 
-def test_layers_are_compiled_as_products_and_sums():
-    from torch._inductor import decomposition  # takes a second, in each process of a test run
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_compiled_function_that_fails_later_leaves_its_calls_to_autograd():
+    gradient = Gradient(make_layers(), square_loss, compile=True)
+    assert_equal(gradient, make_square_batch(0))
 
-    x, weight, bias = torch.randn(2, 5, 3), torch.randn(2, 3, 4), torch.randn(2, 1, 4)
-    torch.testing.assert_close(
-        product_and_sum(bias, x, weight), torch.baddbmm(bias, x, weight), rtol=1e-5, atol=1e-6
-    )
-    layer = bias[0, 0], x[0], weight[0]
-    torch.testing.assert_close(product_and_sum(*layer), torch.addmm(*layer), rtol=1e-5, atol=1e-6)
-    assert product_and_sum(*layer, beta=2) is NotImplemented
-    assert product_and_sum(bias[0, 0, :1], x[0], weight[0, :, :1]) is NotImplemented
-    table = decomposition.decompositions
-    before = dict(table)
-    with quick_parts(torch.device("cpu")):
-        assert table[torch.ops.aten.addmm.default] is product_and_sum
-    assert table == before
-    with quick_parts(torch.device("cuda")):
-        assert table == before
+    def broken(*_):
+        raise RuntimeError("out of luck")
+
+    gradient._compiled._runs = [broken]
+    for seed in range(2):
+        assert_equal(gradient, make_square_batch(seed))
+    assert gradient.reason == "the compiled one failed in call 2: RuntimeError: out of luck"
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_gradient_works_in_a_forked_process():
+    gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
+    assert_equal(gradient, make_square_batch(0))
+    gradient._compiled._process = -1  # as in a fork, which has no thread
+    gradient._compiled._helper.shutdown()
+    assert_equal(gradient, make_square_batch(1))
+    assert gradient.path == "compiled", gradient.reason
 
 
 def test_arguments_are_checked():
-    agent = make_agent()
+    agent: Any = make_agent()
     for wrong, message in [
-        ({"compile": True}, "compile is True"),
+        ({"compile": "auto"}, "compile is 'auto', expected True or False"),
         ({"dtype": torch.float16}, "dtype is torch.float16"),
         ({"dtype": "auto"}, "dtype is auto, expected torch.float32 or torch.bfloat16"),
-        ({"threads": 0}, "threads is 0"),
-        ({"plan": {"path": "compiled"}}, "expected what Gradient.plan was"),
+        ({"threads": 0}, "threads is 0, expected 1 or 2"),
     ]:
+        options: Any = wrong
         with pytest.raises(ValueError, match=message):
-            Gradient(agent, ppo_loss, **wrong)
+            Gradient(agent, ppo_loss, **options)
     with pytest.raises(ValueError, match="no parameter with requires_grad"):
         Gradient(nn.Tanh(), ppo_loss)
     with pytest.raises(ValueError, match=r"are torch\.float64, expected torch\.float32"):
@@ -567,74 +742,94 @@ def test_arguments_are_checked():
 
 
 @pytest.mark.parametrize(
-    ("width", "seconds", "expected"),
-    [(250, [2.0, 1.0], "medium"), (250, [2.0, 1.9], None), (100, [], None)],
+    ("rows", "weights", "is_exact", "expected"),
+    [
+        (511, 0, True, "highest"),
+        (512, 0, True, "medium"),
+        (256, 62_500, True, "medium"),
+        (512, 0, False, "highest"),
+    ],
 )
-def test_few_rows_of_wide_layers_take_the_quicker_products(width, seconds, expected, monkeypatch):
-    class Kept:  # so that no processor rounds
-        def __init__(self, *wanted):
-            asked.append(wanted[0])
+def test_products_of_many_rows_are_quick_where_they_are_exact(
+    rows, weights, is_exact, expected, monkeypatch
+):
+    monkeypatch.setattr(sizes, "_is_exact", lambda: is_exact)
+    with quick_products(rows, weights):
+        assert torch.get_float32_matmul_precision() == expected
+    assert torch.get_float32_matmul_precision() == "highest"
+    torch.set_float32_matmul_precision("high")
+    try:
+        with quick_products(rows, weights):
+            assert torch.get_float32_matmul_precision() == "high"  # as the user has it
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
-        __enter__ = __exit__ = lambda self, *_: None
 
-    asked, seconds = [], 5 * seconds  # in turns
-    monkeypatch.setattr(choosing, "Settings", Kept)
-    monkeypatch.setattr(choosing._Choice, "time_autograd", lambda self, num_calls: seconds.pop(0))
-    gradient = Gradient(nn.Linear(width, width), lambda m, x: m(x).square().mean(), compile="off")
-    gradient(torch.rand(300, width))
-    assert gradient.plan["precision"] == expected
-    assert not seconds
-    assert asked == (["medium", *[None, "medium"] * 5] if width == 250 else [])
+def test_options_follow_sizes_and_an_earlier_run(monkeypatch):
+    monkeypatch.setattr(sizes, "usable_cores", lambda: 2)
+    small: Any = {"num_calls": 15_000, "num_rows": 256}
+    assert gradient_options("auto", **small) == {"compile": False, "threads": 1}
+    assert gradient_options("on", **small) == {"compile": True, "threads": 1}
+    wide = {**small, "num_weights": 62_500}
+    assert gradient_options("auto", **wide | {"num_calls": 15_625}) == {
+        "compile": True,
+        "threads": 2,
+    }
+    assert gradient_options("off", **wide, may_split=False) == {"compile": False, "threads": 1}
+    earlier = {"path": "compiled", "threads": 2}
+    assert gradient_options("off", **small, earlier=earlier) == {"compile": True, "threads": 2}
+    earlier = {"path": None, "threads": 1}  # it ended before its first call
+    assert gradient_options("on", **small, earlier=earlier) == {"compile": True, "threads": 1}
+    monkeypatch.setattr(sizes, "usable_cores", lambda: 1)
+    assert gradient_options("on", **wide) == {"compile": True, "threads": 1}
 
 
 @pytest.mark.gpu
 def test_gradients_on_a_cuda_device_are_those_of_autograd():
     agent = make_agent().cuda()
-    gradient = Gradient(agent, ppo_loss, compile="on")
+    gradient = Gradient(agent, ppo_loss, compile=True)
     for seed in range(3):
         batch = make_batch(seed=seed)
         columns = {name: column.cuda() for name, column in batch._asdict().items()}
         assert_equal(gradient, batch._replace(**columns))
-    assert gradient.plan is not None and gradient.plan["path"] == "compiled", gradient.plan
-
-
-def test_only_libraries_that_cannot_be_loaded_are_removed(tmp_path):
-    library, other = tmp_path / "a.main.so", tmp_path / "b.so"
-    library.touch()
-    other.touch()
-    assert remove_torn_library(RuntimeError(f"{other}: undefined symbol: f")) is None
-    assert remove_torn_library(ImportError(f"{tmp_path / 'none.so'}: file too short")) is None
-    assert (
-        remove_torn_library(ImportError(f"inductor raised:\n{library}: file too short")) == library
-    )
-    assert not library.exists() and other.exists()
+    assert gradient.path == "compiled", gradient.reason
 
 
 COMPILES = """
+import time
 import torch
 from vecenv.learn import Gradient
 
 torch.manual_seed(0)
 module = torch.nn.Linear(8, 1)
-gradient = Gradient(module, lambda module, x: module(x).square().mean(), compile="on", log=None)
+gradient = Gradient(module, lambda module, x: module(x).square().mean(), compile=True)
 gradient(torch.ones(64, 8))
-print(gradient.plan["path"], gradient.plan["reason"])
+print(gradient.path, gradient.reason)
 """
 
 
 @pytest.mark.slow
-def test_what_a_killed_compiler_has_left_is_compiled_again(tmp_path):
-    found = []
-    for _ in range(2):
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+def test_a_killed_process_leaves_nothing_that_another_one_trips_over(tmp_path):
+    names = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
+    environment = {**os.environ, **{name: str(tmp_path / name) for name in names}}
+    command = [sys.executable, "-c", COMPILES]
+    killed = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not [*tmp_path.rglob("*.cpp")] and killed.poll() is None:  # the compiler has begun
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait(100)
+    for kind in ("compiled", "loaded"):
         done = subprocess.run(
-            [sys.executable, "-c", COMPILES], env=environment, capture_output=True, text=True,
-            timeout=200, check=True,
-        )  # fmt: skip
-        found.append(done.stdout)
-        # Others are of torch's checks for instructions, such as those of bfloat16.
-        libraries = list(tmp_path.rglob("*.main.so"))
-        assert libraries and all(library.stat().st_size for library in libraries)
-        for library in libraries:
-            library.write_bytes(b"")
-    assert all(line.startswith("compiled") for line in found), found
+            command, env=environment, capture_output=True, text=True, timeout=200, check=True
+        )
+        assert done.stdout.startswith(f"compiled {kind} in"), (done.stdout, done.stderr)
+    for library in tmp_path.rglob("*.so"):  # as a killed linker leaves them, in torch's cache
+        library.write_bytes(b"")
+    for package in tmp_path.rglob("*.pt2"):
+        package.unlink()
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout.startswith("compiled compiled in"), (done.stdout, done.stderr)

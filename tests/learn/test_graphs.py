@@ -118,7 +118,7 @@ def test_on_the_processor_the_function_is_called():
 def learner(**options):
     torch.manual_seed(0)
     module = nn.Linear(3, 1)
-    gradient = Gradient(module, lambda m, x: m(x).square().mean(), compile="off", **options)
+    gradient = Gradient(module, lambda m, x: m(x).square().mean(), **options)
     return module, gradient
 
 
@@ -131,7 +131,7 @@ def test_deferred_learners_do_what_others_do(monkeypatch):
         for number, batch in enumerate(batches):
             optimizer.set_lr(0.1 / (1 + number))
             with monkeypatch.context() as patch:
-                if deferred and number:  # the first one chooses how gradients are computed
+                if deferred and number:
                     for name in ("__float__", "__bool__", "item", "tolist", "numpy"):
                         patch.setattr(torch.Tensor, name, None)
                 gradient(batch)
@@ -160,18 +160,3 @@ def test_a_deferred_gradient_that_is_not_finite_is_zero_and_told_by_check():
     with pytest.raises(FloatingPointError, match="of 1 calls were not finite"):
         gradient.check()
     gradient.check()
-
-
-def test_a_deferred_gradient_is_compiled_without_a_graph_of_its_own(monkeypatch):
-    from vecenv.learn import compiled
-
-    options = []
-
-    def compile_it(function, **given):
-        options.append(given["options"])
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile_it)
-    for is_graph in (True, False):
-        compiled.Part(learner, torch.device("cuda"), is_graph=is_graph)
-    assert [given["triton.cudagraphs"] for given in options] == [True, False]

@@ -58,7 +58,7 @@ def learn(ranks, begin, end):
     batch = {"x": x[begin:end], "y": y[begin:end].clone(), "weights": weights[begin:end]}
     moments.update(batch["x"], batch["weights"] > 0, ranks=ranks)
     ranks.normalize_(batch["y"], batch["weights"])
-    gradient = Gradient(module, weighted_error, compile="off", ranks=ranks)
+    gradient = Gradient(module, weighted_error, ranks=ranks)
     optimizer = Adam(gradient.parameters(), lr=0.1, max_grad_norm=0.5)
     losses, grads = [], []
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path):
     process = torchrun(folder, "--total-steps", "10000000", "--save-every", "2000")
     deadline = time.monotonic() + 100
     try:
-        while not (folder / "rank1" / "checkpoint" / "last.npz").exists():
+        while not (folder / "rank1" / "checkpoint" / "last.pt").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()

@@ -20,7 +20,6 @@ from envs import counters
 from equality import assert_same
 
 from vecenv import SyncVectorEnv, make_vec
-from vecenv.files import load_arrays, save_arrays
 from vecenv.learn import (
     CheckpointError,
     Moments,
@@ -31,7 +30,9 @@ from vecenv.learn import (
     load_options,
 )
 from vecenv.learn import progress as progress_module
-from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.learn.checkpoint import FORMAT, save_checkpoint
+
+MARK = "\0what"  # of what is no plain value
 
 
 @dataclass
@@ -263,9 +264,9 @@ def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypa
 
 def test_changed_bytes_are_not_believed(tmp_path):
     save_checkpoint(tmp_path / "x", {"a": b"mine"})
-    saved = load_arrays(tmp_path / "x")
-    saved["content"][2][0][1] = np.frombuffer(b"evil", np.uint8)
-    save_arrays(tmp_path / "x", saved)
+    saved = torch.load(tmp_path / "x", weights_only=True)
+    saved["content"]["a"][MARK][1].copy_(torch.tensor([*b"evil"]))
+    torch.save(saved, tmp_path / "x")
     assert load_checkpoint(tmp_path / "x") == {"a": None}
 
 
@@ -275,25 +276,29 @@ def test_changed_bytes_are_not_believed(tmp_path):
         (b"", "is no checkpoint, or damaged"),
         (b"PK\3\4" + bytes(100), "is no checkpoint, or damaged"),
         ({"format": "vecenv checkpoint 9"}, "has the format 'vecenv checkpoint 9', expected"),
-        ({"format": "vecenv checkpoint 1"}, "is no checkpoint, or damaged"),
-        ({"format": "vecenv checkpoint 1", "content": 3}, "it is no dict"),
-        ({"format": "vecenv checkpoint 1", "content": ["tensor", "load", [], []]}, "damaged"),
-        ({"format": "vecenv checkpoint 1", "content": ["eval", "1"]}, "a part 'eval'"),
+        ({"format": FORMAT}, "is no checkpoint, or damaged"),
+        ({"format": FORMAT, "content": 3}, "it is no dict"),
+        ({"format": FORMAT, "content": {"a": torch.zeros(1).expand(9)}}, "without so much memory"),
+        ({"format": FORMAT, "content": {"a": torch.float32}}, "it has a dtype"),
+        ({"format": FORMAT, "content": {"a": Path("a")}}, "is no checkpoint, or damaged"),
+        ({"format": FORMAT, "content": {MARK: ("eval", "1")}}, "damaged"),
         (
             {
-                "format": "vecenv checkpoint 1",
-                "content": ["records", [["x", "|O"]], [1], np.zeros(8, np.uint8)],
+                "format": FORMAT,
+                "content": {
+                    MARK: ("array", [("x", "|O")], (1,), torch.zeros(8, dtype=torch.uint8))
+                },
             },
             "damaged",
         ),
     ],
 )
 def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
-    path = tmp_path / "last.npz"
+    path = tmp_path / "last.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        save_arrays(path, content)
+        torch.save(content, path)
     with pytest.raises(CheckpointError, match=message) as caught:
         load_checkpoint(path)
     assert str(path) in str(caught.value)
@@ -382,7 +387,7 @@ def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_fil
         run.save({**parts, "steps": 1})
     with resume(options) as run, pytest.raises(CheckpointError, match=message) as caught:
         run.restore(make_parts() | changes)
-    assert str(options.folder / "checkpoint/last.npz") in str(caught.value)
+    assert str(options.folder / "checkpoint/last.pt") in str(caught.value)
     assert "\n" not in str(caught.value).split(":")[0]
 
 
@@ -421,7 +426,7 @@ def test_pickles_of_another_user_are_not_loaded_unless_that_is_allowed(
 
 
 def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
-    best, last = (options.folder / f"checkpoint/{name}.npz" for name in ("best", "last"))
+    best, last = (options.folder / f"checkpoint/{name}.pt" for name in ("best", "last"))
     with begin(options, save_every=100) as run:
         assert [run.is_due(steps) for steps in (99, 100, 101)] == [False, True, True]
         run.save({"steps": 130}, score=float("nan"))
@@ -438,7 +443,7 @@ def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
         assert load_checkpoint(best)["state"]["steps"] == 200
         run.save({"steps": 600}, score=-4.0)
         assert load_checkpoint(best)["state"]["steps"] == 600
-    assert sorted(path.name for path in last.parent.iterdir()) == ["best.npz", "last.npz"]
+    assert sorted(path.name for path in last.parent.iterdir()) == ["best.pt", "last.pt"]
     best.unlink()  # as if killed between the two names
     resume(options).close()
     assert load_checkpoint(best)["state"]["steps"] == 600
@@ -451,7 +456,7 @@ def test_a_module_with_nan_is_not_saved(options):
         torch.nn.init.constant_(module.bias, float("nan"))
         with pytest.raises(CheckpointError, match="module has NaN or infinity in bias, so no"):
             run.save({"module": module, "steps": 2})
-    assert load_checkpoint(options.folder / "checkpoint/last.npz")["state"]["steps"] == 1
+    assert load_checkpoint(options.folder / "checkpoint/last.pt")["state"]["steps"] == 1
 
 
 def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
@@ -471,7 +476,7 @@ def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         run.log(3, {"x": 3})
     assert [line["x"] for line in lines(options)] == [1, 3]
-    assert [path.name for path in (options.folder / "checkpoint").iterdir()] == ["last.npz"]
+    assert [path.name for path in (options.folder / "checkpoint").iterdir()] == ["last.pt"]
     with resume(options) as run:
         assert run.load() == {"steps": 1}
 
@@ -509,7 +514,7 @@ def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
         assert run.load() == {"steps": 1}
     with begin(Options(moved), overwrite=True) as run:
         assert run.load() is None
-        assert sorted(path.name for path in moved.rglob("*.npz")) == []
+        assert sorted(path.name for path in moved.rglob("*.pt")) == []
     assert load_options(moved, Options) == Options(moved)
 
 
@@ -525,7 +530,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
 
 def test_what_a_killed_save_has_left_is_removed(options):
     begin(options).close()
-    left = options.folder / "checkpoint/.last.0123456789abcdef.npz"
+    left = options.folder / "checkpoint/.last.0123456789abcdef.pt"
     left.write_bytes(b"half")
     resume(options).close()
     assert not left.exists()

@@ -248,7 +248,7 @@ def load_policy(
         given["env_kwargs"] = kwargs if _takes(source, kwargs) else dict(env_kwargs)
         _check_spaces(home, source, given["env_kwargs"], trained_in)
     options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
-    if policy.parent == home / "checkpoint" and policy.suffix == ".npz":
+    if policy.parent == home / "checkpoint" and policy.suffix == ".pt":
         return _load_checkpoint(policy, module, options, num_envs)
     return _load_run(module, options, num_envs)
 
@@ -273,7 +273,7 @@ def _load_checkpoint(
 
     load_checkpoint(checkpoint)  # says so if it is none
     with tempfile.TemporaryDirectory() as folder:
-        alone = Path(folder, "checkpoint", "last.npz")
+        alone = Path(folder, "checkpoint", "last.pt")
         alone.parent.mkdir()
         shutil.copyfile(checkpoint, alone)
         return _load_run(module, dataclasses.replace(options, save=Path(folder)), num_envs)
@@ -377,7 +377,7 @@ def _check_spaces(
     """Refuse a policy of an env with other spaces."""
     from vecenv.learn import load_checkpoint
 
-    kinds = load_checkpoint(home / "checkpoint" / "last.npz")["kinds"].get("envs", {})
+    kinds = load_checkpoint(home / "checkpoint" / "last.pt")["kinds"].get("envs", {})
     envs = make_single(source, **kwargs)
     try:
         own = {

@@ -362,13 +362,13 @@ def run_folder(env: str, algorithm: str) -> Path:
 
 def runs_of(env: str) -> list[Path]:
     """Return the folders with a policy for an env that `vecenv train` has saved by default."""
-    checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.npz")
+    checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.pt")
     return sorted(path.parents[1] for path in checkpoints)
 
 
 def is_of_run(config: Path) -> bool:
     """Whether a file of options is that of a run, and lies in its folder."""
-    return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.npz").is_file()
+    return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.pt").is_file()
 
 
 def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:

@@ -21,6 +21,7 @@ from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
 from vecenv.learn.ranks import RankError, Ranks
 from vecenv.learn.run import Run
+from vecenv.learn.sizes import gradient_options, quick_products
 
 __all__ = [
     "Adam",
@@ -38,6 +39,8 @@ __all__ = [
     "evaluate",
     "evaluate_games",
     "evaluating",
+    "gradient_options",
     "load_checkpoint",
     "load_options",
+    "quick_products",
 ]

@@ -1,45 +1,46 @@
 """Batches taken apart into tensors, and put together again inside a compiled function.
 
 A batch is any nest of dicts, lists, tuples, named tuples, dataclasses and objects with `_asdict`,
-such as the batches of `buffers`. Of objects only the attributes that the loss reads are taken.
+such as the batches of `buffers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 __all__ = [
     "Layout",
-    "Reads",
     "UnknownBatchError",
+    "named_tensors",
+    "num_rows",
     "put_together",
-    "read_as",
-    "record_reads",
+    "row_weights",
     "take_apart",
-    "tensors_in",
     "weights_at",
 ]
-
-Reads = dict[tuple[Any, ...], set[str]]  # path to an object in a batch -> attributes that were read
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class UnknownBatchError(TypeError):
-    """A batch holds something of which it is unknown where its tensors are."""
+    """A batch holds an object whose tensors can't be found."""
 
 
 class Layout(NamedTuple):
-    """How a part of a batch is nested; two batches with equal ones differ in tensors alone."""
+    """How a part of a batch is nested; two batches with equal layouts differ in tensors alone."""
 
     kind: str  # "tensor", "plain", "mapping", "sequence", "named tuple" or "object"
-    value: Any = None  # of "plain" the value, else the type
+    value: Any = None  # of "plain" the value with its type, of "object" its length, else the type
     names: tuple[Any, ...] = ()  # keys or attributes
+    order: tuple[str, ...] = ()  # attributes that unpacking an object gives
     parts: tuple[Layout, ...] = ()
+
+
+_TENSOR = Layout("tensor")
 
 
 class Columns:
@@ -56,160 +57,69 @@ class Columns:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter([getattr(self, name) for name in self._order])
 
-
-class _Recorder:
-    """Stands for an object of a batch, and notes which attributes are read."""
-
-    def __init__(self, of: Any, reads: Reads, path: tuple[Any, ...]):
-        self.__dict__["_recorded"] = of, reads, path
-
     def __getattr__(self, name: str) -> Any:
-        of, reads, path = self.__dict__["_recorded"]
-        value = getattr(of, name)
-        if name.startswith("_") or callable(value):
-            raise AttributeError(
-                f"the loss reads {type(of).__name__}.{name}, expected columns of tensors only"
-            )
-        reads.setdefault(path, set()).add(name)
-        return record_reads(value, reads, (*path, name))
-
-    def __len__(self) -> int:
-        return len(self.__dict__["_recorded"][0])
-
-    def __iter__(self) -> Any:
-        return iter([getattr(self, name) for name in _order_of(self.__dict__["_recorded"][0])])
+        extras = vars(self).get("extras", {})
+        if name in extras:
+            return extras[name]
+        raise AttributeError(f"the loss reads batch.{name}, expected columns of tensors only")
 
 
-def _is_object(batch: Any) -> bool:
-    if isinstance(batch, type | tuple | Mapping | Tensor):
-        return False
-    return hasattr(batch, "_asdict") or dataclasses.is_dataclass(batch)
+def _columns_of(batch: Any) -> dict[str, Any] | None:
+    """The attributes of an object by name, or None if they can't be listed."""
+    if isinstance(batch, type):
+        return None
+    if dataclasses.is_dataclass(batch):
+        names = [field.name for field in dataclasses.fields(batch)]
+        return {name: getattr(batch, name) for name in names if hasattr(batch, name)}
+    return batch._asdict() if hasattr(batch, "_asdict") else None
 
 
-def _order_of(batch: Any) -> tuple[str, ...]:
-    """Names in the order in which an object unpacks; empty if it does not."""
-    return tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
-
-
-def record_reads(batch: Any, reads: Reads, path: tuple[Any, ...] = ()) -> Any:
-    """The same batch, with stand-ins for its objects that note in `reads` what is read of them."""
-    if _is_object(batch):
-        reads.setdefault(path, set())
-        return _Recorder(batch, reads, path)
-    if isinstance(batch, Mapping):
-        return {name: record_reads(part, reads, (*path, name)) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [record_reads(part, reads, (*path, k)) for k, part in enumerate(batch)]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
-
-
-def tensors_in(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch, as far as it is known where they are."""
-    if isinstance(batch, Tensor):
-        return [batch]
-    parts: Any = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, tuple | list):
-        parts = batch
-    elif hasattr(batch, "_asdict"):
-        parts = batch._asdict().values()
-    elif dataclasses.is_dataclass(batch):
-        parts = [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
-    return [tensor for part in parts for tensor in tensors_in(part)]
-
-
-def take_apart(
-    batch: Any, reads: Reads, leaves: list[Tensor], path: tuple[Any, ...] = ()
-) -> Layout:
+def take_apart(batch: Any, leaves: list[Tensor], name: str = "batch") -> Layout:
     """Append the tensors of a batch to `leaves`; return how they were nested.
 
     Raises:
-        UnknownBatchError: The batch holds something else than tensors, numbers and nests.
+        UnknownBatchError: The batch holds something other than tensors, numbers and nests.
     """
     if isinstance(batch, Tensor):
         leaves.append(batch)
         return _TENSOR
     if isinstance(batch, _PLAIN):
-        return Layout("plain", batch)
+        return Layout("plain", (type(batch), batch))
     if isinstance(batch, Mapping):
-        kind, of, names = "mapping", dict, tuple(batch)
-        found = [(name, batch[name]) for name in names]
-    elif isinstance(batch, tuple | list):
-        kind, of = "named tuple" if hasattr(batch, "_fields") else "sequence", type(batch)
-        names, found = (), list(enumerate(batch))
-    elif path in reads:
-        kind, of, names = "object", _order_of(batch), tuple(sorted(reads[path]))
-        found = [(name, getattr(batch, name)) for name in names]
-        size = len(batch) if hasattr(batch, "__len__") else 0
-        names = (size, *names)
-    else:
-        where = "".join(f"[{name!r}]" for name in path)
+        parts = tuple(take_apart(part, leaves, f"{name}[{k!r}]") for k, part in batch.items())
+        return Layout("mapping", dict, tuple(batch), (), parts)
+    if isinstance(batch, tuple | list):
+        parts = tuple(take_apart(part, leaves, f"{name}[{k}]") for k, part in enumerate(batch))
+        kind = "named tuple" if hasattr(batch, "_fields") else "sequence"
+        return Layout(kind, type(batch), (), (), parts)
+    columns = _columns_of(batch)
+    if columns is None:
         raise UnknownBatchError(
-            f"batch{where} is a {type(batch).__name__}; expected tensors, numbers, and dicts, "
-            "tuples, lists or dataclasses of them"
+            f"{name} is a {type(batch).__name__}; expected tensors, numbers, and dicts, tuples, "
+            "lists or dataclasses of them"
         )
-    parts = tuple(take_apart(part, reads, leaves, (*path, name)) for name, part in found)
-    return Layout(kind, of, names, parts)
+    parts = tuple(take_apart(part, leaves, f"{name}.{k}") for k, part in columns.items())
+    order = tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
+    size = len(batch) if hasattr(batch, "__len__") else 0
+    return Layout("object", size, tuple(columns), order, parts)
 
 
-_TENSOR = Layout("tensor")
-
-
-def read_as(layout: Layout, batch: Any, leaves: list[Tensor]) -> bool:
-    """Append the tensors of a batch to `leaves`; return whether it is nested as `layout` says.
-
-    As `take_apart` and a comparison, in less time.
-
-    Raises:
-        AttributeError: An object lacks what was read of others.
-    """
-    kind, value, names, parts = layout
-    if kind == "object":
-        size, *names = names
-        found = [getattr(batch, name) for name in names]
-        is_same = _is_object(batch) and size == (len(batch) if hasattr(batch, "__len__") else 0)
-        is_same = is_same and _order_of(batch) == value
-    elif kind == "mapping":
-        is_same = isinstance(batch, Mapping) and tuple(batch) == names
-        found = [batch[name] for name in names] if is_same else []
-    elif kind in {"sequence", "named tuple"}:
-        is_same = type(batch) is value and len(batch) == len(parts)
-        found = batch
-    else:
-        found, parts, is_same = [batch], [layout], True
-    if not is_same:
-        return False
-    for part, x in zip(parts, found, strict=True):
-        if part is _TENSOR:
-            if not isinstance(x, Tensor):
-                return False
-            leaves.append(x)
-        elif part.kind == "plain":
-            if isinstance(x, Tensor) or not isinstance(x, _PLAIN) or x != part.value:
-                return False
-        elif not read_as(part, x, leaves):
-            return False
-    return True
-
-
-def put_together(layout: Layout, leaves: list[Tensor], rows: int | None = None) -> Any:
-    """A batch of the same nesting; objects become `Columns`.
+def put_together(layout: Layout, leaves: Iterator[Tensor], rows: int | None = None) -> Any:
+    """Build a batch of the same nesting from as many tensors; objects become `Columns`.
 
     Args:
         layout: What `take_apart` returned.
-        leaves: As many tensors as there; emptied.
-        rows: Length of the objects, if it is another one now.
+        leaves: The tensors, in the order in which `take_apart` found them.
+        rows: Length of the objects, if it differs from that in `layout`.
     """
-    kind, value, names, parts = layout
+    kind, value, names, order, parts = layout
     if kind == "tensor":
-        return leaves.pop(0)
+        return next(leaves)
     if kind == "plain":
-        return value
+        return value[1]
     found = [put_together(part, leaves, rows) for part in parts]
     if kind == "mapping":
         return dict(zip(names, found, strict=True))
@@ -218,28 +128,59 @@ def put_together(layout: Layout, leaves: list[Tensor], rows: int | None = None) 
     if kind == "sequence":
         return value(found)
     made = Columns()
-    made._size, made._order = names[0] if rows is None else rows, value
-    for name, part in zip(names[1:], found, strict=True):
-        setattr(made, name, part)
+    made._size, made._order = value if rows is None else rows, order
+    vars(made).update(zip(names, found, strict=True))
     return made
 
 
-def weights_at(layout: Layout, counted: int = 0) -> int | None:
-    """Which of the tensors is ``batch.weights`` or ``batch["weights"]``, if there is one."""
-    names = layout.names
-    if layout.kind == "object":
-        names = names[1:]
-    elif layout.kind == "named tuple":
-        names = layout.value._fields
+def weights_at(layout: Layout) -> int | None:
+    """Return which of the tensors is ``batch.weights`` or ``batch["weights"]``, if any."""
+    names = layout.value._fields if layout.kind == "named tuple" else layout.names
+    counted = 0
     for name, part in zip(names, layout.parts, strict=False):
         if name == "weights" and part.kind == "tensor":
             return counted
-        counted += count_tensors(part)
+        counted += _count_tensors(part)
     return None
 
 
-def count_tensors(layout: Layout) -> int:
-    """Number of tensors in a nest."""
-    if layout.kind == "tensor":
-        return 1
-    return sum(count_tensors(part) for part in layout.parts)
+def _count_tensors(layout: Layout) -> int:
+    return 1 if layout.kind == "tensor" else sum(map(_count_tensors, layout.parts))
+
+
+def named_tensors(batch: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
+    """Return the tensors of a batch with their names, as far as they can be found."""
+    if isinstance(batch, Tensor):
+        return [(name, batch)]
+    parts: dict[str, Any] = {}
+    if isinstance(batch, Mapping):
+        parts = {f"{name}[{key!r}]": part for key, part in batch.items()}
+    elif isinstance(batch, tuple | list) and not hasattr(batch, "_asdict"):
+        parts = {f"{name}[{key}]": part for key, part in enumerate(batch)}
+    else:
+        columns = _columns_of(batch) or {}
+        parts = {f"{name}.{key}": part for key, part in columns.items()}
+    return [found for name, part in parts.items() for found in named_tensors(part, name)]
+
+
+def num_rows(batch: Any) -> int:
+    """Return the length of the first tensor that has rows; 0 if there is none."""
+    return next((len(x) for x in _tensors(batch) if x.ndim), 0)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(batch):
+        for field in dataclasses.fields(batch):
+            yield from _tensors(getattr(batch, field.name, None))
+
+
+def row_weights(batch: Any) -> Tensor | None:
+    """Return ``batch.weights`` or ``batch["weights"]``, by which rows count, if there is one."""
+    weights = batch.get("weights") if isinstance(batch, Mapping) else None
+    weights = getattr(batch, "weights", None) if weights is None else weights
+    return weights if isinstance(weights, Tensor) else None

@@ -1,13 +1,14 @@
 """Checkpoints: the state of a training in a file that is written whole and read unbelieved.
 
-A file is an npz archive without pickles, see `vecenv.files`. Bytes in a state, which is what
-pickled envs are, are signed with a key that this user alone has, and read only if the signature is
-right: unpickling runs code, so nobody else's pickles are given to anything that would.
+A file is one of `torch.save`, which `torch.load` reads with `weights_only=True`. Bytes in a state,
+which is what pickled envs are, are signed with a key that this user alone has, and read only if the
+signature is right: unpickling runs code, so nobody else's pickles are given to anything that would.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vecenv.files import load_arrays, save_arrays, whole_file
+from vecenv.files import whole_file
 
 __all__ = [
     "CheckpointError",
@@ -32,9 +33,9 @@ __all__ = [
     "why_not_numpy_state",
 ]
 
-FORMAT = "vecenv checkpoint 1"
+FORMAT = "vecenv checkpoint 2"
+_MARK = "\0what"
 _KEY_BYTES = 32
-_PLAIN_KINDS = "biufU"  # of arrays, as `vecenv.files` takes them
 
 
 class RunError(RuntimeError):
@@ -59,16 +60,20 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """
     packed = _pack(dict(content), "state")
     with whole_file(path) as aside:
-        save_arrays(aside, {"format": FORMAT, "content": packed})
-        with aside.open("rb+") as file:  # or a power cut might leave an empty file
-            os.fsync(file.fileno())
+        try:
+            with aside.open("wb") as file:
+                torch.save({"format": FORMAT, "content": packed}, file)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut might leave an empty file
+        except RuntimeError as error:  # of torch's writer, when the disk refuses
+            raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
 
 
 def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file is executed.
 
     Args:
-        path: The file, such as `folder/checkpoint/best.npz`.
+        path: The file, such as `folder/checkpoint/best.pt`.
         allow_pickle: Whether to take over bytes that are not signed by this user, too. They are
             None otherwise. Whoever unpickles them runs what is in them.
 
@@ -81,7 +86,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
         OSError: It can't be read.
     """
     try:
-        saved = load_arrays(path)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
         if (found := saved["format"]) != FORMAT:
             raise CheckpointError(
                 f"{path} has the format {found!r:.99}, expected {FORMAT!r}: it was written by "
@@ -90,12 +95,13 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
         content = _unpack(saved["content"], None if allow_pickle else _key(create=False))
         if not isinstance(content, dict):
             raise ValueError("it is no dict")
-    except CheckpointError:
-        raise
-    except (LookupError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+    except Exception as error:  # torch raises many kinds
+        is_elsewhere = isinstance(error, OSError) and error.errno != errno.EINVAL  # not cut off
+        if isinstance(error, CheckpointError) or is_elsewhere:
+            raise
         raise CheckpointError(
             f"{path} is no checkpoint, or damaged ({error!s:.200}); take another one, such as "
-            "best.npz beside it"
+            "best.pt beside it"
         ) from error
     return content
 
@@ -140,9 +146,9 @@ def why_not_numpy_state(state: Any) -> str | None:
     return None if 0 <= place <= 4 else "a wrong position in the random numbers"
 
 
-# -- a state as what `save_arrays` takes -----------------------------------------------------------
+# -- a state as what `torch.load` reads without executing anything ---------------------------------
 #
-# What is no plain value becomes a list of what it is and what is in it.
+# Arrays, scalars of NumPy and bytes become a dict of one entry, `_MARK`: their kind and content.
 
 
 def _pack(value: Any, where: str) -> Any:
@@ -154,107 +160,69 @@ def _pack(value: Any, where: str) -> Any:
                 f"{where} is a tensor of the layout {value.layout}, expected torch.strided; save "
                 "its to_dense()"
             )
-        return _pack_tensor(value)
+        plain = value.detach().cpu().resolve_conj().resolve_neg()
+        is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
+        return plain.clone() if is_part else plain  # torch writes the whole memory
     if isinstance(value, np.ndarray | np.generic):
-        return _pack_array(value, where)
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"{where} is an array of objects, expected numbers, bools or text")
+        kind = "scalar" if isinstance(value, np.generic) else "array"
+        described = np.lib.format.dtype_to_descr(array.dtype)
+        return {_MARK: (kind, described, array.shape, _as_tensor(array.tobytes()))}
     if isinstance(value, bytes):
-        return ["bytes", np.frombuffer(value, np.uint8), _signature(value, _key(create=True))]
+        return {_MARK: ("bytes", _as_tensor(value), _signature(value, _key(create=True)))}
     if isinstance(value, Mapping):
-        keys = [_pack(key, where) for key in value]
-        return ["dict", keys, [_pack(item, f"{where}[{key!r}]") for key, item in value.items()]]
+        return {_pack_key(k, where): _pack(x, f"{where}[{k!r}]") for k, x in value.items()}
     if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]]
-    if isinstance(value, str):  # of a subclass, such as an enum's
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
+        items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    for kind in (str, int, float):  # of a subclass, such as an enum's
+        if isinstance(value, kind):
+            return str.__str__(value) if kind is str else kind(value)
     raise TypeError(
         f"{where} is {type(value).__name__}, expected tensors, arrays, numbers, strings, bools, "
         "bytes, None, and dicts, lists and tuples of them; give what its `state_dict()` returns"
     )
 
 
-def _pack_tensor(tensor: torch.Tensor) -> Any:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    try:
-        array = plain.numpy()
-        if array.dtype.kind in _PLAIN_KINDS:
-            return ["tensor", dtype, list(plain.shape), array]
-    except TypeError:  # bfloat16 and the like
-        pass
-    return ["tensor", dtype, list(plain.shape), plain.reshape(-1).view(torch.uint8).numpy()]
+def _pack_key(key: Any, where: str) -> Any:
+    packed = _pack(key, where)
+    if packed == _MARK or isinstance(packed, dict | list | torch.Tensor):
+        raise TypeError(f"{where} is a dict with the key {key!r:.99}, expected numbers or text")
+    return packed
 
 
-def _unpack_tensor(dtype: str, shape: list[int], array: np.ndarray) -> torch.Tensor:
-    kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype!r:.99} is no dtype of torch")
-    tensor = torch.from_numpy(array)
-    if tensor.dtype != kind:
-        tensor = tensor.reshape(-1).view(kind)
-    return tensor.reshape(tuple(shape))
-
-
-def _pack_array(array: Any, where: str) -> Any:
-    is_scalar = isinstance(array, np.generic)
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise TypeError(f"{where} is an array of Python objects, expected numbers, bools or text")
-    if array.dtype.kind in _PLAIN_KINDS:
-        return ["scalar" if is_scalar else "array", array]
-    described = np.lib.format.dtype_to_descr(array.dtype)
-    items = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    return ["records", _as_lists(described), list(array.shape), items]
-
-
-def _unpack_records(described: Any, shape: list[int], items: np.ndarray) -> np.ndarray:
-    dtype = np.lib.format.descr_to_dtype(_as_described(described))
-    if dtype.hasobject or not dtype.itemsize:
-        raise ValueError(f"{dtype!s:.99} is no dtype of numbers")
-    return np.frombuffer(bytearray(items.tobytes()), dtype).reshape(tuple(shape))
-
-
-def _as_lists(described: Any) -> Any:
-    is_nest = isinstance(described, list | tuple)
-    return [_as_lists(part) for part in described] if is_nest else described
-
-
-def _as_described(lists: Any) -> Any:
-    """Undo `_as_lists`: fields are tuples, in lists, and so are shapes."""
-    if isinstance(lists, str):
-        return lists
-    fields = []
-    for name, kind, *shape in lists:
-        fields.append((name, _as_described(kind), *(tuple(lengths) for lengths in shape)))
-    return fields
+def _as_tensor(content: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
 
 
 def _unpack(packed: Any, key: bytes | None) -> Any:
     """Undo `_pack`; bytes are believed if they are signed with the key, or if it is None."""
-    if not isinstance(packed, list):
+    if isinstance(packed, list | tuple):
+        return type(packed)(_unpack(item, key) for item in packed)
+    if isinstance(packed, torch.Tensor):
+        size = packed.numel() * packed.element_size()
+        if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
+            raise ValueError(f"a tensor {tuple(packed.shape)} without so much memory")
+        return packed.detach()
+    if packed is None or type(packed) in (bool, int, float, str):
         return packed
-    kind, *rest = packed
-    if kind == "dict":
-        keys, items = rest
-        pairs = zip(keys, items, strict=True)
-        return {_unpack(k, key): _unpack(item, key) for k, item in pairs}
-    if kind in ("list", "tuple"):
-        found = (_unpack(item, key) for item in rest[0])
-        return list(found) if kind == "list" else tuple(found)
-    if kind == "tensor":
-        return _unpack_tensor(*rest)
-    if kind == "array":
-        return rest[0]
-    if kind == "scalar":
-        return rest[0][()]
-    if kind == "records":
-        return _unpack_records(*rest)
+    if not isinstance(packed, dict):
+        raise ValueError(f"it has a {type(packed).__name__}")
+    if _MARK not in packed:
+        return {name: _unpack(item, key) for name, item in packed.items()}
+    kind, *rest = packed[_MARK]
     if kind == "bytes":
-        content = rest[0].tobytes()
+        content = rest[0].numpy().tobytes()
         return content if key is None or _is_signed(content, rest[1], key) else None
-    raise ValueError(f"it has a part {kind!r:.99}")
+    described, shape, content = rest
+    dtype = np.lib.format.descr_to_dtype(described)
+    if dtype.hasobject:
+        raise ValueError(f"{dtype!s:.99} is no dtype of numbers")
+    found = np.frombuffer(bytearray(content.numpy().tobytes()), dtype) if dtype.itemsize else None
+    array = np.zeros(shape, dtype) if found is None else found.reshape(shape)
+    return array[()] if kind == "scalar" else array
 
 
 # -- signatures ------------------------------------------------------------------------------------

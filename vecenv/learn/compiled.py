@@ -1,44 +1,72 @@
-"""The gradient of a loss as one compiled function of a vector of weights and a batch's tensors.
+"""The gradient of a loss as a function compiled ahead of time, of tensors alone."""
 
-All that is not a stable interface of torch is in this file: the options of the compiler
-(`cpp_wrapper`, its table of decompositions), and code objects of our own.
-"""
+#   weights, one vector     other parameters, buffers     columns of the batch
+#            |                          |                          |
+#            +----------- graph of ATen operations ----------------+   traced in the first call
+#                                       |
+#                      package in the user's cache folder             compiled by AOTInductor once
+#                                       |
+#               gradient, one vector; loss and scalars                loaded once for each thread
 
 from __future__ import annotations
 
-import inspect
-import types
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from vecenv.learn.batches import Layout, put_together
+from vecenv.learn.batches import put_together, take_apart, weights_at
 from vecenv.learn.parameters import FlatParameters
-from vecenv.learn.workers import Worker
+from vecenv.learn.private_torch import compile_graph, load_package, no_validation
+from vecenv.learn.watching import Watch
 
-__all__ = [
-    "CompiledGradient",
-    "Part",
-    "WithLoss",
-    "build_part",
-    "product_and_sum",
-    "quick_parts",
-    "split_rows",
-    "tanh_by_polynomials",
-    "why_not_compile",
-]
+__all__ = ["CompiledGradient", "Refusal", "first_line", "read_result"]
 
-_MIN_PRODUCT = 2  # columns; torch has a way of its own for one
-_MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
+_KEPT = 200  # packages in the cache folder, of a megabyte or two
+_LAST_S = 600.0  # longest wait for half of a gradient
+
+Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
+
+
+class Refusal(Exception):
+    """Why a gradient is not compiled, in a sentence."""
+
+
+def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read what a loss function returned: a loss, or a loss and a dict of scalars.
+
+    Raises:
+        ValueError: One of these is no scalar.
+    """
+    loss, scalars = result if isinstance(result, tuple) else (result, {})
+    if not (isinstance(loss, Tensor) and loss.ndim == 0):
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
+        raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
+    found = {name: torch.as_tensor(value) for name, value in scalars.items() if name != "loss"}
+    for name, value in found.items():
+        if value.ndim:
+            shape = tuple(value.shape)
+            raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
+    return loss, found
 
 
 class WithLoss(nn.Module):
     """A module and its loss as one module, so that `functional_call` exchanges the weights."""
 
-    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Any]):
+    def __init__(self, module: nn.Module, loss: Loss):
         super().__init__()
         self.module, self.loss = module, loss
 
@@ -47,284 +75,332 @@ class WithLoss(nn.Module):
         return self.loss(self.module, batch)
 
 
-def why_not_compile(module: nn.Module) -> str:
-    """Say why a module is not compiled, in a sentence; empty if nothing speaks against it."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.RNNBase):
-            what = type(part).__name__
-            return f"nn.{what} ({name or 'the module'}) does not compile; nn.{what}Cell does"
-    return ""
-
-
-def build_part(
-    module: nn.Module,
-    loss: Callable[[Any, Any], Any],
-    weights: FlatParameters,
-    layout: Layout,
-    *,
-    names: Sequence[str],
-    dtype: torch.dtype,
-    rows: int | None,
-    weights_index: int | None,
-    is_graph: bool = True,
-) -> Part:
-    """Compile the gradient over some rows of a batch.
+class CompiledGradient:
+    """A compiled gradient of batches like the one that it is made for.
 
     Args:
         module: What the loss differentiates.
         loss: Returns a loss, or a loss and scalars.
         weights: Of the module.
-        layout: Of the batch.
-        names: Of the scalars.
-        dtype: float32, or what `torch.autocast` computes in.
-        rows: Length of the batch's objects, if the layout is of a longer batch.
-        weights_index: Which tensor has the weights of rows, if results are to be weighted by their
-            sum.
-        is_graph: On a GPU make a CUDA graph of it, which can't be captured in another one.
+        batch: An example.
+        dtype: float32, or the dtype that `torch.autocast` computes in.
+        threads: 2 splits the rows in two halves, one of them for another thread.
+        log: Takes a sentence before compiling.
 
-    Returns:
-        A function of the vector of weights and of the batch's tensors, which come in shares. Its
-        results are sums over the shares: the vector of the gradient, and float32 (2 + S,) of the
-        loss, the scalars, and the weight of all that.
-    """
-    with_loss = WithLoss(module, loss)
-    keys = tuple(f"module.{name}" for name in weights.names)
-    shapes, lengths, gaps = tuple(weights.shapes), tuple(weights.lengths), tuple(weights.gaps)
-    names, device, is_cast = tuple(names), weights.device.type, dtype != weights.dtype
+    Attributes:
+        names: Of the loss and the scalars.
+        num_parts: Parts of the rows, each with a thread of its own.
+        note: How it was made, a sentence.
 
-    def gradient_of_part(vector: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
-        pieces = vector.split(lengths)
-        params = {
-            key: piece[: length - gap].view(shape)
-            for key, piece, length, gap, shape in zip(
-                keys, pieces, lengths, gaps, shapes, strict=True
-            )
-        }
-
-        def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            batch = put_together(layout, list(leaves), rows)
-            with torch.autocast(device, dtype) if is_cast else nullcontext():
-                result = torch.func.functional_call(with_loss, params, (batch,))
-            loss, scalars = result if isinstance(result, tuple) else (result, {})
-            found = [torch.as_tensor(scalars[name], device=vector.device) for name in names]
-            return loss, torch.stack([value.float() for value in (loss, *found)])
-
-        grads, (_, values) = torch.func.grad_and_value(scalar_loss, has_aux=True)(params)
-        flat = []
-        for key, gap in zip(keys, gaps, strict=True):
-            flat += [grads[key].reshape(-1), *([vector.new_zeros(gap)] if gap else [])]
-        gradient = torch.cat(flat)
-        if weights_index is None:
-            weight = torch.ones(1, device=vector.device)
-        else:
-            weight = leaves[weights_index].sum().float().view(1)
-            gradient = torch.where(weight > 0, gradient * weight, 0.0)
-            values = torch.where(weight > 0, values * weight, 0.0)
-        return gradient, torch.cat([values, weight])
-
-    return Part(gradient_of_part, weights.device, is_graph=is_graph)
-
-
-def tanh_by_polynomials(x: Tensor) -> Tensor:
-    """Compute tanh as a quotient of polynomials, off by 4e-7 at most: those of Eigen's `ptanh`.
-
-    The derivative stays 1 - tanh**2, of what this returns.
-    """
-    if x.dtype not in {torch.float32, torch.bfloat16}:
-        return NotImplemented
-    x_within = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
-    square = x_within * x_within
-    above: Any = -2.76076847742355e-16
-    for coefficient in (
-        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
-        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
-    ):  # fmt: skip
-        above = above * square + coefficient
-    below: Any = 1.19825839466702e-06
-    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
-        below = below * square + coefficient
-    return (x_within * above / below).to(x.dtype)
-
-
-def product_and_sum(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """Compute bias + a @ b apart: the sum then goes into the pass over what follows.
-
-    Libraries on the CPU copy the bias to all rows first, and read it again in the product.
-    """
-    if beta != 1 or alpha != 1 or a.shape[-1] < _MIN_PRODUCT or b.shape[-1] < _MIN_PRODUCT:
-        return NotImplemented
-    return torch.matmul(a, b) + bias if a.ndim == 2 else torch.bmm(a, b) + bias
-
-
-@contextmanager
-def quick_parts(device: torch.device) -> Iterator[None]:
-    """Compile on the CPU tanh as `tanh_by_polynomials`, and layers as `product_and_sum`.
-
-    Left alone in other versions of torch. The table of decompositions belongs to the whole process,
-    and so has these entries only while a gradient is compiled.
-    """
-    table: Any = None
-    forget: Any = None  # the copy of the table that the compiler keeps
-    with suppress(ImportError, AttributeError):
-        from torch._inductor import decomposition
-
-        table, forget = decomposition.decompositions, decomposition.fast_random_decomps.cache_clear
-    aten = torch.ops.aten
-    own = {aten.tanh.default: tanh_by_polynomials}
-    own |= dict.fromkeys((aten.addmm.default, aten.baddbmm.default), product_and_sum)
-    if forget is None or device.type != "cpu":
-        yield
-        return
-    before = {name: table.get(name) for name in own}
-    table.update(own)
-    forget()
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            if function is None:
-                del table[name]
-            else:
-                table[name] = function
-        forget()
-
-
-class Part:
-    """A compiled function, run for each share of a batch by threads.
-
-    Guards are checked for the first share alone, whose tensors are of the kind of the others'. What
-    torch makes of the function then runs for all: a call from Python to C++, which lets go of the
-    interpreter's lock.
-
-    Args:
-        function: Of the weights and a list of tensors; returns two tensors that may be summed.
-        device: Of the weights.
-        is_graph: On a GPU make a CUDA graph of it.
+    Raises:
+        Refusal: The gradient can't be compiled; autograd can go on.
     """
 
-    def __init__(self, function: types.FunctionType | Any, device: torch.device, *, is_graph: bool):
-        # Guards and the limit of recompilations belong to a code object: each gets its own.
-        own = types.FunctionType(
-            function.__code__.replace(), function.__globals__, function.__name__, None,
-            function.__closure__,
-        )  # fmt: skip
-        options: dict[str, Any] = {}
-        settings: dict[str, Any] = {"fullgraph": True, "dynamic": False, "options": options}
-        self._backend = _Backend()
-        if device.type == "cpu":
-            settings["backend"] = self._backend
-        else:
-            options["triton.cudagraphs"] = is_graph
-        if "recompile_limit" in inspect.signature(torch.compile).parameters:
-            settings["recompile_limit"] = _MAX_COMPILATIONS
-        self._function: Any = torch.compile(own, **settings)
-
-    def __call__(
-        self, vector: Tensor, shares: list[list[Tensor]], workers: Sequence[Worker]
-    ) -> tuple[Tensor, Tensor]:
-        """Return sums over the shares; without workers one is computed after the other."""
-        backend = self._backend
-        backend.shares, backend.workers, backend.num_done = shares, workers, 1
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        weights: FlatParameters,
+        batch: Any,
+        *,
+        dtype: torch.dtype,
+        threads: int,
+        log: Callable[[str], Any],
+    ):
+        leaves: list[Tensor] = []
         try:
-            totals = self._function(vector, shares[0])
-        finally:
-            backend.shares, backend.workers = [], ()
-        for share in shares[backend.num_done :]:  # torch runs it uncompiled, or by other means
-            for total, value in zip(totals, self._function(vector, share), strict=True):
-                total.add_(value)
-        return totals
+            self._layout = take_apart(batch, leaves)
+        except TypeError as error:
+            raise Refusal(str(error)) from None
+        self.names: list[str] = []
+        self._state = _state_of(module)
+        self.num_parts, no_split = _num_parts(leaves, threads, weights.device)
+        halves = _split(leaves, self.num_parts)
+        rows = len(halves[0][0]) if self.num_parts > 1 else None
+        state = [getattr(part, name) for part, name, _ in self._state]
+        inputs = [weights.values, *state, *halves[0]]
+        if any(x.layout != torch.strided for x in inputs):
+            raise Refusal("there are sparse tensors in the module or the batch")
+        self._watch = Watch()
+        function = self._gradient_of(WithLoss(module, loss), weights, rows, dtype)
+        graph = _trace(function, inputs, weights.device)
+        self._watch.settle()
+        _refuse_unsafe(graph, weights)
+        self._kinds = [*map(_kind_of, [*state, *leaves])]
+        started = time.perf_counter()
+        with self._one_thread():
+            self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
+        how = "compiled" if is_new else "loaded"
+        parts = ", two halves of the rows by two threads" if self.num_parts > 1 else ""
+        self.note = f"{how} in {time.perf_counter() - started:.1f} s{parts}{no_split}"
+        self._helper: ThreadPoolExecutor | None = None
+        self._process = 0
 
+    def _gradient_of(
+        self, with_loss: WithLoss, weights: FlatParameters, rows: int | None, dtype: torch.dtype
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Return a function of the vector of weights, the module's other tensors and the batch's.
 
-class _Backend:
-    """For `torch.compile`: torch's own compiler, and what it makes runs for all shares.
+        It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
+        (2 + S,) of the loss, the scalars, and the weight of the rows. Where rows have weights, all
+        are multiplied by the sum of these.
+        """
+        state, layout = self._state, self._layout
+        index = None if rows is None else weights_at(layout)
+        is_cast, user_loss = dtype != weights.dtype, with_loss.loss
 
-    torch keeps such objects forever; this one refers to a call's tensors only during the call.
-    """
+        def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+            tensors, leaves = others[: len(state)], others[len(state) :]
+            given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
 
-    def __init__(self) -> None:
-        self.shares: list[list[Tensor]] = []
-        self.workers: Sequence[Worker] = ()
-        self.num_done = 1  # shares of this call
+            def loss_of(module: nn.Module, batch: Any) -> Any:
+                with self._watch.running(user_loss):
+                    result = user_loss(module, batch)
+                for (part, name, path), x in zip(state, tensors, strict=True):
+                    if getattr(part, name) is not x:
+                        raise Refusal(f"computing the loss changes the buffer {path}")
+                return result
 
-    def __call__(self, graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
-        """Compile a graph."""
-        from torch._inductor.compile_fx import compile_fx
+            def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+                batch = put_together(layout, iter(leaves), rows)
+                with_loss.loss = loss_of
+                with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
+                    loss, scalars = read_result(
+                        functional_call(with_loss, {**params, **given}, (batch,))
+                    )
+                if not loss.requires_grad:
+                    raise Refusal("the loss gives no gradient to the weights")
+                self.names = ["loss", *scalars]
+                values = [value.to(vector.device).float() for value in (loss, *scalars.values())]
+                return loss, torch.stack(values)
 
-        function: Any = compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
+            params = {f"module.{name}": piece for name, piece in weights.named(vector)}
+            grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
+            gradient = weights.joined(list(grads.values()))
+            weight = torch.ones(1, device=vector.device)
+            if index is not None:
+                weight = leaves[index].sum().float().view(1)
+                gradient = torch.where(weight > 0, gradient * weight, 0.0)
+                values = torch.where(weight > 0, values * weight, 0.0)
+            return gradient, torch.cat([values, weight])
 
-        def run(*inputs: Tensor) -> Sequence[Tensor]:
-            first, *others = self.shares
-            if not others:
-                return function(*inputs)
-            # The inputs are the first share's tensors in an order of torch's, and what all share.
-            places = {id(leaf): place for place, leaf in enumerate(first)}
-            where = [places.get(id(x)) for x in inputs]
-            tasks = [
-                [
-                    x if place is None else share[place]
-                    for x, place in zip(inputs, where, strict=True)
-                ]
-                for share in others
-            ]
-            totals, *found = _run_all(function, [list(inputs), *tasks], self.workers)
-            for result in found:
-                for total, value in zip(totals, result, strict=True):
-                    total.add_(value)
-            self.num_done = len(self.shares)
-            return totals
+        return gradient_of
 
-        return run
+    def why_not(self, batch: Any, leaves: list[Tensor]) -> str:
+        """Return why it can't compute the gradient of a batch, or ""; append its tensors."""
+        try:
+            is_same = take_apart(batch, leaves) == self._layout
+        except TypeError as error:
+            return str(error)
+        state = [getattr(part, name, None) for part, name, _ in self._state]
+        if not is_same or [*map(_kind_of, [*state, *leaves])] != self._kinds:
+            return "sizes, nesting, numbers or dtypes of batch or buffers differ from the first"
+        changed = self._watch.changed()
+        return changed and f"{changed} is not what it was when the loss was compiled"
 
-
-def _run_all(
-    function: Callable[..., Any], tasks: list[list[Tensor]], workers: Sequence[Worker]
-) -> list[Any]:
-    """What a function returns for each task, the first by this thread, the others by workers."""
-    if not workers:
-        return [function(*task) for task in tasks]
-    for worker, task in zip(workers, tasks[1:], strict=True):
-        worker.begin(function, *task)
-    try:
-        first = function(*tasks[0])
-    except BaseException:
-        for worker in workers:
-            with suppress(Exception):
-                worker.end()
-        raise
-    return [first, *[worker.end() for worker in workers]]
-
-
-class CompiledGradient:
-    """A compiled gradient of a batch, by threads that take equal shares of the rows.
-
-    Args:
-        part: What `build_part` returned, for a batch of `rows / num_parts` rows.
-        num_parts: Shares of the rows.
-        is_threaded: Whether each share has a thread of its own.
-    """
-
-    def __init__(self, part: Part, num_parts: int, *, is_threaded: bool):
-        self._part, self._num_parts, self._is_first = part, num_parts, True
-        self._workers = [Worker() for _ in range(num_parts - 1)] if is_threaded else []
-
+    @torch.no_grad()
     def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
-        is_double = len({id(leaf) for leaf in leaves}) < len(leaves)
-        if self._is_first or is_double or any(leaf.requires_grad for leaf in leaves):
-            # When compiling torch takes an object that comes twice, here or in the loss, for one
-            # that always does.
-            leaves, self._is_first = [leaf.detach() for leaf in leaves], False
-        if self._num_parts == 1:
-            gradient, values = self._part(vector, [leaves], ())
+        state = [getattr(part, name) for part, name, _ in self._state]
+        if self.num_parts == 1:
+            gradient, values = self._runs[0](vector, *state, *leaves)
             out.copy_(gradient)
-            return values[:-1].clone()
-        shares = split_rows(leaves, self._num_parts)
-        gradient, values = self._part(vector, shares, self._workers)
-        torch.div(gradient, values[-1], out=out)
-        return values[:-1].div_(values[-1])
+            return values[:-1]
+        with self._one_thread():
+            return self._by_halves(vector, state, leaves, out)
+
+    def _by_halves(
+        self, vector: Tensor, state: list[Tensor], leaves: list[Tensor], out: Tensor
+    ) -> Tensor:
+        first, second = _split(leaves, 2)
+        if self._helper is None or self._process != os.getpid():  # a fork has no threads
+            self._helper = ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
+            self._process = os.getpid()
+        other = self._helper.submit(self._runs[1], vector, *state, *second)
+        gradient, values = self._runs[0](vector, *state, *first)
+        other_gradient, other_values = other.result(_LAST_S)
+        values += other_values
+        torch.add(gradient, other_gradient, out=out)
+        out /= values[-1]
+        return values[:-1] / values[-1]
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Keep torch's own threads from halves, which have a thread each."""
+        before = torch.get_num_threads()
+        if self.num_parts == 1 or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
-def split_rows(leaves: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
+def _state_of(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """Frozen parameters and buffers: their module, their name there, and their whole name."""
+    found = []
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    for path in [*frozen, *[name for name, _ in module.named_buffers()]]:
+        holder, _, name = path.rpartition(".")
+        found.append((module.get_submodule(holder), name, path))
+    return found
+
+
+def _num_parts(leaves: Sequence[Tensor], threads: int, device: torch.device) -> tuple[int, str]:
+    """In how many parts rows are split, and why not in two."""
+    if threads == 1 or device.type != "cpu":
+        return 1, ""
+    sizes = {len(leaf) for leaf in leaves if leaf.ndim}
+    if len(sizes) != 1 or sizes.pop() % 2:
+        return 1, "; one thread, as the tensors of the batch can't be split in two equal halves"
+    return 2, ""
+
+
+def _split(leaves: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
     """Equal shares of the rows of tensors (B, ...); a tensor () goes to all."""
+    if num_parts == 1:
+        return [list(leaves)]
     cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
     return [list(share) for share in zip(*cut, strict=True)]
+
+
+def _kind_of(tensor: Tensor | None) -> Any:
+    if tensor is None or tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device) -> Any:
+    """Return the graph of a function; what it does to tensors is done to copies."""
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with (
+            torch.random.fork_rng(devices),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            no_validation(),
+        ):
+            copies = [x.detach().clone() for x in inputs]
+            graph = make_fx(function)(*copies)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal(f"the loss can't be traced ({first_line(error)})") from error
+    if not all(map(_same, copies, inputs)):
+        raise Refusal("computing the loss changes buffers of the module, or the batch")
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, NaN included."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _refuse_unsafe(graph: Any, weights: FlatParameters) -> None:
+    """Refuse a graph whose results depend on more than its inputs.
+
+    Raises:
+        Refusal: It draws random numbers, or reads tensors that are neither module's nor batch's.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
+            tensor = getattr(graph, node.target)
+            if all(user.target is fresh for user in node.users) or not isinstance(tensor, Tensor):
+                continue
+            pairs = zip(weights.names, weights.parameters, strict=True)
+            for name, parameter in pairs:
+                if tensor.data_ptr() == parameter.data_ptr():
+                    raise Refusal(f"the loss reads {name} not from the module that it is given")
+            raise Refusal(
+                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module nor "
+                "in the batch; make it a buffer of the module, or a column of the batch"
+            )
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
+
+
+def _runs_of(
+    graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
+) -> tuple[list[Callable[..., Any]], bool]:
+    """Load a graph's package so many times, compiled now if it is not in the cache folder."""
+    folder = _cache_folder()
+    kept = folder / f"{_key_of(graph, inputs)}.pt2"
+    if kept.is_file():
+        try:
+            runs = [load_package(kept, inputs[0].device) for _ in range(count)]
+            os.utime(kept)
+            return runs, False
+        except Exception:  # the file is damaged
+            kept.unlink(missing_ok=True)
+    log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
+    aside = Path(tempfile.mkdtemp(dir=folder))  # where no other process looks
+    try:
+        compile_graph(graph, [x.detach().clone() for x in inputs], aside / "gradient.pt2")
+        os.replace(aside / "gradient.pt2", kept)
+        runs = [load_package(kept, inputs[0].device) for _ in range(count)]
+    except Exception as error:
+        reason = first_line(error)
+        if "InvalidCxxCompiler" in reason:
+            reason = "no C++ compiler was found: install g++, or set CXX"
+        raise Refusal(f"the loss does not compile ({reason})") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    packages = sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)
+    for old in packages[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return runs, True
+
+
+def _cache_folder() -> Path:
+    """Return the folder of compiled gradients, which this user alone can write to.
+
+    Raises:
+        Refusal: It can't be made, or others can write to it.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "vecenv" / "gradients"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise Refusal(f"{folder} can't be used ({error}); set XDG_CACHE_HOME") from None
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        raise Refusal(f"others than you can write to {folder}, whose files are run")
+    return folder
+
+
+def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
+    """Hash of all that machine code depends on."""
+    constants = [
+        (name, x.tolist() if isinstance(x, Tensor) else x) for name, x in graph.named_buffers()
+    ]
+    parts = (
+        graph.code, [*map(_kind_of, inputs)], constants, torch.__version__, _processor(),
+        torch.get_num_threads(), torch.get_float32_matmul_precision(),
+        torch.cuda.get_device_name() if inputs[0].is_cuda else "",
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+
+
+@cache
+def _processor() -> str:
+    """Describe the processor, with its instructions."""
+    lines = []
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        named = ("model name", "flags", "Features", "CPU part")
+        lines = [line for line in cpuinfo.read_text().split("\n\n")[0].splitlines()
+                 if line.startswith(named)]  # fmt: skip
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {platform.processor()} {capability} {lines}"
+
+
+def first_line(error: BaseException) -> str:
+    """The type and the first line of a message, which of compilers go on for pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 __all__ = ["Adam"]
 
-_NOT_PLAIN = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
-
 
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
@@ -65,6 +63,7 @@ class Adam(torch.optim.Adam):
         """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
         if self._is_deferred:
             for group in self.param_groups:
+                group["capturable"] = group["params"][0].is_cuda  # asked for in a CUDA graph
                 if isinstance(group["lr"], Tensor):
                     continue
                 device = group["params"][0].device
@@ -115,19 +114,14 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 result = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not params:
-            return result
-        scale = None if self.max_grad_norm is None else self._find_scale(params)
-        if self._is_plain():
-            self._step_at_once(scale)
-        else:
-            if scale is not None:
-                for p in params:
-                    p.grad.div_(scale.to(p.device))
-            step: Any = torch.optim.Adam.step
-            if getattr(step, "hooked", False):  # torch calls hooks around ours already
-                step = step.__wrapped__
-            step(self)
+        if params and self.max_grad_norm is not None:
+            scale = self._find_scale(params)
+            for p in params:
+                p.grad.div_(scale.to(p.device))
+        step: Any = torch.optim.Adam.step
+        if getattr(step, "hooked", False):  # torch calls hooks around ours already
+            step = step.__wrapped__
+        step(self)
         return result
 
     def _find_scale(self, params: list[Tensor]) -> Tensor:
@@ -146,47 +140,3 @@ class Adam(torch.optim.Adam):
             )
         self.grad_norm = norm
         return norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
-
-    def _is_plain(self) -> bool:
-        """Whether one operation of torch does it all: Adam as it is used most."""
-        groups = self.param_groups
-        if not hasattr(torch, "_fused_adam_") or not all(group["fused"] for group in groups):
-            return False
-        if any(group[name] for group in groups for name in _NOT_PLAIN if name in group):
-            return False
-        devices = {p.device for group in groups for p in group["params"]}
-        return len(devices) == 1
-
-    def _step_at_once(self, scale: Tensor | None) -> None:
-        # As torch.optim.Adam.step, whose own part takes longer than the update of a small network.
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            states = [self.state[p] for p in params]
-            for p, state in zip(params, states, strict=True):
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                    state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                    state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            steps = [state["step"] for state in states]
-            for step in steps:
-                step.add_(1)
-            beta1, beta2 = group["betas"]
-            torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-                params,
-                [p.grad for p in params],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=scale,
-                found_inf=None,
-            )

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vecenv.learn.private_torch import tables_of
+
 __all__ = ["FlatParameters"]
 
 _ALIGNMENT = 16  # elements: 64 bytes of float32, a line of the cache
@@ -60,9 +62,7 @@ class FlatParameters:
 
     def _note(self) -> None:
         """Remember what the module consists of."""
-        modules = list(self._module.modules())  # empty ones too, which may be added to
-        self._holders: list[dict[str, Any]] = [one._parameters for one in modules]
-        self._holders += [one._modules for one in modules]
+        self._holders = tables_of(self._module)
         self._found = self._find()
         self._all = list(self._module.parameters())
         self._flags = [p.requires_grad for p in self._all]
@@ -107,13 +107,20 @@ class FlatParameters:
             )
         self._note()
 
+    def joined(self, grads: Sequence[Tensor]) -> Tensor:
+        """Return a new vector (W,) of gradients of the parameters."""
+        pairs = zip(grads, self.gaps, strict=True)
+        pieces = [(grad.reshape(-1), grad.new_zeros(gap)) for grad, gap in pairs]
+        return torch.cat([part for piece in pieces for part in piece if len(part)])
+
+    @torch.no_grad()
     def write(self, grads: Sequence[Tensor | None]) -> None:
         """Write gradients of the parameters, of which None stands for zero."""
         for view, grad in zip(self._grads, grads, strict=True):
             if grad is None:
                 view.zero_()
             else:
-                view.copy_(grad)
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)  # of nn.Embedding
 
     def attach(self) -> None:
         """Make what was written `.grad` of the vector and of the parameters."""
@@ -122,19 +129,6 @@ class FlatParameters:
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if parameter.grad is not grad:
                 parameter.grad = grad
-            hooks: Any = parameter._post_accumulate_grad_hooks
-            for hook in [*hooks.values()] if hooks else ():
-                hook(parameter)
-
-    @property
-    def is_hooked(self) -> bool:
-        """Whether a parameter has hooks on its gradient, which autograd calls."""
-        return any([parameter._backward_hooks for parameter in self.parameters])  # noqa: C419 - fast
-
-    def hooked(self) -> list[str]:
-        """Names of the parameters with hooks on their gradients."""
-        pairs = zip(self.names, self.parameters, strict=True)
-        return [name for name, parameter in pairs if parameter._backward_hooks]
 
     def detach(self) -> None:
         """Leave no `.grad` that an optimizer could apply."""

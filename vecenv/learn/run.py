@@ -44,7 +44,7 @@ except ImportError:  # not on Windows
 __all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
-_LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
+_LAST, _BEST = Path("checkpoint", "last.pt"), Path("checkpoint", "best.pt")
 _LOCK_FILE = ".lock"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
@@ -57,7 +57,7 @@ class Run:
 
     - `options.json`: the options, see `load_options`;
     - `metrics.jsonl`: a line of JSON per `log`: `steps`, `seconds` and the scalars;
-    - `checkpoint/last.npz` and `checkpoint/best.npz`, see `save`; each is replaced as a whole, so
+    - `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; each is replaced as a whole, so
       that a kill or a full disk at any time leaves the one before;
     - files of TensorBoard, if asked for; `curve.png`; what `write_json` writes.
 
@@ -169,7 +169,7 @@ class Run:
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        for left in (self.folder / "checkpoint").glob(".*.npz"):  # of a save that was killed
+        for left in (self.folder / "checkpoint").glob(".*.pt"):  # of a save that was killed
             left.unlink(missing_ok=True)
         options_path = self.folder / OPTIONS_FILE
         if resume:

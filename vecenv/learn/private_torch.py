@@ -1,0 +1,98 @@
+"""Everything of torch that is used here and that torch does not promise to keep.
+
+Tried with torch 2.13. Each function works without its private part, or says that it is missing:
+
+- `compile_graph` and `load_package`: AOTInductor, documented, under `torch._inductor` (2.6 on).
+- `no_validation`: whether distributions check arguments, which can be set but not read.
+- `tables_of`: the dicts in which a module keeps parameters and modules.
+- `hooked`: hooks on gradients of parameters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+__all__ = [
+    "compile_graph",
+    "hooked",
+    "load_package",
+    "no_validation",
+    "tables_of",
+]
+
+_Run = Callable[..., Sequence[Tensor]]
+
+
+def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
+    """Compile a graph ahead of time, and write it as a package.
+
+    Args:
+        graph: A `torch.fx.GraphModule` of ATen operations.
+        inputs: Tensors like those that it will be called with.
+        file: The package, whose name ends with ".pt2".
+
+    Raises:
+        NotImplementedError: This version of torch has no AOTInductor that writes packages.
+        Exception: Whatever the compiler raises.
+    """
+    try:
+        from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
+    except ImportError:
+        raise NotImplementedError(
+            f"torch {torch.__version__} has no AOTInductor; 2.6 or newer has it"
+        ) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler about itself
+        exported = torch.export.export(graph, tuple(inputs))
+        aoti_compile_and_package(exported, package_path=str(file))
+
+
+def load_package(file: Path, device: torch.device) -> _Run:
+    """Load a package as a function of tensors on a device, for one thread at a time.
+
+    It runs without the interpreter's lock, and can be captured in a CUDA graph.
+    """
+    from torch._inductor import aoti_load_package
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        index = -1 if device.index is None else device.index
+        try:
+            return aoti_load_package(str(file), run_single_threaded=True, device_index=index)
+        except TypeError:  # torch 2.6, which has neither
+            return aoti_load_package(str(file))
+
+
+@contextmanager
+def no_validation() -> Iterator[None]:
+    """Let distributions not look at the values of their arguments, which a graph does not have."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def tables_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the dicts of a module's parts in which parameters and modules are looked up."""
+    parts = list(module.modules())
+    return [one._parameters for one in parts] + [one._modules for one in parts]
+
+
+def hooked(parameters: Iterable[Tensor]) -> bool:
+    """Whether there are hooks on the gradients of some parameters."""
+    return any(
+        [  # noqa: C419  # a list is quicker
+            getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
+            for p in parameters
+        ]
+    )
