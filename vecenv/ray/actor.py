@@ -147,7 +147,7 @@ class EnvActor:
             pair = envs.single_observation_space, envs.single_action_space
             found = EnvSpaces([pair] * start.num_envs, dict(envs.metadata), envs.render_mode, {})
         else:
-            singles, fault = make_envs(made, start.first, start.worker, [0])
+            singles, fault = make_envs(made, start.first, start.worker, [0], goes_on=False)
             if fault is not None:
                 close_envs(singles)
                 return fault
