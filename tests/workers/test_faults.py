@@ -76,7 +76,26 @@ def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
     note = f"Raised by env {env_id} in {where}, step 2, action (np.int64\\()?1"
     assert re.match(note, raised.value.__notes__[-1])
     assert isinstance(raised.value.__cause__, RemoteTraceback)
-    assert 'raise ValueError(f"broken joint' in str(raised.value.__cause__)
+    trace = str(raised.value.__cause__)
+    assert 'raise ValueError(f"broken joint' in trace
+    assert "autoreset.py" not in trace  # frames of this package are left out
+
+
+def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
+    lines = []
+    monkeypatch.setattr(gym.logger, "error", lines.append)
+    pool = make(4)
+    pool.reset(seed=0)
+    with pytest.raises(ValueError, match="broken joint 3"):
+        pool.step([RAISE, FINE, FINE, RAISE])
+    told = [line.splitlines()[-1] for line in lines]
+    assert told == [
+        "Received the following error from Worker-0 - Shutting it down",
+        "ValueError: broken joint 0",
+        "Received the following error from Worker-3 - Shutting it down",
+        "ValueError: broken joint 3",
+        "Raising the last exception back to the main process.",
+    ]
     with pytest.raises(ResetNeeded):
         pool.send([0], [0])
     obs, _ = pool.reset(seed=0)

@@ -248,8 +248,8 @@ def describe_exit(exit_code: int | None) -> str:
     Example:
         >>> describe_exit(-9)
         'was killed by signal SIGKILL'
-        >>> describe_exit(3)
-        'exited with code 3'
+        >>> describe_exit(0)
+        'exited with code 0'
     """
     if exit_code is None:
         return "is gone"
