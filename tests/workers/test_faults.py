@@ -81,6 +81,17 @@ def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
     assert "autoreset.py" not in trace  # frames of this package are left out
 
 
+def test_envs_after_several_that_raise_are_stepped_with_their_own_actions(make):
+    pool = make(4, num_workers=1)
+    pool.reset(seed=0)
+    with pytest.raises(ValueError, match="broken joint 2"):
+        pool.step([FINE, RAISE, RAISE, FINE])
+    assert pool.get_attr("count") == (1, 1, 1, 1)
+    pool.reset(seed=0)
+    with pytest.raises(ObservationError, match="env 3"):
+        pool.step([FINE, RAISE, RAISE, WRONG_SHAPE])
+
+
 def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
     lines = []
     monkeypatch.setattr(gym.logger, "error", lines.append)
