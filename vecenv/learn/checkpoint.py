@@ -177,9 +177,10 @@ def _pack(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    for kind in (str, int, float):  # of a subclass, such as an enum's
-        if isinstance(value, kind):
-            return str.__str__(value) if kind is str else kind(value)
+    if isinstance(value, str):  # of a subclass, such as an enum's
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     raise TypeError(
         f"{where} is {type(value).__name__}, expected tensors, arrays, numbers, strings, bools, "
         "bytes, None, and dicts, lists and tuples of them; give what its `state_dict()` returns"
