@@ -26,8 +26,10 @@ code on the disk.
 counts is the time from the start of the interpreter to its end. "loop" rows are the same trainings,
 but of their time only that in which the second half of the env steps was made, by the run's
 `metrics.jsonl`: without imports, compiling and the evaluation. Each run has an empty folder; the
-first of each tree, which fills the caches, is not counted. Neither kind is among the rows that run
-if none are named. Some need other packages: pip install -r benchmarks/requirements-margins.txt
+first of each tree, which fills the caches, is not counted. "grid" rows are steps of 12, 64 and 200
+async envs that all take equally long, by computing (a worker a core) or by sleeping (a worker an
+env). None of these is among the rows that run if none are named.
+Some need other packages: pip install -r benchmarks/requirements-margins.txt
 """
 
 from __future__ import annotations
@@ -172,6 +174,26 @@ stepping_row("async NullEnv 64, out=", "async", make_async("NullEnv", 64), into=
 stepping_row(
     "async NullEnv 64, caller_steps", "async", make_async("NullEnv", 64, caller_steps=True)
 )
+
+
+def _even(num_envs: int, step_us: int, sleeps: bool) -> Callable[[], Any]:
+    def make() -> Any:
+        from async_envs import EvenEnv
+
+        from vecenv import AsyncVectorEnv
+
+        factory = functools.partial(EvenEnv, step_us, sleeps)
+        options = {"num_workers": num_envs} if sleeps else {}
+        return AsyncVectorEnv([factory] * num_envs, copy=False, **options)
+
+    return make
+
+
+for _count in (12, 64, 200):
+    for _us in (0, 20, 200, 2000):
+        for _kind in ("computing", "sleeping")[: 2 if _us else 1]:
+            _title = f"grid: {_count} envs, {_kind} {_us} µs"
+            stepping_row(_title, "grid", _even(_count, _us, _kind == "sleeping"))
 
 
 def _made(env_id: str, num_envs: int, backend: str, **options: Any) -> Callable[[], Any]:
@@ -1123,9 +1145,9 @@ def git(*arguments: str, folder: Path = ROOT) -> str:
 
 
 def chosen_rows(patterns: Sequence[str] | None) -> list[Row]:
-    """Return the rows that a pattern matches, in their order; None is for all but programs."""
+    """Return the rows that a pattern matches, in their order; None: no programs, no grid."""
     if patterns is None:
-        return [row for row in ROWS.values() if not row.program]
+        return [row for row in ROWS.values() if not row.program and row.group != "grid"]
     return [ROWS[name] for name in matching(ROWS, patterns)]
 
 
@@ -1156,7 +1178,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Exit status 1 if a row is slower. The default takes about ten minutes.",
     )
     parser.add_argument("revision", nargs="?", help="of git, or the folder of a checkout: A")
-    parser.add_argument("--rows", nargs="+", help="patterns such as 'sync*'; all but programs")
+    parser.add_argument(
+        "--rows", nargs="+", help="patterns such as 'sync*'; all but program* and grid*"
+    )
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     parser.add_argument("--rounds", type=int, default=5, help="A B B A per row and generation")
     parser.add_argument("--generations", type=int, default=3, help="of new processes")

@@ -61,6 +61,22 @@ class BusyEnv(NullEnv):
         return super().step(action)
 
 
+class EvenEnv(NullEnv):
+    """Each step takes equally long: it computes until the clock says so, or sleeps."""
+
+    def __init__(self, step_us: float, sleeps: bool) -> None:
+        super().__init__()
+        self.step_s, self.sleeps = step_us * 1e-6, sleeps
+
+    def step(self, action: np.int64):
+        end = time.perf_counter() + self.step_s
+        if self.sleeps:
+            time.sleep(self.step_s)
+        while time.perf_counter() < end:
+            pass
+        return super().step(action)
+
+
 class SleepyEnv(NullEnv):
     """Waits: log-normal, mean 2 ms, 99th percentile about 20 ms."""
 

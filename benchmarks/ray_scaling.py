@@ -166,7 +166,7 @@ def recovery() -> None:
         rollouts.update()
         undisturbed = time.perf_counter() - begin
         envs: Any = rollouts.envs
-        os.kill(envs._fleet.openings[1].pid, signal.SIGKILL)
+        os.kill(envs._pool.seats[1].pid, signal.SIGKILL)
         begin = time.perf_counter()
         rollouts.update()
         seconds.append(time.perf_counter() - begin - undisturbed)

@@ -26,10 +26,10 @@ from buffers.core.sequences import SequenceBatch
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.buffer import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.replay.frames import FrameStack
 from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
 from buffers.replay.prioritized import PrioritizedReplayBuffer
-from buffers.replay.uniform import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
 from buffers.rollout.minibatches import RolloutBatch

@@ -154,7 +154,7 @@ def record(options: Options) -> EpisodeDataset:
     spaces = envs.single_observation_space, envs.single_action_space
     envs.close()
     episodes = EpisodicReplayBuffer(options.data_steps, *spaces)
-    for episode in from_buffer(trainer.buffer):
+    for episode in from_buffer(trainer.buffer, check_bounds=False):  # actions are from -1 to 1
         episode["actions"] = sac.to_env(episode["actions"], envs.single_action_space)
         episodes.add_episode(episode)
     return from_buffer(episodes)

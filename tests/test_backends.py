@@ -62,11 +62,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ray": {
         "2 actors": {"num_workers": 2},
-        "async in 2 actors": {
-            "num_workers": 2,
-            "worker_backend": "async",
-            "worker_options": {"num_workers": 1},
-        },
         "restarting": {"num_workers": 2, "on_error": "restart"},
     },
 }

@@ -824,7 +824,9 @@ def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="terminals are not closed so here")
 def test_a_closed_terminal_leaves_a_run_that_resumes(tmp_path, capsys):
-    program = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # it is its own
+    program = "import fcntl, signal, sys, termios; "
+    program += "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # the terminal is the program's own
+    program += "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # nohup may run these tests
     program += "from vecenv.command.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "train", "CartPole-v1", "--save", "run"]
     terminal, inside = os.openpty()

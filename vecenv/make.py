@@ -105,7 +105,8 @@ def make_vec(
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         mask_infos: Whether every reset and step reports infos["action_mask"]: single envs are
             wrapped in `MaskInfos`, after `wrappers`; compiled ones do so themselves.
-        vector_kwargs: Further arguments of the vector env's class.
+        vector_kwargs: Further arguments of the vector env's class, such as the `worker_env` or
+            `lazy` of `AsyncVectorEnv`.
         **env_kwargs: For the env's constructor or `gymnasium.make`; ids and specs only. Gymnasium's
             passive checker wraps the first env only, unless `disable_env_checker` is given. For
             kernels: arguments of `JitVectorEnv`.
@@ -113,7 +114,8 @@ def make_vec(
     Raises:
         ValueError: Unknown backend or autoreset mode, or a number of envs below 1 or other than the
             list's; "jit" for an env that isn't compiled, or with wrappers.
-        TypeError: `env` is none of the above, or a factory was given keyword arguments.
+        TypeError: `env` is none of the above, a factory was given keyword arguments, or
+            `vector_kwargs` has options that only workers have, for another backend.
         EnvCreationError: Making an env failed.
 
     Example:
@@ -142,6 +144,7 @@ def make_vec(
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     chosen, is_compiled = _decide(source, backend, env)
     _check_backend(source, chosen, is_compiled=is_compiled)
+    _check_options(source, chosen)
     if mask_infos:
         source = _with_masks(source, chosen, is_compiled=is_compiled)
     try:
@@ -212,6 +215,18 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
             f"backend {backend!r} needs an env with compiled kernels and no wrappers, got {name}"
             f" with {len(source.wrappers)} wrappers; use "
             + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
+        )
+
+
+def _check_options(source: _Source, backend: str) -> None:
+    """Refuse options of workers for a backend that has none."""
+    of_workers = _parameters("async") - _parameters("sync")
+    if of_workers.isdisjoint(source.options):
+        return
+    if names := sorted(of_workers & source.options.keys() - _parameters(backend)):
+        raise TypeError(
+            f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
+            "AsyncVectorEnv does, whose workers it is about (backend='async')"
         )
 
 

@@ -19,9 +19,14 @@ from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpac
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.leaving import close_at_exit
+from vecenv.core.reopening import MissingEnv, raise_creation_errors, remade
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
+from vecenv.core.spaces import (
+    ObservationMode,
+    batch_env_spaces,
+    require_new_env,
+)
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
@@ -155,10 +160,10 @@ class SyncVectorEnv(GymVecEnv):
             raise
         return self._batch_of(env_ids, infos)
 
-    def _keep_infos_apart(self) -> bool:
+    def _keep_infos_apart(self) -> None:
+        """Return infos that are not batched from now on, see `InfosApart`: in actors."""
         self._group.enter = keep_info
         self._masks.is_apart = self._masks.is_used = True
-        return True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")
@@ -192,6 +197,24 @@ class SyncVectorEnv(GymVecEnv):
                 blame(error, index, f"This came from env {index} of {self.num_envs}, in {call}.")
                 raise
         return found
+
+    def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
+        self._calls.mark_reopened(factories)
+        self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
+        spaces, errors = (self.single_observation_space, self.single_action_space), []
+        for env_id, factory in factories.items():
+            old, mode = self.envs[env_id], self.observation_mode
+            self.envs[env_id] = MissingEnv("`reopen` was broken off", False, spaces)
+            try:
+                new = remade(env_id, old, factory, [*self.envs, old], spaces, mode)
+            except Exception as error:
+                failed = _creation_error(error, env_id, self.env_fns)
+                failed.__cause__ = error
+                errors.append(failed)
+                new = MissingEnv(str(failed), False, spaces)
+            self.envs[env_id] = new
+            self._group.ended.discard(env_id)
+        raise_creation_errors(errors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the envs, pickled one by one; see `VecEnv.state_dict`."""
@@ -249,10 +272,7 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
             envs.append(env)
         except Exception as error:
             _close_all(envs)
-            failed = EnvCreationError(
-                f"Making env {index} of {len(env_fns)} failed with "
-                f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fn!r})"
-            )
+            failed = _creation_error(error, index, env_fns)
             if envs:
                 failed.add_note(
                     'If a process can hold only one env of this kind, use backend="async" '
@@ -260,6 +280,15 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
                 )
             raise failed from error
     return envs
+
+
+def _creation_error(
+    error: Exception, index: int, env_fns: Sequence[Callable[[], Env]]
+) -> EnvCreationError:
+    return EnvCreationError(
+        f"Making env {index} of {len(env_fns)} failed with "
+        f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fns[index]!r})"
+    )
 
 
 def _close_all(envs: Sequence[Env]) -> list[Exception]:

@@ -1,9 +1,8 @@
 """One call at a time: what a buffer does in several steps, no other thread sees half done.
 
-Calls of one compiled kernel that keeps the interpreter's lock, as most `add` and `sample` are, need
-no lock of their own: no other Python code runs meanwhile. What takes several steps is `exclusive`:
-it waits for a lock, and sets a flag that those kernels look at; they then do nothing, and their
-callers turn to an exclusive way of doing the same. So a small `add` costs no more than it did.
+An object belongs to one thread; a prefetch has a second one. Calls of one compiled kernel that
+keeps the interpreter's lock, as most `add` and `sample` are, need no lock of their own: no other
+Python code runs meanwhile. What takes several steps is `exclusive`: it waits for a lock.
 
 On a GPU all calls are exclusive, and what they enqueue is ordered as the calls are, also if they
 come from several streams.
@@ -19,7 +18,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from buffers.core.errors import BufferMisuseError
@@ -35,8 +33,7 @@ class Guard:
 
     Attributes:
         lock: Held during exclusive calls.
-        flag: int64 (1,), not 0 during an exclusive call; for kernels to look at.
-        word: The same memory, quicker for Python.
+        is_busy: Whether an exclusive call is going on.
         is_torn: Whether this process was forked while another thread was in such a call.
         ahead: What draws ahead, if a thread does: see `prefetch`. Everything waits for it.
         streams: Of the GPU that the buffer is on, else None.
@@ -45,15 +42,13 @@ class Guard:
         device: Where the buffer is.
     """
 
-    __slots__ = ("__weakref__", "ahead", "flag", "is_torn", "lock", "streams", "word")
+    __slots__ = ("__weakref__", "ahead", "is_busy", "is_torn", "lock", "streams")
 
     def __init__(self, device: torch.device | None = None):
         is_gpu = device is not None and device.type == "cuda"
         self.streams = StreamOrder(device) if is_gpu else None
         self.lock = threading.RLock()
-        self.flag = np.zeros(1, np.int64)
-        self.word = memoryview(self.flag)  # type: ignore[arg-type]  # typeshed before 3.12
-        self.is_torn = False
+        self.is_busy = self.is_torn = False
         self.ahead: Any = None
         _guards.add(self)
 
@@ -67,7 +62,7 @@ class Guard:
             self.ahead.rewind()
 
     def refusal(self) -> BufferMisuseError:
-        """The error of a call that finds the flag set although it holds the lock."""
+        """The error of a call that finds another one going on although it holds the lock."""
         if self.is_torn:
             return BufferMisuseError(
                 "this process was forked while another thread changed the buffer, so its copy is "
@@ -109,16 +104,15 @@ def exclusive(method: _Method) -> _Method:
         if guard.ahead is not None:
             guard.ahead.settle()
         with guard.lock:  # in C, so that no interrupt comes between taking it and being in it
-            word = guard.word
-            if word[0]:
+            if guard.is_busy:
                 raise guard.refusal()
             try:
-                word[0] = 1
+                guard.is_busy = True
                 if guard.streams is not None:
                     guard.streams.enter()
                 return method(self, *args, **kwargs)
             finally:
-                word[0] = 0
+                guard.is_busy = False
 
     return call  # pyright: ignore[reportReturnType]
 
@@ -138,7 +132,7 @@ def _after_fork() -> None:
             guard.ahead = None
         if not guard.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition does
             guard.lock = threading.RLock()
-            guard.is_torn = bool(guard.flag[0])
+            guard.is_torn = guard.is_busy
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

@@ -27,7 +27,6 @@ from buffers.core.compiling import njit
 from vecenv.core.atomics import new_array
 
 __all__ = [
-    "SOON_BYTES",
     "address_of",
     "array_at",
     "bounded",
@@ -35,13 +34,11 @@ __all__ = [
     "copy_item_at",
     "gather_items",
     "prefetch",
-    "prefetch_soon",
     "random_word",
     "unit_float",
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-SOON_BYTES = 512  # of a row, up to which `prefetch_soon` is quicker than `prefetch`
 _ROWS_AHEAD = 16  # which are asked for before they are copied, where an item is a line or more
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
@@ -49,23 +46,13 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
 
-_SECOND_CACHE, _FIRST_CACHE = 2, 3  # LLVM's words for where a line is put
+_SECOND_CACHE = 2  # where a line is put, as LLVM says it
 
 
 def prefetch(source, offset):
     """Ask for the cache line at a byte offset of an array; a hint without effect on results.
 
     It comes into the second cache, where more requests can wait than in the first.
-    """
-
-
-def prefetch_soon(source, offset):
-    """The same for a line that is read some ten copies later: it comes into the first cache.
-
-    45 MB of rows of 448 bytes are gathered in 0.73 to 0.86 of the time on an Intel Xeon, where what
-    came into the second cache moves once more. Where hundreds of lines are asked for before the
-    first is read, as of rows of a kilobyte or more, that cache is too small, and `prefetch` takes
-    0.9 of the time.
     """
 
 
@@ -142,24 +129,15 @@ def _address_of(context, builder, signature, args):
     return builder.ptrtoint(start, context.get_value_type(types.intp))
 
 
-def _generate_prefetch(context, builder, signature, args, is_write, cache):
+@_operation(prefetch, types.none, types.Array, types.intp)
+def _prefetch(context, builder, signature, args):
     start = _address(context, builder, signature.args[0], args[0], args[1])
     pointer = ir.IntType(8).as_pointer()
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-    builder.call(function, [start, number(is_write), number(cache), number(1)])
+    builder.call(function, [start, number(0), number(_SECOND_CACHE), number(1)])  # to be read
     return context.get_dummy_value()
-
-
-@_operation(prefetch, types.none, types.Array, types.intp)
-def _prefetch(context, builder, signature, args):
-    return _generate_prefetch(context, builder, signature, args, 0, _SECOND_CACHE)
-
-
-@_operation(prefetch_soon, types.none, types.Array, types.intp)
-def _prefetch_soon(context, builder, signature, args):
-    return _generate_prefetch(context, builder, signature, args, 0, _FIRST_CACHE)
 
 
 def _array_of(*args):
@@ -222,10 +200,7 @@ def gather_items(rows, columns):
             if size >= 64 and i + _ROWS_AHEAD < rows.shape[0]:
                 coming = rows[i + _ROWS_AHEAD] // sharing * size
                 for line in range(0, min(size, _MAX_INLINE), 64):
-                    if size <= SOON_BYTES:
-                        prefetch_soon(memory, coming + line)
-                    else:
-                        prefetch(memory, coming + line)
+                    prefetch(memory, coming + line)
             copy_item_at(target + i * size, source + row * size, size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -11,7 +12,15 @@ from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
 
-__all__ = ["Leaf", "action_leaf", "build_tree", "extra_leaves", "space_leaves"]
+__all__ = [
+    "Leaf",
+    "action_leaf",
+    "build_tree",
+    "describe_space",
+    "extra_leaves",
+    "space_leaves",
+    "space_of",
+]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -122,3 +131,51 @@ def _build(space: Space, take: Callable[[], Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_build(child, take) for child in space.spaces)
     return take()
+
+
+def describe_space(space: Space) -> list[Any]:
+    """A space of arrays as lists, strings, numbers and tensors: its kind, and what it is made of.
+
+    >>> describe_space(spaces.Discrete(3))
+    ['Discrete', 3, 0, 'int64']
+    """
+    if isinstance(space, spaces.Dict):
+        return ["Dict", [[key, describe_space(child)] for key, child in space.spaces.items()]]
+    if isinstance(space, spaces.Tuple):
+        return ["Tuple", [describe_space(child) for child in space.spaces]]
+    dtype = str(np.dtype(space.dtype))
+    if isinstance(space, spaces.Box):
+        return ["Box", *(torch.from_numpy(bound.copy()) for bound in (space.low, space.high))]
+    if isinstance(space, spaces.Discrete):
+        return ["Discrete", int(space.n), int(space.start), dtype]
+    if isinstance(space, spaces.MultiDiscrete):
+        bounds = (torch.from_numpy(np.array(bound)) for bound in (space.nvec, space.start))
+        return ["MultiDiscrete", *bounds, dtype]
+    assert isinstance(space, spaces.MultiBinary), "space_leaves refuses others"
+    return ["MultiBinary", list(space.shape)]
+
+
+def space_of(described: Any) -> Space:
+    """The space that `describe_space` described.
+
+    Raises:
+        ValueError, TypeError, and what the spaces raise: It describes none.
+    """
+    kind, *parts = described
+    if kind == "Dict":
+        return spaces.Dict(OrderedDict((key, space_of(child)) for key, child in parts[0]))
+    if kind == "Tuple":
+        return spaces.Tuple([space_of(child) for child in parts[0]])
+    if kind == "Box":
+        low, high = (part.numpy() for part in parts)
+        return spaces.Box(low.copy(), high.copy(), dtype=low.dtype)
+    if kind == "Discrete":
+        number, start, dtype = parts
+        other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other
+        return spaces.Discrete(number, start=start, **other)
+    if kind == "MultiDiscrete":
+        numbers, starts, dtype = parts
+        return spaces.MultiDiscrete(numbers.numpy(), dtype, start=starts.numpy())
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(parts[0])
+    raise ValueError(f"there is no space {kind!r:.99}")

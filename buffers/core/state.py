@@ -9,46 +9,36 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.core.checkpoint import (
-    PLAIN_DTYPE,
-    Block,
-    CheckpointReader,
-    Watcher,
-    any_length,
-    is_like,
-    open_checkpoint,
-    save_checkpoint,
-    shortened,
-)
+from buffers.core.checkpoint import read_state, write_state
 from buffers.core.columns import torch_dtype
-from buffers.core.copies import Rebuilt, fill_block
-from buffers.core.errors import BufferMisuseError
+from buffers.core.copies import Rebuilt
+from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
 
 __all__ = [
-    "FieldWatcher",
+    "Block",
     "LoadedState",
-    "Placed",
     "SavedBuffer",
-    "Shapes",
     "StatefulBuffer",
     "Wanted",
+    "check_bools",
     "check_settings",
     "checked_array",
     "contradiction",
     "name_fields",
 ]
 
-Shapes = Mapping[str, tuple[int, ...]]
+Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
-Placed = tuple[dict[str, Sequence[Block]], Callable[[], None]]
+_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 
 
 class LoadedState(NamedTuple):
@@ -56,8 +46,7 @@ class LoadedState(NamedTuple):
 
     meta: Mapping[str, Any]  # what is in it beside arrays
     small: dict[str, np.ndarray]  # copies of all arrays but the large ones
-    shapes: Shapes  # of all arrays
-    watchers: Mapping[str, FieldWatcher]  # they have seen their arrays; none if nobody checks
+    large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
 
 
 class StatefulBuffer(Rebuilt):
@@ -67,7 +56,7 @@ class StatefulBuffer(Rebuilt):
     `Rebuilt` besides.
     """
 
-    _large: tuple[str, ...] = ()  # arrays that are read where they belong, behind all checks
+    _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -85,10 +74,6 @@ class StatefulBuffer(Rebuilt):
         """Dtype and shape of the arrays of a state, None for lengths that may differ."""
         raise NotImplementedError
 
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        """What looks at the bytes of arrays; raise BufferMisuseError if one is too long."""
-        raise NotImplementedError
-
     def _check_arrays(self, state: LoadedState) -> None:
         """Raise BufferMisuseError unless a state fits this buffer, and its parts one another.
 
@@ -96,12 +81,8 @@ class StatefulBuffer(Rebuilt):
         """
         raise NotImplementedError
 
-    def _place(self, state: LoadedState) -> Placed:
-        """Take over all but the large arrays.
-
-        Returns:
-            The memory of the large arrays, blocks that follow one another, in the order in which
-            they are to be filled; and what is to be called then.
+    def _take(self, state: LoadedState) -> None:
+        """Take over a state that was checked.
 
         Raises:
             BufferMemoryError: There is no room; nothing was changed.
@@ -127,6 +108,9 @@ class StatefulBuffer(Rebuilt):
                 made with other spaces, sizes or options, which are listed, or it contradicts
                 itself; nothing was changed.
         """
+        self._take_state(state)
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
         self._check_described(state)
         wanted = self._wanted_arrays()
         missing = sorted(set(wanted) - set(state))
@@ -138,37 +122,30 @@ class StatefulBuffer(Rebuilt):
                 f"state has the columns {besides} besides, which a buffer like this one, with its "
                 "storage, does not save"
             )
-        arrays = {name: _state_array(name, state[name], *like) for name, like in wanted.items()}
-        shapes = {name: array.shape for name, array in arrays.items()}
-        watchers = self._watchers(shapes)
-        for name, watcher in watchers.items():
-            if len(arrays[name]):
-                watcher(arrays[name].view(np.uint8).reshape(len(arrays[name]), -1))
-        small = {name: arrays[name].copy() for name in arrays if name not in self._large}
-        loaded = LoadedState(state, small, shapes, watchers)
+        blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
+        small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
+        loaded = LoadedState(state, small, {name: blocks[name] for name in self._large})
         self._check_arrays(loaded)
-        self._take_over(loaded, {name: [arrays[name]] for name in self._large})
-
-    def _take_over(self, state: LoadedState, large: Mapping[str, Sequence[np.ndarray]]) -> None:
         self._guard.rewind()
-        targets, finish = self._place(state)
-        for name, blocks in targets.items():
-            _fill_blocks(blocks, large[name])
-        finish()
+        self._take(loaded)
 
 
 class SavedBuffer(StatefulBuffer):
     """Gives a buffer `save` and `load` too, and copies that are made like these.
 
     Attributes:
-        _kind: Name in the files.
+        _kind: Of the class, in files.
     """
 
     _kind: str
 
-    def _forget(self) -> None:
-        """Empty the buffer: some of what it holds was not read."""
-        raise NotImplementedError
+    def _file_state(self) -> dict[str, Any]:
+        """What `save` writes: as `state_dict`, over the memory itself where that is on the CPU."""
+        arrays = {
+            name: [torch.from_numpy(_as_array(block)) for block in blocks]
+            for name, blocks in self._saved_arrays().items()
+        }
+        return {"kind": self._kind, **self._described(), **arrays}
 
     @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -178,7 +155,7 @@ class SavedBuffer(StatefulBuffer):
             OSError: The disk is full or the folder is not there; a file that was there stays.
         """
         self._guard.rewind()
-        save_checkpoint(path, self._kind, self._described(), self._saved_arrays())
+        write_state(path, self._file_state())
 
     @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -187,64 +164,31 @@ class SavedBuffer(StatefulBuffer):
         Nothing in a file is believed, but others must not write to it meanwhile.
 
         Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
-                `load_state_dict`; nothing was changed.
+            CheckpointError: The file is damaged, cut off, no checkpoint, or does not fit this
+                buffer, as in `load_state_dict`; nothing was changed.
             BufferMemoryError: It has more of what grows than there is memory for; nothing was
                 changed.
-            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
+            OSError: It cannot be opened.
         """
-        wanted = self._wanted_arrays()
-        watchers: dict[str, FieldWatcher] = {}
+        self._load(read_state(path, self._kind), os.fspath(path))
 
-        def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
-            self._check_described(reader.meta)
-            if reader.columns.get("generator", wanted["generator"]) != wanted["generator"]:
-                raise other_generator()
-            reader.require(wanted)
-            watchers.update(self._watchers(reader.shapes()))
-            return watchers
-
-        with open_checkpoint(path, self._kind, prepare) as reader:
-            small = {name: reader.array(name) for name in wanted if name not in self._large}
-            state = LoadedState(reader.meta, small, reader.shapes(), watchers)
-            self._check_arrays(state)
-            self._guard.rewind()
-            targets, finish = self._place(state)
-            try:
-                for name, blocks in targets.items():
-                    reader.read(name, blocks)
-            except BaseException:
-                self._forget()
-                raise
-            finish()
+    def _load(self, state: Mapping[str, Any], name: str) -> None:
+        try:
+            self._take_state(state)
+        except BufferMisuseError as error:
+            raise CheckpointError(f"{name}: {error}") from None
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
-        arrays = {
-            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
-            for name, blocks in self._saved_arrays().items()
-        }
+        arrays = {name: [*map(_as_array, blocks)] for name, blocks in self._saved_arrays().items()}
         return {"meta": self._described(), "arrays": arrays}
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         arrays = state["arrays"]
-        shapes = {n: (sum(map(len, blocks)), *blocks[0].shape[1:]) for n, blocks in arrays.items()}
         small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
-        self._take_over(LoadedState(state["meta"], small, shapes, {}), arrays)
-
-
-def _fill_blocks(targets: Sequence[Block], sources: Sequence[np.ndarray]) -> None:
-    """Copy arrays that follow one another into blocks of memory that are cut otherwise."""
-    left = [array for array in reversed(sources) if len(array)]
-    for target in targets:
-        rows = torch.from_numpy(target) if isinstance(target, np.ndarray) else target
-        while len(rows):
-            source = left.pop()
-            count = min(len(rows), len(source))
-            fill_block(rows[:count], source[:count])
-            rows = rows[count:]
-            if count < len(source):
-                left.append(source[count:])
+        large = {name: arrays[name] for name in self._large}
+        self._guard.rewind()
+        self._take(LoadedState(state["meta"], small, large))
 
 
 def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -288,7 +232,7 @@ def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    is_plain = isinstance(dtype, str) and PLAIN_DTYPE.fullmatch(dtype)
+    is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
     return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
 
 
@@ -311,45 +255,30 @@ def _is_equal(found: Any, own: Any) -> bool:
         return False
 
 
-class FieldWatcher:
-    """Looks at rows piece by piece: copies some fields out, and counts bools that are none.
+def _bytes_of(rows: np.ndarray) -> np.ndarray:
+    """Rows (K, ...) as uint8 (K, bytes per row), a view."""
+    return rows.view(np.uint8).reshape(len(rows), rows[:1].nbytes)
 
-    What takes a byte that is neither 0 nor 1 for a bool may count it wrongly, and write too far.
+
+def check_bools(
+    name: str, blocks: Iterable[np.ndarray], places: Iterable[tuple[int, int | None]] = ((0, None),)
+) -> None:
+    """Raise BufferMisuseError if a state has bytes of bools that are neither 0 nor 1.
+
+    What takes such a byte for a bool may count it wrongly, and write too far.
 
     Args:
-        num_rows: Rows it will be shown together.
-        kept: Byte offsets of the int32 fields to copy, by name.
-        truths: Where bools lie in a row: offset and length in bytes.
-
-    Attributes:
-        kept: int32 (num_rows,) by name, of the rows seen so far.
-        num_wrong: Bytes of bools seen that are neither 0 nor 1.
+        name: Of the array.
+        blocks: Rows (K, ...).
+        places: Where bools lie in a row: from which byte on, and how many.
     """
-
-    def __init__(
-        self,
-        num_rows: int,
-        kept: Mapping[str, int],
-        truths: Iterable[tuple[int, int]] = (),
-    ):
-        self._places, self._truths, self._seen = kept, list(truths), 0
-        self.kept: dict[str, np.ndarray] = {name: np.zeros(num_rows, np.int32) for name in kept}
-        self.num_wrong = 0
-
-    def check_bools(self, name: str) -> None:
-        """Raise BufferMisuseError if there were wrong ones in the array of this name."""
-        if self.num_wrong:
-            raise contradiction(f"{self.num_wrong} bytes of bools in {name} are no bools")
-
-    def __call__(self, rows: np.ndarray) -> None:
-        """Look at the next rows, uint8 (K, bytes per row)."""
-        part = slice(self._seen, self._seen + len(rows))
-        for name, values in self.kept.items():
-            place = self._places[name]
-            values[part] = rows[:, place : place + 4].copy().view(np.int32)[:, 0]
-        for place, size in self._truths:
-            self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
-        self._seen = part.stop
+    places, number = list(places), 0
+    for rows in map(_bytes_of, blocks):
+        for begin, size in places:
+            end = None if size is None else begin + size
+            number += int(np.count_nonzero(rows[:, begin:end] > 1))
+    if number:
+        raise contradiction(f"{number} bytes of bools in {name} are no bools")
 
 
 def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -389,6 +318,19 @@ def contradiction(reason: str) -> BufferMisuseError:
     )
 
 
+def _as_array(block: Block) -> np.ndarray:
+    return block if isinstance(block, np.ndarray) else block.cpu().numpy()
+
+
+def _state_blocks(
+    name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
+) -> list[np.ndarray]:
+    """An entry of a state as arrays that follow one another; files have several where rows wrap."""
+    if isinstance(value, list) and value and (len(value) == 1 or shape[0] is None):
+        return [_state_array(name, block, dtype, shape) for block in value]
+    return [_state_array(name, value, dtype, shape)]
+
+
 def _state_array(
     name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
 ) -> np.ndarray:
@@ -412,3 +354,22 @@ def _state_array(
         f"state holds {found} for {name}, expected {dtype} {any_length(shape)}; pass what "
         "state_dict() returned"
     )
+
+
+def is_like(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is one that is wanted, where None is any length."""
+    return len(found) == len(shape) and all(
+        mine in (None, n) for n, mine in zip(found, shape, strict=True)
+    )
+
+
+def any_length(shape: tuple[int | None, ...]) -> str:
+    """A shape in a message, where None is any length."""
+    lengths = ", ".join("any" if n is None else str(n) for n in shape)
+    return f"({lengths},)" if len(shape) == 1 else f"({lengths})"
+
+
+def shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """A value of a file in a message, which is not to be as long as the file."""
+    text = show(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

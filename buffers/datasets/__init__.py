@@ -8,7 +8,7 @@ from buffers.datasets.dataset import DatasetError, EpisodeDataset
 from buffers.datasets.hdf5 import from_hdf5, to_hdf5
 from buffers.datasets.held import from_buffer
 from buffers.datasets.minari import from_minari, to_minari
-from buffers.datasets.parquet import from_parquet
+from buffers.datasets.parquet import from_parquet, to_parquet
 
 __all__ = [
     "DatasetError",
@@ -20,4 +20,5 @@ __all__ = [
     "from_parquet",
     "to_hdf5",
     "to_minari",
+    "to_parquet",
 ]

@@ -10,20 +10,25 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, check_lengths, key_paths
-from buffers.datasets.dataset import (
-    DatasetError,
-    EpisodeDataset,
-    leaves_of,
-    load_library,
-    reading,
-)
-from buffers.datasets.held import as_dataset
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, check_lengths
+from buffers.datasets.dataset import EpisodeDataset, load_library, reading
+from buffers.datasets.held import as_dataset, flat_blocks
 from vecenv.files import whole_file
 
 __all__ = ["from_hdf5", "to_hdf5"]
 
 _CHUNK_BYTES = 1 << 16
+_NAMES = {
+    "obs": "observations",
+    "next_obs": "next_observations",
+    "actions": "actions",
+    "rewards": "rewards",
+    "terminations": "terminals",
+    "truncations": "timeouts",
+    "boundaries": "boundaries",
+    "episode_index": "episode_index",
+    "extras": "infos/",
+}
 
 
 def from_hdf5(
@@ -89,8 +94,8 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
 
     It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
-    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. One
-    episode is in memory at a time. The file appears under its name when it is whole.
+    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Some MiB
+    are in memory at a time. The file appears under its name when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
@@ -106,31 +111,10 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     if target.exists():
         raise FileExistsError(f"{target} is there already; choose another name")
     with whole_file(target) as aside, h5py.File(aside, "w") as file:
-        number = -1
-        for number, episode in enumerate(dataset):
-            for key, array in _columns(dataset, episode, number).items():
+        for block in flat_blocks(dataset, _NAMES, "/"):
+            for key, array in block.items():
                 _append(file, key, array)
-        if number < 0:
-            raise DatasetError(f"{dataset.name} has no episode; nothing was written")
     return target
-
-
-def _columns(dataset: EpisodeDataset, episode: dict[str, Any], number: int) -> dict[str, Any]:
-    space, found = dataset.observation_space, {}
-    pairs = zip(key_paths(space), leaves_of(space, episode["obs"]), strict=True)
-    for path, array in pairs:
-        if "/".join(("observations", *path)) in found:  # as {"a/b": ..., "a": {"b": ...}} has two
-            raise DatasetError(
-                f"{dataset.name}: two parts of the observations have the name {'/'.join(path)!r} "
-                "in a file; name them without '/'"
-            )
-        found["/".join(("observations", *path))] = array[:-1]
-        found["/".join(("next_observations", *path))] = array[1:]
-    found |= {name: episode[name] for name in ("actions", "rewards", "boundaries")}
-    found |= {"terminals": episode["terminations"], "timeouts": episode["truncations"]}
-    found |= {f"infos/{name}": episode[name] for name in dataset.extra_columns}
-    found["episode_index"] = np.full(len(episode["rewards"]), number, np.int64)
-    return found
 
 
 def _append(file: Any, key: str, array: np.ndarray) -> None:

@@ -1,36 +1,39 @@
-"""from_buffer: the episodes that a buffer holds."""
+"""from_buffer: the episodes that a buffer holds; and steps one behind the other, as files want."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from buffers.core.spaces import build_tree, space_leaves
-from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted, key_paths
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of, row_layout
 
-__all__ = ["as_dataset", "from_buffer"]
+__all__ = ["as_dataset", "flat_blocks", "from_buffer"]
 
 _COLUMNS = ("actions", "rewards", "terminations", "truncations")
 
 
-def from_buffer(buffer: Any) -> EpisodeDataset:
+def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
     """The episodes of a buffer, to be written into a file or put into another buffer.
 
     Those of an `EpisodicReplayBuffer` are its episodes; open ones are not in it. The transitions of
     a ring are joined, env by env, oldest first, as long as each next observation is the
     observation that follows, byte for byte; what was overwritten is missing, and an episode of
     which the newest steps are still to come counts as cut. What the buffer holds is read anew each
-    time, one episode or some MiB at a time.
+    time, one episode or some MiB at a time. So call it when the buffer is made, and still empty: a
+    buffer that can't be exported later is refused then, before anything was recorded.
 
     Args:
         buffer: An `EpisodicReplayBuffer`, or a replay buffer that knows the env of each
             transition: with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`. With `n_step`
             above 1 it must store next observations, and those whole (no `frame_stack`).
+        check_bounds: Refuse values that the spaces do not contain, which buffers take; the
+            functions that read files refuse them, too.
 
     Raises:
         DatasetError: A ring does not know its envs, or keeps no single steps.
@@ -40,9 +43,9 @@ def from_buffer(buffer: Any) -> EpisodeDataset:
         read = _EpisodesOf(buffer)
         single = buffer.observation_space, buffer.action_space
         extras = _extra_spaces(buffer)
-        return EpisodeDataset(kind, read, *single, extra_columns=extras, check_bounds=False)
+        return EpisodeDataset(kind, read, *single, extra_columns=extras, check_bounds=check_bounds)
     if hasattr(buffer, "order"):
-        return _of_ring(buffer, kind)
+        return _of_ring(buffer, kind, check_bounds)
     raise DatasetError(f"the source is a {kind}, expected a buffer or an EpisodeDataset")
 
 
@@ -52,16 +55,8 @@ def as_dataset(source: Any) -> EpisodeDataset:
 
 
 def _extra_spaces(buffer: Any) -> dict[str, Space]:
-    """Spaces of whatever values the extra columns of a buffer can have."""
-    layout, found = row_layout(buffer), {}
-    for name in layout.extras:
-        _, shape, dtype, _ = layout.fields[name]
-        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1)
-        if dtype.kind in "iu":
-            limits: Any = np.iinfo(dtype)
-            low, high = limits.min, limits.max
-        found[name] = spaces.Box(low, high, shape, dtype.type)
-    return found
+    """Spaces of the extra columns of a buffer."""
+    return dict(buffer._made_by[2].get("extra_columns") or {})
 
 
 class _EpisodesOf:
@@ -81,7 +76,7 @@ class _EpisodesOf:
             yield RawEpisode(where, {"obs": build_tree(space, leaves), **columns})
 
 
-def _of_ring(buffer: Any, kind: str) -> EpisodeDataset:
+def _of_ring(buffer: Any, kind: str, check_bounds: bool) -> EpisodeDataset:
     columns = buffer.rows()
     if (buffer.num_envs or 1) > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
         raise DatasetError(
@@ -96,7 +91,8 @@ def _of_ring(buffer: Any, kind: str) -> EpisodeDataset:
         )
     extras = _extra_spaces(buffer)
     reader = _TransitionsOf(buffer, list(extras))
-    columns_of = FlatColumns(buffer.observation_space, buffer.action_space, None, extras, False)
+    spaces = buffer.observation_space, buffer.action_space
+    columns_of = FlatColumns(*spaces, None, extras, check_bounds)
     return columns_of.dataset(kind, reader, reader.wanted)
 
 
@@ -173,3 +169,53 @@ def _starts(
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+
+
+def flat_blocks(
+    dataset: EpisodeDataset, names: Mapping[str, str], separator: str
+) -> Iterator[dict[str, np.ndarray]]:
+    """Whole episodes behind one another as a file has them, some MiB of steps (K, ...) at a time.
+
+    Args:
+        dataset: Of at least one episode.
+        names: What the file calls `obs`, `next_obs`, `actions`, `rewards`, `terminations`,
+            `truncations`, `boundaries`, `episode_index` and, where it has it, `frame_index`; and
+            what stands before the name of each extra column, as "extras".
+        separator: Between the name of observations and the keys of their parts.
+
+    Raises:
+        DatasetError: An episode does not fit, two columns have the same name, or there is none.
+    """
+    space, pieces, size = dataset.observation_space, [], 0
+    paths, number = list(key_paths(space)), -1
+    for number, episode in enumerate(dataset):
+        count, leaves = len(episode["rewards"]), leaves_of(space, episode.pop("obs"))
+        index = {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
+        columns: list[tuple[str, np.ndarray]] = []
+        for name, part in (("obs", slice(None, -1)), ("next_obs", slice(1, None))):
+            keys = [separator.join((names[name], *path)) for path in paths]
+            columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
+        for name, array in {**episode, **index}.items():
+            if name in names or name in dataset.extra_columns:
+                columns.append((names.get(name, names["extras"] + name), array))
+        piece = dict(columns)
+        if len(piece) < len(columns):  # as {"a/b": ..., "a": {"b": ...}} has
+            keys = [key for key, _ in columns]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise DatasetError(
+                f"{dataset.name}: two columns have the name {twice!r} in a file; name parts of "
+                f"observations without {separator!r}, and extra columns otherwise"
+            )
+        pieces.append(piece)
+        size += sum(array.nbytes for array in piece.values())
+        if size >= BLOCK_BYTES:
+            yield _joined(pieces)
+            pieces, size = [], 0
+    if number < 0:
+        raise DatasetError(f"{dataset.name} has no episode; nothing was written")
+    if pieces:
+        yield _joined(pieces)
+
+
+def _joined(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}

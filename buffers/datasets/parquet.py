@@ -9,12 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, load_library, reading
+from buffers.datasets.held import as_dataset, flat_blocks
+from vecenv.files import whole_file
 
-__all__ = ["from_parquet"]
+__all__ = ["from_parquet", "to_parquet"]
+
+_NAMES = {
+    "obs": "observation",
+    "next_obs": "next_observation",
+    "actions": "action",
+    "rewards": "next.reward",
+    "terminations": "next.terminated",
+    "truncations": "next.truncated",
+    "boundaries": "boundaries",
+    "episode_index": "episode_index",
+    "frame_index": "frame_index",
+    "extras": "",
+}
 
 
 def from_parquet(
@@ -148,3 +163,50 @@ def _place(batch: Any, row: int, begin: int) -> str:
         numbers = [batch.column(key)[row].as_py() for key in ("episode_index", "frame_index")]
         return f"episode {numbers[0]}, step {numbers[1]}"
     return f"row {begin + row}"
+
+
+def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a buffer, or a data set, into a new Parquet file with LeRobot's names; needs pyarrow.
+
+    Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
+    same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
+    `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
+    lengths. So `from_parquet` gives back the same episodes, bit for bit. Some MiB are in memory at
+    a time. The file appears under its name when it is whole.
+
+    Args:
+        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
+        path: Of the file.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        FileExistsError: There is something of this name.
+        DatasetError: The source does not fit; nothing is written.
+    """
+    arrow, parquet = load_library("pyarrow"), load_library("pyarrow.parquet")
+    target, dataset = Path(path), as_dataset(source)
+    if target.exists():
+        raise FileExistsError(f"{target} is there already; choose another name")
+    names = {**_NAMES}
+    if not isinstance(dataset.observation_space, spaces.Dict | spaces.Tuple):
+        names["obs"] = "observation.state"
+    with whole_file(target) as aside:
+        writer = None
+        try:
+            for block in flat_blocks(dataset, names, "."):
+                table = arrow.table({key: _lists(arrow, array) for key, array in block.items()})
+                if writer is None:
+                    writer = parquet.ParquetWriter(aside, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+    return target
+
+
+def _lists(arrow: Any, array: np.ndarray) -> Any:
+    """An array (K, ...) as one of Arrow, whose axes but for the first are lists of lists."""
+    column = arrow.array(np.ascontiguousarray(array).reshape(-1))
+    for length in reversed(array.shape[1:]):
+        column = arrow.FixedSizeListArray.from_arrays(column, length)
+    return column

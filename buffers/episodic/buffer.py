@@ -20,17 +20,15 @@ from buffers.core.arguments import (
     read_valid,
     resolve_device,
 )
-from buffers.core.checkpoint import Block
+from buffers.core.copies import fill_block
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
-    FieldWatcher,
+    Block,
     LoadedState,
-    Placed,
-    Shapes,
     Wanted,
     check_settings,
 )
@@ -42,9 +40,7 @@ from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler
 from buffers.episodic.state import (
     check_episodes,
     check_meta,
-    check_sizes,
     describe,
-    watch_fields,
 )
 from buffers.episodic.storage import EpisodicStorage
 
@@ -555,11 +551,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             "rows": (int64, (None, width)),
         }
 
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        num_rows, num_episodes = shapes["rows"][0], shapes["lengths"][0]
-        check_sizes(self._storage.layout, num_episodes, num_rows - num_episodes)
-        return watch_fields(self._storage.layout, num_rows)
-
     def _check_arrays(self, state: LoadedState) -> None:
         num_envs = len(state.small["open_lengths"])
         if self._given_envs is not None and num_envs:  # none with open episodes fits any number
@@ -567,22 +558,18 @@ class EpisodicReplayBuffer(DrawnBuffer):
         check_episodes(self._storage.layout, state)
         self._check_generator(state.small["generator"])
 
-    def _place(self, state: LoadedState) -> Placed:
-        small = state.small
-        opened = self._make_open(len(small["open_lengths"]))
-
-        def finish() -> None:
-            if not self._storage.refile(small["lengths"], int(state.meta["first_episode"])):
-                raise BufferMisuseError(
-                    "state has rows that contradict its lengths; the buffer is empty now"
-                )
-            self._sampler.generator.set_state(small["generator"])
-            self._restore_open(opened, small)
-
-        return {"rows": [self._storage.rows[: state.shapes["rows"][0]]]}, finish
-
-    def _forget(self) -> None:
-        self._storage.clear()
+    def _take(self, state: LoadedState) -> None:
+        small, storage = state.small, self._storage
+        opened, begin = self._make_open(len(small["open_lengths"])), 0
+        for block in state.large["rows"]:
+            fill_block(storage.rows[begin : begin + len(block)], block)
+            begin += len(block)
+        if not storage.refile(small["lengths"], int(state.meta["first_episode"])):
+            raise BufferMisuseError(
+                "state has rows that contradict its lengths; the buffer is empty now"
+            )
+        self._sampler.generator.set_state(small["generator"])
+        self._restore_open(opened, small)
 
     def _make_open(self, num_envs: int) -> OpenEpisodes | None:
         """What is to hold the open episodes of a state of so many envs; ours, if it can."""

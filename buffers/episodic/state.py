@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import row_views
 from buffers.core.state import (
-    FieldWatcher,
     LoadedState,
+    check_bools,
     check_settings,
     contradiction,
     name_fields,
 )
 from buffers.episodic.layout import HEADER, EpisodicLayout
 
-__all__ = ["check_episodes", "check_meta", "check_sizes", "describe", "watch_fields"]
+__all__ = ["check_episodes", "check_meta", "describe"]
 
 _VERSION = 1
 _MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
@@ -42,7 +43,7 @@ def check_meta(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         raise contradiction(f"its first episode is {first!r:.99}")
 
 
-def check_sizes(layout: EpisodicLayout, num_episodes: int, num_steps: int) -> None:
+def _check_sizes(layout: EpisodicLayout, num_episodes: int, num_steps: int) -> None:
     """Raise BufferMisuseError if a state holds more than a buffer does."""
     if num_steps > layout.capacity or num_episodes > layout.max_episodes:
         raise BufferMisuseError(
@@ -51,38 +52,30 @@ def check_sizes(layout: EpisodicLayout, num_episodes: int, num_steps: int) -> No
         )
 
 
-def watch_fields(layout: EpisodicLayout, num_rows: int) -> dict[str, FieldWatcher]:
-    """What looks at the bytes of steps."""
-    fields = layout.row.fields
-    truths = [(f.offset, f.nbytes) for f in fields.values() if f.dtype == np.bool_]
-    kept = {name: fields[name].offset for name in HEADER}
-    return {
-        "rows": FieldWatcher(num_rows, kept, truths),
-        "open_rows": FieldWatcher(0, {}, truths),
-    }
-
-
 def check_episodes(layout: EpisodicLayout, state: LoadedState) -> None:
     """Raise BufferMisuseError unless a state fits a buffer, and its parts one another."""
-    _, small, shapes, watchers = state
-    num_rows = shapes["rows"][0]
+    _, small, large = state
+    fields, num_rows = layout.row.fields, sum(map(len, large["rows"]))
     lengths, open_lengths = small["lengths"], small["open_lengths"]
     if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
         raise contradiction("it has episodes without steps")
     longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
     steps = longest if longest > layout.capacity else int(lengths.sum())
-    check_sizes(layout, len(lengths), steps)
+    _check_sizes(layout, len(lengths), steps)
     if num_rows != steps + len(lengths):
         raise contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
     if open_lengths.max(initial=0) >= layout.capacity:  # would have been stored
         raise contradiction("it has open episodes as long as the buffer")
     num_open_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
-    if shapes["open_rows"][0] != num_open_rows:
-        raise contradiction(f"it has {shapes['open_rows'][0]} rows of open episodes")
-    for name, watcher in watchers.items():
-        watcher.check_bools(name)
-    kept = watchers["rows"].kept
-    rooms, steps_at, remaining, bounds = (kept[name] for name in HEADER)
+    if len(small["open_rows"]) != num_open_rows:
+        raise contradiction(f"it has {len(small['open_rows'])} rows of open episodes")
+    bools = [(f.offset, f.nbytes) for f in fields.values() if f.dtype == np.bool_]
+    check_bools("rows", large["rows"], bools)
+    check_bools("open_rows", [small["open_rows"]], bools)
+    views = [row_views(block, {name: fields[name] for name in HEADER}) for block in large["rows"]]
+    rooms, steps_at, remaining, bounds = (
+        np.concatenate([view[name] for view in views]) for name in HEADER
+    )
     lasts = np.cumsum(lengths + 1) - 1  # the row of each episode's last observation
     places = lasts.repeat(lengths + 1) - np.arange(num_rows)
     is_right = (remaining == places) & (steps_at == lengths.repeat(lengths + 1) - places)

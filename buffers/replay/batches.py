@@ -13,12 +13,13 @@ On hosts `gather` is one compiled function, on devices one `index_select` of tor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import Batch, BatchArrays, BatchMemory, Kept
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
@@ -29,11 +30,11 @@ from buffers.core.rows import Field, RowLayout, plan_view, view_fields
 from buffers.replay.table import Table
 from buffers.replay.walks import find_windows, find_windows_there, lead_back
 
-__all__ = ["Reader", "ReplayBatch", "column_names", "read_out", "views_of"]
+__all__ = ["Reader", "ReplayBatch", "views_of"]
 
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _LINE = 64
-_AHEAD = 32  # rows that are asked for before they are copied
+_BLOCK = 16  # rows of which the same part is copied at a time, while those behind are asked for
 _SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
 _MAX_PLANS = 16  # sizes and choices of columns that are remembered
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -140,37 +141,6 @@ class ReplayBatch(Batch):
         return self.size
 
 
-def read_out(out: Any, size: int, owner: object, columns: frozenset[str] | None) -> ReplayBatch:
-    """Raise BufferMisuseError unless out is a batch of this size that `owner` has made.
-
-    Args:
-        out: What was given.
-        size: Expected.
-        owner: See above.
-        columns: Expected, if not None.
-    """
-    if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not owner:
-        raise BufferMisuseError(
-            f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
-            "buffer returned"
-        )
-    if out.size != size:
-        raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
-    if columns is not None and columns != out.memory.columns:
-        raise BufferMisuseError(
-            f"out has other columns than {sorted(columns)}; make it with new_batch and the same "
-            "columns"
-        )
-    return out
-
-
-def column_names(layout: RowLayout, *, has_weights: bool) -> tuple[str, ...]:
-    """The names that `columns=` may have."""
-    others = ["indices", *(["env_ids"] if "env_ids" in layout.fields else [])]
-    others += ["weights"] if has_weights else []
-    return (*ReplayBatch._fields, *layout.extras, *others)
-
-
 class _Source(NamedTuple):
     """A field, or a frame of a stack, that a column of a batch is read from."""
 
@@ -210,6 +180,9 @@ class Reader:
     Args:
         table: See above.
         has_weights: Batches have weights.
+
+    Attributes:
+        column_names: The names that `columns=` may have.
     """
 
     def __init__(self, table: Table, *, has_weights: bool = False):
@@ -217,6 +190,9 @@ class Reader:
         self.table, self._has_weights, self._frames = table, has_weights, plan.layout.frames
         self._gamma = 1.0 if plan.gamma is None else plan.gamma
         self._plans: dict[tuple[int, frozenset[str] | None], _Plan] = {}
+        others = ["indices", *(["env_ids"] if "env_ids" in plan.layout.fields else [])]
+        others += ["weights"] if has_weights else []
+        self.column_names = (*ReplayBatch._fields, *plan.layout.extras, *others)
         # Lists of rows in their order: own rows, last rows of windows, next observations, frames of
         # obs, frames of next_obs. Those of single steps are frames of obs, but for the newest.
         self._is_long = plan.n_step > 1
@@ -227,7 +203,45 @@ class Reader:
         self._views = views_of(table.rows, plan.layout.fields)
         self._pages = table.rows.numpy() if table.device.type == "cpu" else None
         names = ("rewards", "link", "terminations", "truncations")
-        self._walked = [table.columns.get(name) for name in names]
+        self._walked = tuple(table.columns.get(name) for name in names)
+
+    def read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        """Names of columns to draw, None for all; those that are always there are left out.
+
+        Raises:
+            BufferMisuseError: They are no names of columns.
+        """
+        if columns is None:
+            return None
+        chosen = read_columns(columns, self.column_names)
+        return chosen and chosen - {"indices", "weights"}
+
+    def batch(
+        self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
+    ) -> ReplayBatch:
+        """The batch that a draw fills: `out`, or a new one.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or `out` is not of this reader.
+        """
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = self.read_columns(columns)
+        if out is None:
+            return self.new(batch_size, chosen)
+        if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
+            raise BufferMisuseError(
+                f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
+                "buffer returned"
+            )
+        if out.size != batch_size:
+            raise BufferMisuseError(f"out holds {out.size} transitions, expected {batch_size}")
+        if chosen is not None and chosen != out.memory.columns:
+            raise BufferMisuseError(
+                f"out has other columns than {sorted(chosen)}; make it with new_batch and the same "
+                "columns"
+            )
+        return out
 
     def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
         """A batch of B transitions, not initialised; of some columns only, None for all."""
@@ -366,8 +380,8 @@ class Reader:
         if self._is_long and num_lists > 1:
             sums = kept.arrays["rewards"], kept.arrays["discounts"]
             find_windows(
-                *self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
-                self._gamma, np.empty(batch.size), *sums,
+                self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
+                self._gamma, np.empty(batch.size), sums,
             )  # fmt: skip
         if num_lists > self._next and table.once is not None:
             self._find_units(torch.from_numpy(kept.shared))
@@ -423,7 +437,7 @@ def views_of(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch
 
 @njit(nogil=True, cache=True)
 def gather(table, kept, lists, spans, parts, out):
-    """Copy parts of rows behind one another, a row after the other.
+    """Copy parts of rows behind one another.
 
     Args:
         table: uint8 (num_rows, stride).
@@ -435,18 +449,23 @@ def gather(table, kept, lists, spans, parts, out):
     """
     begin, others, target = address_of(table), address_of(kept), address_of(out)
     num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]
-    last = lists.shape[1] - 1
-    for i in range(last + 1):
+    size = lists.shape[1]
+    for first in range(-_BLOCK, size, _BLOCK):
+        behind = min(first + _BLOCK, size)
         for j in range(lists.shape[0]):
-            row = lists[j, min(i + _AHEAD, last)]
-            if row < num_rows:
-                for line in range(spans[j, 0], spans[j, 1], _LINE):
-                    prefetch(table, row * stride + line)
+            for row in lists[j, behind : behind + _BLOCK]:
+                if row < num_rows:
+                    for line in range(spans[j, 0], spans[j, 1], _LINE):
+                        prefetch(table, row * stride + line)
         for p in range(parts.shape[0]):
             part = parts[p]
-            row, size = lists[part["list"], i], part["size"]
-            source = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
-            source += part["offset"]
-            to = target + part["start"] + i * part["pitch"]
-            for piece in range(part["pieces"]):
-                copy_item_at(to + piece * part["gap"], source + piece * size, size)
+            rows, nbytes, to = lists[part["list"]], part["size"], target + part["start"]
+            for i in range(max(first, 0), behind):
+                row = rows[i]
+                at = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
+                for piece in range(part["pieces"]):
+                    copy_item_at(
+                        to + i * part["pitch"] + piece * part["gap"],
+                        at + part["offset"] + piece * nbytes,
+                        nbytes,
+                    )

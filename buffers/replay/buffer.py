@@ -1,11 +1,13 @@
-"""What the replay buffers have in common: adding, drawing, batches, states."""
+"""Replay buffers: what all have in common, and those whose transitions are drawn alike.
+
+`SharedReplayBuffer` has one ring for all environments, `PerEnvReplayBuffer` one for each.
+"""
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,7 +18,6 @@ from buffers.core.arguments import (
     MAX_COUNT,
     as_array,
     check_count,
-    read_columns,
     read_distinct_ids,
     read_row_ids,
     resolve_device,
@@ -27,20 +28,31 @@ from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout
-from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out, views_of
+from buffers.core.sequences import SequenceBatch, read_sequences
+from buffers.replay.batches import Reader, ReplayBatch, views_of
 from buffers.replay.device import DeviceAdds, read_tensors
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Folder, Place, plan_place, require_files_can_hold
-from buffers.replay.plan import Plan, RowOptions, plan_replay
-from buffers.replay.reading import ArrayReader
+from buffers.replay.plan import (
+    DEFAULTS,
+    ROW_DEFAULTS,
+    MoreOptions,
+    Plan,
+    ReplayOptions,
+    RowOptions,
+    plan_replay,
+    read_options,
+)
 from buffers.replay.sequence_draws import SequenceDraws
 from buffers.replay.sequences import SequenceIndex, sequence_bytes
+from buffers.replay.shared_memory import fence
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, Table
+from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
+_DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
 
@@ -64,23 +76,22 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         num_envs: int | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
-        read_only: bool = False,
-        **options: Unpack[RowOptions],
+        **options: Unpack[MoreOptions],
     ):
+        self._kind = type(self).__name__
+        given = read_options(self._kind, options, DEFAULTS)
+        rows = {name: given[name] for name in options if name in ROW_DEFAULTS}
         spaces = observation_space, action_space
-        plan = plan_replay(
-            capacity, *spaces, num_envs=num_envs, is_per_env=self._is_per_env, **options
-        )
+        plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)
         self.observation_space, self.action_space = spaces
         self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
         self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
-        self._kind = type(self).__name__
-        self._is_staged = staged or self.device.type != "cpu"
+        self._is_staged = given["staged"] or self.device.type != "cpu"
         self._guard = Guard(self.device)
-        place = plan_place(storage, folder, read_only, self.device, is_staged=self._is_staged)
+        place = plan_place(
+            given["storage"], given["folder"], given["read_only"], self.device,
+            is_staged=self._is_staged,
+        )  # fmt: skip
         if place is None:
             check_room(self._kind, plan.capacity, self._bytes_for(plan), self.device)
         else:
@@ -98,12 +109,11 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._takes_tensors = can_take and self.device.type != "cpu"
         self._is_simple = not (self._is_staged or self._folder or self._sequences)
         self._reader = Reader(self._table, has_weights=self._has_weights)
-        self._column_names = column_names(plan.layout, has_weights=self._has_weights)
         self._arrays = ArrayReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
         self._remember(
             maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
-            device=self.device, staged=staged, **options,
+            device=self.device, staged=given["staged"], **rows,
         )  # fmt: skip
 
     def _own_arguments(self) -> Mapping[str, Any]:
@@ -117,7 +127,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         with warnings.catch_warnings():  # a reader's can't be written to
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(arrays["rows"])
-        table = Table(plan, self.device, rows=rows, rings=arrays["rings"], envs=arrays["envs"])
+        memory = Memory(rows, arrays["rings"], arrays["envs"])
+        table = Table(plan, self.device, memory=memory, order=fence)
         if not self._folder.read_only:
             table.recover()
         return table
@@ -174,7 +185,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """
         spaces = observation_space, action_space
         plan = plan_replay(
-            capacity, *spaces, num_envs=num_envs, is_per_env=cls._is_per_env, **options
+            capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env
         )
         return cls._bytes_for(plan)(plan.capacity)
 
@@ -462,15 +473,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             batch_size: B.
             columns: What it is to have, as of `sample`.
         """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
-        if columns is None:
-            return None
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices", "weights"}
+        return self._reader.batch(batch_size, None, columns)
 
     def _batch(
         self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
@@ -480,12 +483,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._folder.require_open()
         if self._table.is_empty and not self._is_capturing() and not len(self):
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
-        if out is None:
-            return self._reader.new(batch_size, chosen)
-        return read_out(out, batch_size, self._reader, chosen)
+        return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
         """Draw rows and gather them."""
@@ -505,11 +503,12 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             return
         deadline = time.monotonic() + _READ_TIMEOUT
         while True:
+            committed = self._table.committed.copy()
             self._draw_and_gather(batch, kind)
             if not folder.read_only:
                 folder.arrays["generator"][...] = self._random.get_state()
                 return
-            if self._table.were_whole(batch.memory.indices.numpy()):
+            if self._table.were_whole(batch.memory.indices.numpy(), committed):
                 return
             if time.monotonic() > deadline:
                 raise BufferMisuseError(
@@ -586,7 +585,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         given = as_array("indices", indices, self.device)
         fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
         rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)
-        chosen = self._read_columns(columns)
+        chosen = self._reader.read_columns(columns)
         batch = self._get(rows, chosen) if fits else None
         if batch is None:
             raise BufferMisuseError(
@@ -600,6 +599,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         table = self._table
         self._require_open()
         self._settle()
+        committed = table.committed.copy()
         if rows.min() < 0 or rows.max() >= table.plan.num_rows or not table.are_live(rows).all():
             return None
         batch = self._reader.new(len(rows), columns)
@@ -608,7 +608,203 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             batch.memory.weights.fill_(1.0)
         self._reader.fill(batch)
         is_read = self._folder is not None and self._folder.read_only
-        return None if is_read and not table.were_whole(rows) else batch
+        return None if is_read and not table.were_whole(rows, committed) else batch
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, Any]]:
         return self._table.plan.layout, self.rows()
+
+
+class UniformReplayBuffer(ReplayBuffer):
+    """Draws transitions with equal probability; see the classes below."""
+
+    _draws: Draw = "rows"
+
+    def sample(
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        replace: bool = True,
+        columns: Iterable[str] | None = None,
+    ) -> ReplayBatch:
+        """Draw transitions, all equally likely, or as `over` of a `PerEnvReplayBuffer` says.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            replace: False draws B different ones; only over transitions.
+            columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
+                same rows are drawn, and copied in part; `indices` are always there.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
+                an argument does not fit.
+        """
+        draw: Draw = self._draws
+        if not replace:
+            if draw != "rows":
+                raise BufferMisuseError("replace=False needs over='transitions'")
+            draw = "distinct"
+        batch = self._batch(batch_size, out, columns)
+        self._fill(batch, draw)
+        return batch
+
+    def sample_sequences(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
+    ) -> SequenceBatch:
+        """Draw sequences of steps of one episode each, all that there are equally likely.
+
+        As of priorities that are all the same: the b-th of a batch comes from the b-th of B equal
+        parts of the rows. Steps of episodes that are not over count as well. The first call, and
+        each with other options than the one before, goes through all rows once.
+
+        Args:
+            batch_size: B.
+            sequence_length: L.
+            burn_in: Number of steps at the start of a sequence that only bring a recurrent state up
+                to date; False in `learn_mask`. Sequences that begin with their episode have none.
+            overlap: Number of steps that a sequence shares with the next of its episode; they
+                begin at every (L - overlap)-th step. None lets them begin at any step.
+            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
+                False in `mask`. At least one step is left to learn from. Otherwise all are full.
+            initial_states: Names of extra columns with the state of the policy before each step: a
+                batch has those of the first steps only, (B, ...), in `initial_states` instead of
+                `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
+                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
+                and the like) is always there.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, there is no such sequence, or the buffer
+                has track_episodes=False or over="envs".
+        """
+        options = read_sequences(sequence_length, burn_in, overlap, pad)
+        return self._sample_sequences(batch_size, options, initial_states, columns)
+
+
+class SharedReplayBuffer(UniformReplayBuffer):
+    """The newest `capacity` transitions of all environments, in one ring.
+
+    Args:
+        capacity: Number of transitions held, exactly, however many environments there are.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        num_envs: Number of environments; needed by the three options that follow.
+        n_step: Length of the windows that rewards are summed over. A window ends early with its
+            episode, and at the newest transition of its environment; `discounts` of the batch has
+            the right power of gamma.
+        gamma: Discount per step; with it batches have `discounts`.
+        store_next: False stores observations once: the next observation is read from the row that
+            follows. Those that episodes ended with are kept apart.
+        frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
+            frame is stored once then; `add` takes stacks, or the newest frame of each alone.
+        track_env: Keep the env id of each transition; batches have `env_ids`.
+        track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live and batches are made.
+        seed: Of the generator; None takes entropy of the system.
+        staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> buffer.add(**step, terminations=flags, truncations=flags)
+    >>> batch = buffer.sample(256)
+    >>> len(buffer), tuple(batch.obs.shape)
+    (3, (256, 4))
+    """
+
+
+class PerEnvReplayBuffer(UniformReplayBuffer):
+    """The newest `capacity` transitions of each environment, in a ring of its own.
+
+    Args:
+        capacity: Number of transitions held of each environment.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        num_envs: Number of environments.
+        over: "transitions" draws all transitions with equal probability, so that an environment
+            counts by what it has; "envs" an environment that has some first, then one of its.
+        n_step: As in `SharedReplayBuffer`, like all that follow.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
+        track_env: Batches have `env_ids`.
+        track_episodes: Keep what follows on what, for `sample_sequences`.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live and batches are made.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = PerEnvReplayBuffer(100, Box(-1, 1, (4,)), Discrete(2), num_envs=3, seed=0)
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> buffer.add(**step, terminations=flags, truncations=flags)
+    >>> buffer.counts.tolist(), tuple(buffer.sample(256).obs.shape)
+    ([1, 1, 1], (256, 4))
+    """
+
+    _is_per_env = True
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int,
+        over: str = "transitions",
+        **options: Unpack[ReplayOptions],
+    ):
+        if not isinstance(over, str) or over not in _DRAWS:
+            raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
+        self.over = over
+        super().__init__(capacity, observation_space, action_space, num_envs=num_envs, **options)
+
+    @property
+    def _draws(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _DRAWS[self.over]
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"over": self.over}
+
+    _own_arguments = _own_settings
+
+    def _require_sequences(self) -> SequenceIndex:
+        if self.over != "transitions":
+            raise BufferMisuseError("sample_sequences needs over='transitions'")
+        return super()._require_sequences()
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 (num_envs,), transitions held of each environment; a copy."""
+        begin, end = self._table.live()
+        return end - begin

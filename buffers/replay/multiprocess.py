@@ -17,7 +17,6 @@ from gymnasium import Space
 from buffers.core.arguments import (
     MAX_COUNT,
     check_count,
-    read_columns,
     read_distinct_ids,
     read_number,
 )
@@ -26,10 +25,9 @@ from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch, end_prefetch
-from buffers.replay.batches import Reader, ReplayBatch, column_names, read_out
+from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import draw_uniform
-from buffers.replay.plan import PlainOptions, Plan, plan_replay
-from buffers.replay.reading import ArrayReader
+from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
 from buffers.replay.shared_memory import (
     MAX_WRITERS,
     Address,
@@ -37,7 +35,7 @@ from buffers.replay.shared_memory import (
     fence,
     shared_bytes,
 )
-from buffers.replay.table import Table
+from buffers.replay.table import ArrayReader, Memory, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -47,6 +45,17 @@ _PAUSE = 0.001  # seconds between looks at what is waited for
 _DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _DONE, _WAIT, _LOST = range(3)  # what came of a draw
+
+
+class _Options(PlainOptions, total=False):
+    """Arguments that few need."""
+
+    min_size_to_sample: int
+    error_buffer: float | None
+
+
+_ROW_DEFAULTS = {name: ROW_DEFAULTS[name] for name in PlainOptions.__annotations__}
+_DEFAULTS = {**_ROW_DEFAULTS, "min_size_to_sample": 1, "error_buffer": None}
 
 
 class MultiprocessReplayBuffer:
@@ -107,22 +116,14 @@ class MultiprocessReplayBuffer:
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
         seed: int | None = None,
         samples_per_insert: float | None = None,
-        min_size_to_sample: int = 1,
-        error_buffer: float | None = None,
         timeout: float = 60.0,
+        **options: Unpack[_Options],
     ):
-        rows: PlainOptions = {
-            "n_step": n_step,
-            "gamma": gamma,
-            "track_env": track_env,
-            "extra_columns": dict(extra_columns or {}),
-        }
+        name = type(self).__name__
+        given = read_options(name, options, _DEFAULTS)
+        rows: Any = {option: given[option] for option in PlainOptions.__annotations__}
         spaces = observation_space, action_space
         self._arguments = capacity, spaces, num_writers, num_envs, rows
         plan = self._plan = _plan(*self._arguments)
@@ -131,13 +132,12 @@ class MultiprocessReplayBuffer:
         self.n_step, self.gamma = plan.n_step, plan.gamma
         self.observation_space, self.action_space = observation_space, action_space
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
-        least = check_count("min_size_to_sample", min_size_to_sample)
+        least = check_count("min_size_to_sample", given["min_size_to_sample"])
         if least > self.capacity:
             raise BufferMisuseError(
                 f"min_size_to_sample is {least}, expected at most the capacity, {self.capacity}"
             )
-        limits = _read_limits(samples_per_insert, least, error_buffer)
-        name = type(self).__name__
+        limits = _read_limits(samples_per_insert, least, given["error_buffer"])
         needed = shared_bytes(plan)
         check_room(
             name, self.capacity, lambda rows: needed * rows // max(1, self.capacity), self.device
@@ -150,14 +150,12 @@ class MultiprocessReplayBuffer:
         self._guard, self._pid = Guard(), os.getpid()
         memory = self._memory
         with torch.inference_mode(False):
-            self._table = Table(
-                plan, self.device, rows=memory.rows, rings=memory.slots, envs=memory.envs
-            )
+            parts = Memory(memory.rows, memory.slots, memory.envs)
+            self._table = Table(plan, self.device, memory=parts)
         self._reader, self._random = (
             Reader(self._table, has_weights=False),
             DeviceGenerator(seed, _CPU),
         )
-        self._column_names = column_names(plan.layout, has_weights=False)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
 
     @staticmethod
@@ -262,12 +260,7 @@ class MultiprocessReplayBuffer:
             batch_size: B.
             columns: What it is to have, as of `sample`.
         """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices"}
+        return self._reader.batch(batch_size, None, columns)
 
     def sample(
         self,
@@ -306,12 +299,7 @@ class MultiprocessReplayBuffer:
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()  # also before the lock, which a fork may have left taken
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
-        if out is None:
-            batch = self._reader.new(size, chosen)
-        else:
-            batch = read_out(out, size, self._reader, chosen)
+        batch = self._reader.batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == _DONE:
             return batch
@@ -354,7 +342,7 @@ class MultiprocessReplayBuffer:
         """
         self._check_usable()
         size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._read_columns(columns)
+        chosen = self._reader.read_columns(columns)
         names = None if chosen is None else (*chosen, "indices")
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
@@ -529,11 +517,14 @@ class ReplayWriter:
         plan = self._plan = replace(whole, num_rings=1, num_envs=num_envs)
         rows, first_env = slice(index * plan.span, (index + 1) * plan.span), index * num_envs
         with torch.inference_mode(False):
+            parts = Memory(
+                memory.rows[rows],
+                memory.slots[index : index + 1],
+                memory.envs[first_env : first_env + num_envs],
+            )
             self._table = Table(
-                plan, _CPU, rows=memory.rows[rows], rings=memory.slots[index : index + 1],
-                envs=memory.envs[first_env : first_env + num_envs],
-                first_row=rows.start, first_env=first_env, order=fence,
-            )  # fmt: skip
+                plan, _CPU, memory=parts, first_row=rows.start, first_env=first_env, order=fence
+            )
         # No episode goes on, and links that another has left lead to rows that are there.
         self._table.envs["is_open"] = False
         self._table.recover()
@@ -655,12 +646,11 @@ def _plan(
     spaces: tuple[Space, Space],
     num_writers: Any,
     num_envs: int | None,
-    rows: PlainOptions,
+    rows: Mapping[str, Any],
 ) -> Plan:
     """Check arguments; the plan is that of rings, of which each writer has one."""
-    if unknown := sorted(rows.keys() - PlainOptions.__annotations__):
-        raise TypeError(f"a MultiprocessReplayBuffer takes no {unknown[0]!r}")
-    whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
+    rows = read_options("MultiprocessReplayBuffer", rows, _ROW_DEFAULTS)
+    whole = plan_replay(capacity, *spaces, rows, num_envs=num_envs)
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:
         fits = max(2, -(-whole.capacity // rings)) * rings
@@ -669,7 +659,7 @@ def _plan(
             f"transitions for each at least; take {fits}"
         )
     of_each = whole.capacity // rings
-    return plan_replay(of_each, *spaces, num_envs=num_envs, num_writers=rings, **rows)
+    return plan_replay(of_each, *spaces, rows, num_envs=num_envs, num_writers=rings)
 
 
 def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ import torch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
 from buffers.core.rows import FrameLayout
-from buffers.core.state import checked_array, contradiction
+from buffers.core.state import check_bools, checked_array, contradiction
 from buffers.replay.plan import Plan
 
 __all__ = ["Once", "Placed", "Prepared", "first_break"]
@@ -450,8 +450,7 @@ class Once:
             if field.dtype == np.bool_:
                 begin = field.offset - layout.obs_at
                 for name in ("units", "heads"):
-                    if (found[name][..., begin : begin + field.nbytes] > 1).any():
-                        raise contradiction(f"bytes of bools in {name} are no bools")
+                    check_bools(name, [found[name][..., begin : begin + field.nbytes]])
 
     def take(self, found: Mapping[str, np.ndarray]) -> None:
         """Take over what was checked; `recover` comes next."""

@@ -24,7 +24,18 @@ from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 from buffers.replay.frames import FrameStack, plan_frames
 
-__all__ = ["MAX_ROWS", "PlainOptions", "Plan", "ReplayOptions", "RowOptions", "plan_replay"]
+__all__ = [
+    "DEFAULTS",
+    "MAX_ROWS",
+    "ROW_DEFAULTS",
+    "MoreOptions",
+    "PlainOptions",
+    "Plan",
+    "ReplayOptions",
+    "RowOptions",
+    "plan_replay",
+    "read_options",
+]
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
 _GRAIN = 16  # of the stride: the largest item torch has
@@ -58,15 +69,48 @@ class RowOptions(PlainOptions, total=False):
     frame_stack: int | FrameStack | None
 
 
-class ReplayOptions(RowOptions, total=False):
-    """Arguments of replay buffers of one process besides `num_envs`; see `SharedReplayBuffer`."""
+class MoreOptions(RowOptions, total=False):
+    """Arguments of replay buffers of one process that few need; see `SharedReplayBuffer`."""
 
-    device: torch.device | str
-    seed: int | None
     staged: bool
     storage: str
     folder: str | os.PathLike[str] | None
     read_only: bool
+
+
+class ReplayOptions(MoreOptions, total=False):
+    """All arguments of these besides `num_envs`."""
+
+    device: torch.device | str
+    seed: int | None
+
+
+ROW_DEFAULTS: dict[str, Any] = {
+    "n_step": 1,
+    "gamma": None,
+    "track_env": False,
+    "extra_columns": None,
+    "store_next": True,
+    "track_episodes": False,
+    "frame_stack": None,
+}
+DEFAULTS: dict[str, Any] = ROW_DEFAULTS | {
+    "staged": False,
+    "storage": "memory",
+    "folder": None,
+    "read_only": False,
+}
+
+
+def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the defaults of those that are not given.
+
+    Raises:
+        TypeError: One is given that a buffer of this kind does not have.
+    """
+    if unknown := sorted(given.keys() - known.keys()):
+        raise TypeError(f"{kind} has no option {unknown[0]!r}; expected some of {sorted(known)}")
+    return {**known, **given}
 
 
 @dataclass(frozen=True)
@@ -82,7 +126,6 @@ class Plan:
         num_envs: Environments of all rings together; 0 if they are not told apart.
         n_step: Longest window.
         gamma: Discount per step, or None.
-        last_at: The byte of a row at which what is read of the last row begins.
         is_linked: Rows say which row follows them in their episode.
         is_once: Observations, or frames, are stored once, so that links lead to the next one.
         max_gap: The number of rows by which a frame may lie behind the one before it.
@@ -96,7 +139,6 @@ class Plan:
     num_envs: int
     n_step: int
     gamma: float | None
-    last_at: int
     is_linked: bool
     is_once: bool
     max_gap: int
@@ -138,24 +180,24 @@ def plan_replay(
     capacity: int,
     observation_space: Space,
     action_space: Space,
+    options: Mapping[str, Any],
     *,
     num_envs: int | None,
     is_per_env: bool = False,
     num_writers: int = 1,
-    n_step: int = 1,
-    gamma: float | None = None,
-    store_next: bool = True,
-    track_env: bool = False,
-    track_episodes: bool = False,
-    extra_columns: Mapping[str, Space] | None = None,
-    frame_stack: int | FrameStack | None = None,
 ) -> Plan:
     """Check the arguments of a replay buffer.
 
     Raises:
         BufferMisuseError: One of them is wrong, or two do not go together.
+        TypeError: There is an option that is none of `RowOptions`.
     """
-    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step, MAX_ROWS)
+    given = read_options("a replay buffer", options, ROW_DEFAULTS)
+    gamma, frame_stack = given["gamma"], given["frame_stack"]
+    store_next, track_env = given["store_next"], given["track_env"]
+    track_episodes = given["track_episodes"]
+    capacity = check_count("capacity", capacity)
+    n_step = check_count("n_step", given["n_step"], MAX_ROWS)
     if gamma is not None:
         gamma = read_number("gamma", gamma)
     if n_step > 1 and gamma is None:
@@ -188,19 +230,19 @@ def plan_replay(
             f"capacity {capacity} makes {span * num_rings} rows, expected at most {MAX_ROWS}"
         )
     is_linked = n_step > 1 or is_once or track_episodes
-    layout, last_at = _plan_rows(
+    taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
+    others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
+    layout = _plan_rows(
         observation_space,
         leaves,
-        action_space,
-        extra_columns,
+        others,
         has_next=not is_once,
         is_linked=is_linked,
         has_env_ids=track_env or track_episodes,
         frames=frames,
-        taken=_TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN,
     )
     return Plan(
-        layout, capacity, span, num_rings, number * num_writers, n_step, gamma, last_at,
+        layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
 
@@ -208,54 +250,47 @@ def plan_replay(
 def _plan_rows(
     observation_space: Space,
     obs_leaves: list[Leaf],
-    action_space: Space,
-    extra_columns: Mapping[str, Space] | None,
+    others: list[Leaf],
     *,
     has_next: bool,
     is_linked: bool,
     has_env_ids: bool,
     frames: FrameLayout | None,
-    taken: frozenset[str],
-) -> tuple[RowLayout, int]:
-    """Pack the fields of a row; return them, and where those of the last row of a window begin.
+) -> RowLayout:
+    """Pack the fields of a row.
 
-    Rows are padded to whole cache lines where that costs an eighth at most.
-
-    Raises:
-        BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
+    Rows are padded to whole cache lines where that costs an eighth at most. `others` are the action
+    and the extra columns.
     """
     following = [leaf._replace(path="next_" + leaf.path) for leaf in obs_leaves if has_next]
     if frames is not None:
         obs_leaves = [Leaf("obs", frames.shape, frames.dtype)]
-    extras = extra_leaves(extra_columns, taken)
     packer = RowPacker()
     start = packer.add(_largest_first(obs_leaves))
     obs_bytes = packer.end - start
     packer.end += -packer.end % _WORD
-    for leaf in _largest_first([action_leaf(action_space), *extras]):
+    for leaf in _largest_first(others):
         packer.add([leaf])
     if has_env_ids:
         packer.add([Leaf("env_ids", (), np.dtype(np.int32))])
     packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
-    last_at = packer.end
     packer.add(_largest_first(following))
     packer.add([Leaf("rewards", (), np.dtype(np.float32))])
     if is_linked:
         packer.add([Leaf("link", (), np.dtype(np.int32))])
     for name in ("terminations", "truncations"):
         packer.add([Leaf(name, (), np.dtype(np.bool_))])
-    layout = RowLayout(
+    return RowLayout(
         observation_space,
         packer.fields,
         [leaf.path for leaf in obs_leaves],
         [leaf.path for leaf in following],
-        [leaf.path for leaf in extras],
+        [leaf.path for leaf in others[1:]],
         start,
         obs_bytes,
         row_stride(packer.end, _GRAIN),
         frames,
     )
-    return layout, last_at
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

@@ -441,14 +441,13 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
 
 
 @njit(cache=True)
-def check_update(leaves, priorities, begin, end, span, bound, largest, rows, values):
+def check_update(leaves, priorities, live, bound, largest, rows, values):
     """Look for a leaf that holds nothing, or a priority not in 0 .. bound.
 
     Args:
         leaves: int64 (K,).
         priorities: float64 (K,).
-        begin, end: The first number that can be drawn, and the one behind the last.
-        span: Rows.
+        live: The first number that can be drawn, the one behind the last, and the rows there are.
         bound: See above.
         largest: float64 (1,), raised to the largest priority if all is well.
         rows: int64 (K,), written: the leaves that can be drawn.
@@ -457,6 +456,7 @@ def check_update(leaves, priorities, begin, end, span, bound, largest, rows, val
     Returns:
         -1 - the number of these, or the index of the first that is wrong.
     """
+    begin, end, span = live
     found, count, first = largest[0], 0, begin % span
     for i in range(leaves.shape[0]):
         row, value = leaves[i], priorities[i]

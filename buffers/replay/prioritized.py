@@ -332,7 +332,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
         self._insert_new()
         rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
-        wrong = check_update(leaves, given, begin, end, span, bound, self._largest, rows, values)
+        wrong = check_update(leaves, given, (begin, end, span), bound, self._largest, rows, values)
         if wrong >= 0:
             raise BufferMisuseError(
                 f"indices[{wrong}] is {leaves[wrong]} and priorities[{wrong}] {given[wrong]}, "

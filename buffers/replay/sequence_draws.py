@@ -32,7 +32,6 @@ class SequenceDraws:
     _reader: Any
     _random: Any
     _sequences: SequenceIndex | None
-    _column_names: tuple[str, ...]
     device: torch.device
 
     def rows(self) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class SequenceDraws:
         mask = indices >= 0
         wanted = {*ReplayBatch._fields, "env_ids", *layout.extras} if chosen is None else chosen
         drawn = self._reader.new(
-            rows.size, frozenset(wanted - {*names}).intersection(self._column_names)
+            rows.size, frozenset(wanted - {*names}).intersection(self._reader.column_names)
         )
         # What has run out is read from the first row, and set to zero below.
         drawn.indices.copy_(torch.where(mask, indices, indices[:, :1]).view(-1))

@@ -36,6 +36,41 @@ def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
     return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 16 * num_rings
 
 
+class Live(NamedTuple):
+    """Numbers that can be drawn: from begin to before end, int64 (R,); rows of a ring."""
+
+    begin: np.ndarray
+    end: np.ndarray
+    span: int
+
+
+class Steps(NamedTuple):
+    """What is kept of rows and environments.
+
+    Attributes:
+        following: int32 (rows,), row + 1 of the next one in the episode, or 0.
+        step_of: int32 (rows,), the number of the row in its episode, or -1.
+        env_of: int32 (rows,), its environment.
+        per_env: int64 (4, N): tails, row + 1 of the newest, or 0 if it is gone; candidates, row + 1
+            of the oldest row of the open episode that is not the start of a sequence yet, or 0;
+            reaches, rows from that to the newest, both included; numbers of the next rows if the
+            episodes go on, which rows behind those that are gone get.
+    """
+
+    following: np.ndarray
+    step_of: np.ndarray
+    env_of: np.ndarray
+    per_env: np.ndarray
+
+
+class Starts(NamedTuple):
+    """Which rows begin a sequence: see `SequenceOptions`; a period of 0 as long as none does."""
+
+    needed: int
+    needed_at_start: int
+    period: int
+
+
 class SequenceMemory(NamedTuple):
     """What the sequences of a batch were when it was drawn."""
 
@@ -62,8 +97,9 @@ class SequenceIndex:
         plan = table.plan
         self._table, self._num_rows, num_rings = table, plan.num_rows, plan.num_rings
         self.tree = SumTree(self._num_rows)
-        self._following, self._steps, self._envs = np.zeros((3, self._num_rows), np.int32)
-        self._per_env = np.zeros((4, plan.num_envs), np.int64)
+        following, steps, envs = np.zeros((3, self._num_rows), np.int32)
+        self._kept = Steps(following, steps, envs, np.zeros((4, plan.num_envs), np.int64))
+        self._steps, self._per_env = self._kept.step_of, self._kept.per_env
         self._done, self._dead = np.zeros((2, num_rings), np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.version = 1.0, False, 0
@@ -74,14 +110,15 @@ class SequenceIndex:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = [self._following, self._steps, self._envs, self._per_env, self._done, self._dead]
+        arrays = [*self._kept, self._done, self._dead]
         arrays += [self._row_envs] if self._table.is_staged else []
         return self.tree.nbytes + sum(array.nbytes for array in arrays)
 
     def reset(self) -> None:
         """Know of no row."""
+        for array in self._kept:
+            array[:] = 0
         self._steps[:] = _EMPTY
-        self._following[:], self._envs[:], self._per_env[:] = 0, 0, 0
         self._done[:], self._dead[:] = 0, 0
         fill_leaves(*self.tree.arrays, np.zeros(len(self._steps)))
         self.options, self.largest, self.is_updated = None, 1.0, False
@@ -113,10 +150,9 @@ class SequenceIndex:
             self._fetch(begin)
         options = self.options or SequenceOptions(1, 0, 0, False)
         follow_rows(
-            table.links, self._row_envs, table.envs["is_open"], begin, table.committed, plan.span,
-            self._done, self._dead, self._following, self._steps, self._envs, self._per_env,
-            *self.tree.arrays, options.needed, options.needed_at_start, options.period,
-            float(value),
+            (table.links, self._row_envs, table.envs["is_open"]),
+            Live(begin, table.committed, plan.span), (self._done, self._dead), self._kept,
+            self.tree.arrays, _starts(options), float(value),
         )  # fmt: skip
 
     def _fetch(self, begin: np.ndarray) -> None:
@@ -158,11 +194,9 @@ class SequenceIndex:
 
     def _mark(self, options: SequenceOptions, values: np.ndarray) -> None:
         is_start = np.zeros(len(self._steps), np.bool_)
-        mark_starts(
-            *self._table.live(), self._table.plan.span, self._following, self._steps, self._envs,
-            self._per_env, options.needed, options.needed_at_start, options.period,
-            np.zeros(len(self._steps), np.int32), is_start,
-        )  # fmt: skip
+        live = Live(*self._table.live(), self._table.plan.span)
+        remaining = np.zeros(len(self._steps), np.int32)
+        mark_starts(live, self._kept, _starts(options), remaining, is_start)
         fill_leaves(*self.tree.arrays, np.where(is_start, values, 0.0))
         self.options = options
         self.version += 1
@@ -193,7 +227,7 @@ class SequenceIndex:
         self.tree.draw(points.cpu().numpy(), starts, weights, beta)
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
-        walk(self._following, self._steps, starts, rows, steps)
+        walk(self._kept.following, self._steps, starts, rows, steps)
         memory = SequenceMemory(self, starts, self._table.committed.copy(), self.version)
         return rows, steps, weights, memory
 
@@ -290,16 +324,17 @@ class SequenceIndex:
             self._fetch(begin)
         self._steps[:] = found[_STEPS]
         self._per_env[3] = found[_NEXTS]
-        restore_rows(
-            table.links, self._row_envs, begin, end, table.plan.span,
-            self._following, self._steps, self._envs, self._per_env,
-        )  # fmt: skip
+        restore_rows(table.links, self._row_envs, Live(begin, end, table.plan.span), self._kept)
         self._done[:], self._dead[:] = end, begin
         if "sequence_options" in found and found["sequence_options"][0]:
             length, burn_in, period, pad, is_updated, largest = found["sequence_options"].tolist()
             options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
             self._mark(options, found["sequence_priorities"])
             self.is_updated, self.largest = bool(is_updated), largest
+
+
+def _starts(options: SequenceOptions) -> Starts:
+    return Starts(options.needed, options.needed_at_start, options.period)
 
 
 def _described(options: SequenceOptions) -> str:
@@ -334,39 +369,35 @@ def fill_leaves(tree, starts, values):
 
 
 @njit(cache=True)
-def follow_rows(
-    links, row_envs, is_open, begin, end, span, done, dead, following, step_of, env_of, per_env,
-    tree, starts, needed, needed_at_start, period, value,
-):  # fmt: skip
+def follow_rows(rows, live, known, kept, tree, wanted, value):
     """Take note of the rows that were added since the last call, and of those that are gone.
 
     Args:
-        links: int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the rows.
-        row_envs: int32 (rows,), environments of rows.
-        is_open: bool (N,), the newest row of the env did not end its episode.
-        begin, end: int64 (R,), numbers that can be drawn.
-        span: Rows of a ring.
-        done: int64 (R,), rows of each ring taken note of; brought up to date.
-        dead: int64 (R,), those of them that are gone; the same.
-        following, step_of, env_of: int32 (rows,), written: row + 1 of the next one in the episode
-            or 0, its number in that or -1, its environment.
-        per_env: int64 (4, N), written: tails, row + 1 of the newest, or 0 if it is gone;
-            candidates, row + 1 of the oldest row of the open episode that is not the start of a
-            sequence yet, or 0; reaches, rows from that to the newest, both included; numbers of
-            the next rows if the episodes go on, which rows behind those that are gone get.
-        tree, starts: Of a `SumTree`, written.
-        needed, needed_at_start: See `SequenceOptions`.
-        period: The same; 0 as long as no sequences are wanted.
+        rows: links int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the rows;
+            environments int32 (rows,); and is_open bool (N,), the newest row of the env did not end
+            its episode.
+        live: `Live`.
+        known: int64 (R,) each, rows of each ring taken note of, and those of them that are gone;
+            brought up to date.
+        kept: `Steps`, written.
+        tree: Of a `SumTree`, and the starts of its levels; written.
+        wanted: `Starts`.
         value: Of new sequences.
     """
+    links, row_envs, is_open = rows
+    begin, end, span = live
+    done, dead = known
+    following, step_of, env_of, per_env = kept
+    leaves, levels = tree
+    needed, needed_at_start, period = wanted
     tails, candidates, reaches, nexts = per_env[0], per_env[1], per_env[2], per_env[3]
     num_rows = links.shape[0]
     for ring in range(done.shape[0]):
         for number in range(dead[ring], min(begin[ring], done[ring])):
             row = ring * span + number % span
             env = env_of[row]
-            if tree[row] > 0.0:
-                set_leaf(tree, starts, row, 0.0)
+            if leaves[row] > 0.0:
+                set_leaf(leaves, levels, row, 0.0)
             if candidates[env] == row + 1:
                 candidates[env] = following[row]
                 reaches[env] -= 1
@@ -399,7 +430,7 @@ def follow_rows(
                 if reaches[env] < (needed if step_of[start] else needed_at_start):
                     break
                 if step_of[start] % period == 0:
-                    set_leaf(tree, starts, start, value)
+                    set_leaf(leaves, levels, start, value)
                 candidates[env] = following[start]
                 reaches[env] -= 1
         done[ring] = end[ring]
@@ -414,7 +445,7 @@ def count_overwritten(envs, is_over, capacity, left, nexts):
         is_over: bool (K,), the next row of the env begins another episode.
         capacity: Of a ring.
         left: int64 (rings,), zeros; written.
-        nexts: int64 (N,), numbers of the next rows, see `follow_rows`; written.
+        nexts: int64 (N,), numbers of the next rows, see `Steps`; written.
     """
     last_ring, last = left.shape[0] - 1, nexts.shape[0] - 1
     for i in range(envs.shape[0]):
@@ -428,19 +459,19 @@ def count_overwritten(envs, is_over, capacity, left, nexts):
 
 
 @njit(cache=True)
-def mark_starts(
-    begin, end, span, following, step_of, env_of, per_env, needed, needed_at_start, period,
-    remaining, is_start,
-):  # fmt: skip
+def mark_starts(live, kept, wanted, remaining, is_start):
     """Find the rows that begin a sequence.
 
     Args:
-        begin, end, span, following, step_of, env_of, per_env: As in `follow_rows`; of per_env
-            candidates and reaches are written.
-        needed, needed_at_start, period: As there.
+        live: `Live`.
+        kept: `Steps`, of whose per_env candidates and reaches are written.
+        wanted: `Starts`.
         remaining: int32 (rows,), written: steps from the row to the last known of its episode.
         is_start: bool (rows,), zeros; written.
     """
+    begin, end, span = live
+    following, step_of, env_of, per_env = kept
+    needed, needed_at_start, period = wanted
     tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
     candidates[:] = 0
     for ring in range(begin.shape[0]):
@@ -457,8 +488,10 @@ def mark_starts(
 
 
 @njit(cache=True)
-def restore_rows(links, row_envs, begin, end, span, following, step_of, env_of, per_env):
+def restore_rows(links, row_envs, live, kept):
     """Fill following, env_of and tails of all rows that hold something; see `follow_rows`."""
+    begin, end, span = live
+    following, step_of, env_of, per_env = kept
     tails, num_rows = per_env[0], links.shape[0]
     tails[:] = 0
     for ring in range(begin.shape[0]):
@@ -475,7 +508,7 @@ def walk(following, step_of, starts, rows, steps):
     """Follow sequences int64 (B,) from their first rows, all at once, so that waits overlap.
 
     Args:
-        following, step_of: As in `follow_rows`.
+        following, step_of: As in `Steps`.
         starts: See above.
         rows: int64 (B, L), written: -1 where the episode has no more.
         steps: int32 (B, L), written: 0 there.

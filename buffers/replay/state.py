@@ -7,34 +7,49 @@ counts are found out anew.
 
 from __future__ import annotations
 
-import errno
 import os
-import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from buffers.core.copies import Rebuilt
+from buffers.core.arguments import resolve_device
+from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
 from buffers.core.rows import row_views
 from buffers.core.sequences import read_sequences
-from buffers.core.state import check_settings, checked_array, contradiction, name_fields
+from buffers.core.spaces import describe_space, space_of
+from buffers.core.state import (
+    SavedBuffer,
+    check_bools,
+    check_settings,
+    checked_array,
+    contradiction,
+    name_fields,
+)
 from buffers.replay.folder import Folder
+from buffers.replay.frames import FrameStack
 from buffers.replay.plan import Plan, own_settings
 from buffers.replay.table import Table
-from vecenv.files import whole_file
 
 __all__ = ["STATE_VERSION", "TableState", "Taken", "check_described", "describe"]
 
 STATE_VERSION = 3
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
+_MADE_WITH = "made_with"  # the arguments of the constructor, in files only
+_PLAIN = frozenset((
+    "num_envs", "n_step", "gamma", "store_next", "track_env", "track_episodes", "over", "device",
+    "staged",
+))  # fmt: skip
+_MALFORMED = (
+    AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 _PER_ENV = {"last": np.int64, "slot": np.int32, "is_open": np.bool_}
 
 
@@ -48,8 +63,8 @@ class Taken(NamedTuple):
     once: dict[str, np.ndarray]
 
 
-class TableState(Rebuilt):
-    """Gives a replay buffer `state_dict`, `load_state_dict`, `save`, `load` and copies."""
+class TableState(SavedBuffer):
+    """Gives a replay buffer states, files and copies."""
 
     _table: Table
     _kind: str
@@ -119,24 +134,13 @@ class TableState(Rebuilt):
         self._guard.rewind()
         return _mapped(self._views(), _copied)
 
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the buffer stood that `state_dict` was called on.
-
-        Raises:
-            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                made with other spaces, sizes or options, which are listed, or it contradicts
-                itself; nothing was changed.
-        """
-        self._take_state(state)
-
     def _take_state(self, state: Mapping[str, Any]) -> None:
         check_described(state, self._described())
         expected = self._views()
         missing = sorted(set(expected) - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        besides = sorted(str(n) for n in set(state) - set(expected))
+        besides = sorted(str(n) for n in set(state) - {*expected, _MADE_WITH})
         if besides:
             raise BufferMisuseError(
                 f"state has {besides} besides, which a buffer like this one does not save"
@@ -163,7 +167,7 @@ class TableState(Rebuilt):
         table, plan = self._table, self._table.plan
         rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
         is_open = checked_array("is_open", state["is_open"], np.bool_, (plan.num_envs,))
-        _check_bools("is_open", is_open.view(np.uint8))
+        check_bools("is_open", [is_open])
         folder.require_writable()
         if (rings[:, 1] == table.committed).all():
             table.envs["is_open"] = is_open
@@ -178,40 +182,68 @@ class TableState(Rebuilt):
         self._random.set_state(generator)
         folder.arrays["generator"][...] = generator
 
-    @exclusive
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is held into a file, all or nothing.
+    def _file_state(self) -> dict[str, Any]:
+        return {**self._views(), _MADE_WITH: self._arguments()}
 
-        Raises:
-            OSError: The disk is full or the folder is not there; a file that was there stays.
+    def _arguments(self) -> dict[str, Any] | None:
+        """Those of the constructor as torch saves them; None of a buffer whose rows are in files.
+
+        The exponents of priorities are left out: the state has them.
         """
-        self._guard.rewind()
-        with whole_file(Path(path)) as aside:
-            try:
-                with aside.open("wb") as file:
-                    torch.save(self._views(), file)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except RuntimeError as error:  # of torch's writer, when the disk refuses
-                raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
+        if self._folder is not None:
+            return None
+        _, (capacity, *spaces), options = self._made_by
+        made = {name: _plain(options[name]) for name in sorted(_PLAIN & options.keys())}
+        frames, extras = options.get("frame_stack"), options.get("extra_columns")
+        if frames is not None:
+            stack = frames if isinstance(frames, FrameStack) else FrameStack(frames)
+            made["frame_stack"] = {name: _plain(value) for name, value in asdict(stack).items()}
+        if extras is not None:
+            made["extra_columns"] = {name: describe_space(extras[name]) for name in extras}
+        return {"capacity": int(capacity), "spaces": [*map(describe_space, spaces)], **made}
 
-    @exclusive
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue where the buffer stood that `save` was called on.
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
+    ) -> Self:
+        """Make a buffer of what `save` wrote: of its size, spaces and options, and filled.
 
         Nothing in a file is believed, but others must not write to it meanwhile.
 
+        Args:
+            path: Of the file.
+            device: Where the buffer is to live; None takes that of the buffer that was saved. Its
+                generator goes on, so that it must be of the same kind.
+
         Raises:
-            CheckpointError: The file is damaged, cut off, or no checkpoint; nothing was changed.
-            BufferMisuseError: It does not fit this buffer, as in `load_state_dict`; nothing was
-                changed.
-            OSError: It cannot be opened.
+            CheckpointError: The file is damaged, cut off, or no checkpoint, or of another class, or
+                of a buffer whose rows are in a folder.
+            BufferMemoryError: There is no memory for such a buffer.
+            BufferMisuseError: There is no such device.
+            OSError: The file cannot be opened.
+
+        >>> import tempfile
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2)).save(f"{folder}/replay.pt")
+        ...     SharedReplayBuffer.from_file(f"{folder}/replay.pt").capacity
+        1000
         """
-        state = read_file(path)
+        state, name = read_state(path, cls.__name__), os.fspath(path)
+        if not isinstance(made := state.get(_MADE_WITH), Mapping):
+            raise CheckpointError(
+                f"{name} does not say how its buffer was made, as of one with storage='memmap', "
+                "whose rows are in its folder; make that buffer, and call its load"
+            )
         try:
-            self._take_state(state)
-        except BufferMisuseError as error:
-            raise CheckpointError(f"{os.fspath(path)}: {error}") from None
+            buffer = cls(**_read_arguments(made, device))
+        except (BufferMisuseError, *_MALFORMED) as error:
+            if device is not None:
+                resolve_device(device)  # that is not of the file
+            raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
+        buffer._load(state, name)
+        return buffer
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
@@ -219,6 +251,32 @@ class TableState(Rebuilt):
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_state(_mapped(state, _as_tensor))
+
+
+def _plain(value: Any) -> Any:
+    """A number as Python's, a device as its name; all else as it is."""
+    if isinstance(value, torch.device):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) -> dict[str, Any]:
+    """Arguments of a constructor, from a file; raise one of _MALFORMED if they are none."""
+    observation_space, action_space = map(space_of, made["spaces"])
+    found: dict[str, Any] = {name: made[name] for name in _PLAIN & made.keys()}
+    if "frame_stack" in made:
+        found["frame_stack"] = FrameStack(**made["frame_stack"])
+    if "extra_columns" in made:
+        extras = made["extra_columns"].items()
+        found["extra_columns"] = {name: space_of(described) for name, described in extras}
+    if device is not None:
+        found["device"] = device
+    return {
+        "capacity": made["capacity"],
+        "observation_space": observation_space,
+        "action_space": action_space,
+        **found,
+    }
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,34 +311,6 @@ def check_described(state: Any, own: Mapping[str, Any]) -> None:
             )
     check_settings(_listed(state), _listed(own))
     check_settings(*({"layout": [s.get("fields"), s.get("stride")]} for s in (state, own)))
-
-
-def read_file(path: str | os.PathLike[str]) -> Any:
-    """What `save` wrote, mapped into memory; nothing in it is executed.
-
-    Raises:
-        CheckpointError: It is no such file.
-        OSError: It can't be opened.
-    """
-    path = Path(path)
-    with path.open("rb"):  # says why it can't be
-        pass
-    if not path.is_file():
-        raise OSError(f"{path} is no regular file")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a place that the file does not have
-            raise
-        reason = "it is cut off"
-    except (
-        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
-        pickle.UnpicklingError, zipfile.BadZipFile, UnicodeDecodeError,
-    ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    raise CheckpointError(
-        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
-    )
 
 
 def held_blocks(table: Table) -> list[np.ndarray]:
@@ -327,7 +357,7 @@ def check_table(table: Table, state: Mapping[str, Any]) -> Taken:
     if plan.num_envs:
         for name, dtype in _PER_ENV.items():
             envs[name] = checked_array(name, state[name], dtype, (plan.num_envs,))
-        _check_bools("is_open", envs["is_open"].view(np.uint8))
+        check_bools("is_open", [envs["is_open"]])
         own = committed[np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)]
         if envs["last"].min() < 0 or (envs["last"] > own).any():
             raise contradiction("it has newest transitions that cannot be")
@@ -352,18 +382,11 @@ def _read_fields(plan: Plan, blocks: list[np.ndarray]) -> dict[str, np.ndarray]:
             block = block.copy()
         views = row_views(block.view(np.int64), fields)
         for path in bools:
-            _check_bools(path, views[path].view(np.uint8))
+            check_bools(path, [views[path]])
         for path in ("link", "env_ids"):
             if path in views:
                 found.setdefault(path, []).append(views[path].copy())
     return {path: np.concatenate(parts) for path, parts in found.items()}
-
-
-def _check_bools(name: str, values: np.ndarray) -> None:
-    """What takes a byte that is neither 0 nor 1 for a bool may count it wrongly."""
-    if (values > 1).any():
-        number = int((values > 1).sum())
-        raise contradiction(f"{number} bytes of bools in {name} are no bools")
 
 
 def _check_env_ids(plan: Plan, env_ids: np.ndarray, held: np.ndarray) -> None:

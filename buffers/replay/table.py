@@ -2,7 +2,7 @@
 
 ```
 #  add(columns, env_ids)
-#     |  read_transitions: shape, dtype, range, finiteness, ids, once            (core.arguments)
+#     |  ArrayReader.read: shape, dtype, range, finiteness, ids, once            (core.arguments)
 #     v
 #  Table.add    rings[r].begun += K      rows that are about to be written can't be drawn any more
 #     |         rows[i] = transition     at number % span of their ring
@@ -32,19 +32,20 @@ what leads to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import Transitions, read_row_ids, read_transitions, tree_leaves
 from buffers.core.compiling import njit
 from buffers.core.kernels import address_of, copy_item_at
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import row_views
+from buffers.core.rows import RowLayout, row_views
 from buffers.replay.once import Once, Placed, Prepared
 from buffers.replay.plan import Plan
 
-__all__ = ["ENVS", "RINGS", "Table"]
+__all__ = ["ENVS", "RINGS", "ArrayReader", "Memory", "Table"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
@@ -54,6 +55,99 @@ _CHUNK_BYTES = 1 << 18  # which stay in the cache
 _MAX_STAGES = 4  # numbers of rows whose memory is kept
 _LINE = 64
 _NO_ROWS, _NONE = np.zeros(0, np.int64), -1
+_FLOAT64 = np.dtype(np.float64)
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+_SMALL = 1e30
+_NAMES = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
+
+
+class ArrayReader:
+    """Reads the columns of adds: arrays that are as they are stored take little asking."""
+
+    def __init__(self, layout: RowLayout):
+        fields, once = layout.fields, [*layout.obs]
+        kinds = [(n, n) for n in once] + [(f"next_{n}", n) for n in once] + [("actions", "actions")]
+        kinds += [(n, n) for n in ("rewards", "terminations", "truncations", *layout.extras)]
+        self._layout, self._has_frames = layout, layout.frames is not None
+        self._fields = [(path, fields[n].shape, fields[n].dtype) for path, n in kinds]
+        self._is_flat, self._extras = layout.obs == ["obs"], {*layout.extras}
+        self._shape: tuple[int, ...] = (-1,)
+        self._expected = self._fields
+
+    def read(
+        self,
+        given: tuple[Any, ...],
+        extras: Mapping[str, Any],
+        env_ids: Any,
+        valid: Any,
+        num_envs: int,
+        device: torch.device,
+    ) -> Transitions:
+        """Transitions that can be written.
+
+        Args:
+            given: Columns in the order of the arguments of `add`; None for one that is not given.
+            extras: The extra columns.
+            env_ids: As of `add`, like the next.
+            valid: See above.
+            num_envs: Number of environments, 0 if they are not told apart.
+            device: Where tensors may lie besides the CPU.
+
+        Raises:
+            BufferMisuseError: Something does not fit.
+        """
+        rewards = given[3]
+        arrays = None
+        if valid is None and rewards.__class__ is np.ndarray and not self._has_frames:
+            arrays = self._read_plain(given, rewards, extras)
+        if arrays is not None:
+            count = len(rewards)
+            if env_ids is None:
+                if not (num_envs and count % num_envs):
+                    return Transitions(arrays, _NO_ROWS, None, None)
+            elif (
+                env_ids.__class__ is np.ndarray
+                and env_ids.dtype is _INT64
+                and env_ids.shape == (count,)
+                and count
+                and (not num_envs or env_ids.view(_UINT64).max() < num_envs)  # negative ones, too
+            ):
+                return Transitions(arrays, env_ids if num_envs else _NO_ROWS, None, None)
+            ids = read_row_ids(env_ids, count, num_envs, device)
+            return Transitions(arrays, ids if num_envs else _NO_ROWS, None, None)
+        named = zip(_NAMES, given, strict=True)
+        columns = {name: column for name, column in named if column is not None}
+        columns.update(extras)
+        return read_transitions(columns, self._layout, env_ids, valid, num_envs, device)
+
+    def _read_plain(
+        self, given: tuple[Any, ...], rewards: np.ndarray, extras: Mapping[str, Any]
+    ) -> dict[str, np.ndarray] | None:
+        """The arrays by path if all are as they are stored, and rewards are finite; else None."""
+        if extras or self._extras or not self._is_flat:
+            if extras.keys() != self._extras:
+                return None
+            obs, next_obs, actions, _, *flags = given
+            space, more = self._layout.observation_space, [extras[n] for n in self._layout.extras]
+            leaves = tree_leaves(space, obs, "obs"), tree_leaves(space, next_obs, "next_obs")
+            given = (*leaves[0], *leaves[1], actions, rewards, *flags, *more)
+        shape, found = rewards.shape, {}
+        if shape != self._shape:  # most adds have as many rows as the one before
+            if len(shape) != 1:
+                return None
+            self._expected = [(p, (*shape, *inner), dtype) for p, inner, dtype in self._fields]
+            self._shape = shape
+        for value, (path, expected, dtype) in zip(given, self._expected, strict=True):
+            if value.__class__ is not np.ndarray or value.shape != expected:
+                return None
+            is_stored = value.dtype is dtype or value.dtype == dtype
+            if not is_stored and (path != "rewards" or value.dtype != _FLOAT64):
+                return None
+            found[path] = value
+        # Where the sum of squares is small all are finite, also as float32; looking at each takes
+        # as long as the rest.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return found if rewards.dot(rewards) < _SMALL else None
 
 
 class Commit(NamedTuple):
@@ -65,6 +159,14 @@ class Commit(NamedTuple):
     once: Prepared | None
 
 
+class Memory(NamedTuple):
+    """What a table lies in."""
+
+    rows: torch.Tensor  # uint8 (num_rows, stride)
+    rings: np.ndarray  # RINGS (R,)
+    envs: np.ndarray  # ENVS (N,)
+
+
 class Table:
     """Rows, rings, environments.
 
@@ -72,9 +174,7 @@ class Table:
         plan: What there is in a row, and how many there are.
         device: Where the rows are.
         is_staged: The rows are written by operations of torch, as on devices.
-        rows: uint8 (num_rows, stride), memory of somebody else; or None.
-        rings: RINGS (R,), the same.
-        envs: ENVS (N,), the same.
+        memory: Of somebody else; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
         first_env: Of these environments among those of all writers.
         order: Called between what other processes must see in this order; None without any.
@@ -95,9 +195,7 @@ class Table:
         device: torch.device,
         *,
         is_staged: bool = False,
-        rows: torch.Tensor | None = None,
-        rings: np.ndarray | None = None,
-        envs: np.ndarray | None = None,
+        memory: Memory | None = None,
         first_row: int = 0,
         first_env: int = 0,
         order: Callable[[], None] | None = None,
@@ -106,8 +204,8 @@ class Table:
         self._first_row, self._first_env = first_row, first_env
         self._order = order
         stride = plan.layout.stride
-        if rows is not None:
-            self.rows = rows
+        if memory is not None:
+            self.rows = memory.rows
         elif device.type == "cpu":
             self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
         else:
@@ -117,8 +215,8 @@ class Table:
         if not is_staged:
             self._pages = self.rows.numpy()
             self.columns = row_views(self.words.numpy(), plan.layout.fields)
-        self.rings = np.zeros(plan.num_rings, RINGS) if rings is None else rings
-        self.envs = np.zeros(plan.num_envs, ENVS) if envs is None else envs
+        self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
+        self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
@@ -156,6 +254,8 @@ class Table:
         if self.is_torn:
             self.recover()
         end = self.committed.copy()
+        if self._order is not None:
+            self._order()
         return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
 
     def live_of_one(self) -> tuple[int, int]:
@@ -218,21 +318,26 @@ class Table:
         rings = rows // self.plan.span
         return self.numbers_of(rows) >= begin[rings]
 
-    def were_whole(self, rows: np.ndarray) -> bool:
-        """Whether rows int64 (K,), just read, were not written meanwhile by another process."""
-        begun, committed = self.begun.copy(), self.committed.copy()
-        rings, places = np.divmod(rows, self.plan.span)
-        newest = committed[rings] - 1
-        numbers = newest - (newest - places) % self.plan.span
-        return bool((numbers >= np.maximum(begun - self.plan.span, 0)[rings]).all())
+    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
+        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
 
-    def numbers_of(self, rows: np.ndarray) -> np.ndarray:
+        Args:
+            rows: See above.
+            committed: int64 (R,), a copy of that from before they were drawn: what has come since
+                may lie in them whole, but not have been whole while they were read.
+        """
+        if self._order is not None:
+            self._order()
+        oldest = np.maximum(self.begun - self.plan.span, 0)
+        return bool((self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]).all())
+
+    def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
         """The newest committed number that lies in each row int64 (K,); negative if there is none.
 
         Those of rows that are being written are of what they held before.
         """
         rings, places = np.divmod(rows, self.plan.span)
-        newest = self.committed[rings] - 1
+        newest = (self.committed if committed is None else committed)[rings] - 1
         return newest - (newest - places) % self.plan.span
 
     # What comes in.
@@ -322,10 +427,8 @@ class Table:
         ids, cuts = np.array(ids), _NO_ROWS if cuts is None else np.array(cuts)
         ends, envs = self.committed.copy(), self.envs.copy()
         found, flags = np.empty((5, count), np.int64), np.empty((3, count), np.bool_)
-        newest = np.full(plan.num_envs, _NONE)
-        has_several = place(
-            ids, is_over, cuts, self._envs_per_ring, plan.span, newest, envs, ends, found, flags
-        )
+        newest, sizes = np.full(plan.num_envs, _NONE), (self._envs_per_ring, plan.span)
+        has_several = place(ids, is_over, cuts, sizes, newest, envs, ends, (found, flags))
         numbers, rows, before, before_rows, previous = found
         is_kept, is_open, is_joined = flags
         return Placed(
@@ -520,26 +623,27 @@ def scatter(stage, places, rows, first, count, table):
 
 
 @njit(nogil=True, cache=True)
-def place(ids, is_over, cuts, per_ring, span, newest, envs, ends, found, flags):
+def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
     """Find rows for transitions, and the rows that they follow.
 
     Args:
         ids: int64 (K,), environments.
         is_over: bool (K,), the next row begins another episode.
         cuts: int64 (C,), environments whose episodes are cut before.
-        per_ring: Environments of a ring.
-        span: Rows of a ring.
+        sizes: Environments and rows of a ring.
         newest: int64 (N,), _NONE each; scratch memory.
         envs: ENVS (N,), brought up to date.
         ends: int64 (R,), transitions ever added to each ring; brought up to date.
-        found: int64 (5, K), written: numbers in the ring; rows; the number of the row before of the
-            same env, or -1; that row; the place of that among these, or -1.
-        flags: bool (3, K), written: not overwritten by the same add; the episode of the row before
-            goes on; and that row is still there.
+        written: int64 (5, K): numbers in the ring; rows; the number of the row before of the same
+            env, or -1; that row; the place of that among these, or -1. And bool (3, K): not
+            overwritten by the same add; the episode of the row before goes on; and that row is
+            still there.
 
     Returns:
         Whether an environment has several rows.
     """
+    per_ring, span = sizes
+    found, flags = written
     has_several = False
     for env in cuts:
         envs[env]["is_open"] = False

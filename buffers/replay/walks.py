@@ -16,25 +16,23 @@ __all__ = ["find_windows", "find_windows_there", "lead_back"]
 
 
 @njit(nogil=True, cache=True)
-def find_windows(
-    rewards, links, terminations, truncations, committed, span, lists, num_steps, gamma,
-    totals, sums, discounts,
-):  # fmt: skip
+def find_windows(columns, committed, span, lists, num_steps, gamma, totals, written):
     """Sum rewards along windows.
 
     Args:
-        rewards: float32 (num_rows,), of all rows, like the next three.
-        links: int32; 0, or the following row + 1, or beyond the rows where it is not there yet.
-        terminations, truncations: bool.
+        columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
+            or beyond the rows where it is not there yet; terminations and truncations, bool.
         committed: int64 (R,), transitions ever added to each ring.
         span: Rows of a ring.
         lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
         num_steps: Longest window.
         gamma: Discount per step.
         totals: float64 (B,), scratch memory.
-        sums: float32 (B,), written: discounted sums.
-        discounts: float32 (B,), written: gamma ** m after m steps, 0 if the last one terminated.
+        written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
+            the last one terminated.
     """
+    rewards, links, terminations, truncations = columns
+    sums, discounts = written
     rows, lasts = lists[0], lists[1]
     num_rows, factor = links.shape[0], 1.0
     stride, first, newest = rewards.strides[0], 0, (committed[0] - 1) % span

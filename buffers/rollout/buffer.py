@@ -12,18 +12,16 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, resolve_device
-from buffers.core.checkpoint import Block
 from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
-    FieldWatcher,
+    Block,
     LoadedState,
-    Placed,
-    Shapes,
     StatefulBuffer,
     Wanted,
+    check_bools,
     check_settings,
     contradiction,
 )
@@ -1235,14 +1233,10 @@ class RolloutBuffer(StatefulBuffer):
     def _wanted_arrays(self) -> Wanted:
         return {name: (row.dtype, row.shape) for name, row in self._carried().items()}
 
-    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        rows = self._carried().items()
-        bools = {name: row.nbytes // self.num_envs for name, row in rows if row.dtype == np.bool_}
-        return {name: FieldWatcher(0, {}, [(0, size)]) for name, size in bools.items()}
-
     def _check_arrays(self, state: LoadedState) -> None:
-        for name, watcher in state.watchers.items():
-            watcher.check_bools(name)
+        for name, row in state.small.items():
+            if row.dtype == np.bool_:
+                check_bools(name, [row])
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
         if self._deferred is not None and not self._deferred.generator.accepts_state(
@@ -1250,7 +1244,7 @@ class RolloutBuffer(StatefulBuffer):
         ):
             raise other_generator()
 
-    def _place(self, state: LoadedState) -> Placed:
+    def _take(self, state: LoadedState) -> None:
         shuffle = state.meta["shuffle"]
         self._storage.wait_for_device()
         for name, row in self._carried().items():
@@ -1262,7 +1256,7 @@ class RolloutBuffer(StatefulBuffer):
             paths = [leaf.path for leaf in self._layout.obs_leaves]
             self._storage.write_obs(0, [np.array(state.small[path]) for path in paths])
         self._sampler.generator.words[:] = shuffle % 2**64, shuffle >> 64
-        return {}, self._begin
+        self._begin()
 
 
 def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:

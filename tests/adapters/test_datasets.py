@@ -22,6 +22,7 @@ from buffers.datasets import (
     from_parquet,
     to_hdf5,
     to_minari,
+    to_parquet,
 )
 from vecenv.cage import Cage2VectorEnv
 
@@ -190,15 +191,53 @@ def test_nothing_is_left_of_a_minari_data_set_that_failed(minari, tmp_path):
         to_minari(EpisodicReplayBuffer(9, NESTED, ACTIONS), "none-v0")
 
 
-def test_a_round_trip_through_hdf5_changes_no_bit(h5py, tmp_path, monkeypatch):
+FILES = {"hdf5": (to_hdf5, from_hdf5, "h5py"), "parquet": (to_parquet, from_parquet, "pyarrow")}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 25])  # an episode at a time, or all
+@pytest.mark.parametrize("kind", FILES)
+def test_a_round_trip_through_a_file_changes_no_bit(kind, block_bytes, tmp_path, monkeypatch):
+    write, read, library = FILES[kind]
+    pytest.importorskip(library)
     buffer = nested_buffer()
-    path = to_hdf5(buffer, tmp_path / "nested.hdf5")
-    monkeypatch.setattr("buffers.datasets.hdf5.BLOCK_BYTES", 1)  # 256 rows at a time
-    data = from_hdf5(path, NESTED, ACTIONS, extra_columns=EXTRA)
+    monkeypatch.setattr("buffers.datasets.held.BLOCK_BYTES", block_bytes)
+    path = write(buffer, tmp_path / "nested")
+    monkeypatch.setattr(f"buffers.datasets.{kind}.BLOCK_BYTES", 1)  # 256 rows at a time
+    data = read(path, NESTED, ACTIONS, extra_columns=EXTRA)
     assert_same(from_buffer(buffer), data)
-    assert [file.name for file in tmp_path.iterdir()] == ["nested.hdf5"]
+    assert [file.name for file in tmp_path.iterdir()] == ["nested"]
     with pytest.raises(FileExistsError, match="choose another name"):
-        to_hdf5(buffer, path)
+        write(buffer, path)
+    with pytest.raises(DatasetError, match="EpisodicReplayBuffer has no episode"):
+        write(EpisodicReplayBuffer(9, NESTED, ACTIONS), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_parquet_file_has_the_names_of_lerobot(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lerobot(tmp_path)
+    data = from_parquet(tmp_path, STATE, ACTIONS, columns=LEROBOT)
+    table = parquet.read_table(to_parquet(data, tmp_path / "all.parquet"))
+    assert {"observation.state", "action", "next.reward", "next.terminated"} < {*table.column_names}
+    assert table["frame_index"].to_pylist() == [0, 1, 2, 3, 0, 1, 0, 1, 2]
+    assert table["episode_index"].to_pylist() == [0] * 4 + [1] * 2 + [2] * 3
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_values_out_of_bounds_are_refused_on_the_way_out_as_on_the_way_in(kind, tmp_path):
+    write, read, library = FILES[kind]
+    pytest.importorskip(library)
+    buffer = SharedReplayBuffer(9, STATE, ACTIONS)
+    rows = {"obs": np.full((2, 2), 8), "next_obs": np.full((2, 2), 8.5), "rewards": np.zeros(2)}
+    flags = {"terminations": np.zeros(2, bool), "truncations": np.ones(2, bool)}
+    buffer.add(**rows, **flags, actions=np.full((2, 3), 1.5))  # which takes it
+    with pytest.raises(DatasetError, match=r"actions\[0\] is 1.5, .*, or check_bounds=False"):
+        write(buffer, tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+    path = write(from_buffer(buffer, check_bounds=False), tmp_path / "a")
+    with pytest.raises(DatasetError, match=r"actions\[0\] is 1.5, .*, or check_bounds=False"):
+        list(read(path, STATE, ACTIONS))
+    assert len(list(read(path, STATE, ACTIONS, check_bounds=False))) == 2
 
 
 def test_observations_of_which_two_would_be_one_column_are_refused(h5py, tmp_path):
@@ -206,7 +245,7 @@ def test_observations_of_which_two_would_be_one_column_are_refused(h5py, tmp_pat
     buffer = EpisodicReplayBuffer(9, space, spaces.Discrete(2))
     obs = {"a/b": np.array([0, 1, 2]), "a": {"b": np.array([2, 1, 0])}}
     buffer.add_episode({"obs": obs, "actions": np.zeros(2, int), "rewards": np.zeros(2)})
-    with pytest.raises(DatasetError, match="two parts of the observations have the name 'a/b'"):
+    with pytest.raises(DatasetError, match="two columns have the name 'observations/a/b'"):
         to_hdf5(buffer, tmp_path / "a.hdf5")
     assert not list(tmp_path.iterdir())
 
@@ -399,7 +438,7 @@ def test_what_the_page_shows_runs(minari, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^(?:```python[^\n]*|<!-- setup)\n(.*?)^(?:```|-->)$", page, re.S | re.M)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope = {"__name__": "page"}
     for block in blocks:
         exec(block, scope)

@@ -256,4 +256,4 @@ def test_compiled_envs_keep_the_interface(env_id):
 @pytest.mark.learn
 @pytest.mark.timeout(900)
 def test_cartpole_is_learned(tmp_path):
-    assert dqn.main(dqn.Options(save=tmp_path)).mean >= 475
+    assert dqn.main(dqn.Options(save=tmp_path, seed=0)).mean >= 475

@@ -521,6 +521,8 @@ class AsyncCase:
         self.record()
         self.open()
         self.put_right()
+        if self.options["context"] != "fork":  # each new worker is a new interpreter
+            num_rounds = -(-num_rounds // 4)
         for number in range(num_rounds):
             try:
                 self.round()

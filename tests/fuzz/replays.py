@@ -326,7 +326,7 @@ class Case:
 
     def reload(self):
         """Go on with a copy, or with what was saved."""
-        way, before = int(self.rng.integers(5)), self.buffer
+        way, before = int(self.rng.integers(6)), self.buffer
         self.told += f"; way {way}"
         if self.where == "memmap":
             before.cut_episodes()
@@ -349,6 +349,9 @@ class Case:
                 made = CountingEnvs(self.num_envs).random_steps(range(self.num_envs))
                 self.buffer.add(**self.columns(made))  # are forgotten
             self.buffer.load(path)
+        elif way == 4:
+            before.save(Path(self.folder.name) / "saved")
+            self.buffer = type(before).from_file(Path(self.folder.name) / "saved")
         else:  # into itself; a batch drawn before is no batch of what is there now
             state = before.state_dict()
             before.load_state_dict(state)

@@ -167,6 +167,7 @@ def kernels_with(moved):
 )
 @pytest.mark.filterwarnings("ignore:Cannot cache compiled function")
 @pytest.mark.filterwarnings("ignore:.*First-class function type")
+@pytest.mark.filterwarnings("ignore:.*allocates memory")
 def test_kernels_that_differ_in_what_they_call_only_run_their_own_code(make):
     rewards = []
     for number in (1.0, 2.0):

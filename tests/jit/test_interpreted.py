@@ -101,6 +101,10 @@ def step_to_param(state, action, rng, params):
     return 0.0, False, False
 
 
+def observe_one(state, out, params):
+    out[0] = 1.0
+
+
 @pytest.mark.slow
 @needs_jit
 def test_other_parameters_are_tried_too():
@@ -108,7 +112,7 @@ def test_other_parameters_are_tried_too():
         WALK,
         reset=lambda state, rng, params: None,
         step=step_to_param,
-        observe=lambda state, out, params: None,
+        observe=observe_one,
     )
     JitVectorEnv(kernels, params=pack_record(last=4))
     with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):

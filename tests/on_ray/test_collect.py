@@ -209,7 +209,7 @@ def test_policies_may_take_as_long_to_make_as_envs():
     envs.set_policy(make)
     envs.close()
     envs = RayVectorEnv(faulty(2), **options)
-    envs._fleet.start_timeout = 0.2
+    envs._pool.start_timeout = 0.2
     with pytest.raises(StepTimeoutError, match=r"`set_policy` has timed out after 0.2"):
         envs.set_policy(make)
     envs.close(terminate=True)

@@ -64,9 +64,8 @@ def test_an_exception_names_env_worker_step_and_action(make):
     envs.step(actions(0, FINE))
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_envs_that_raise_are_replaced(make, backend):
-    envs = make(on_error="restart", worker_backend=backend)
+def test_envs_that_raise_are_replaced(make):
+    envs = make(on_error="restart")
     envs.reset(seed=0)
     envs.step(actions(0, FINE))
     obs, rewards, _, truncations, infos = envs.step(actions(3, RAISE))
@@ -144,7 +143,7 @@ def test_compiled_envs_survive_their_actor():
     envs = RayVectorEnv(CartPoleVectorEnv, num_envs=4, num_workers=2, on_error="restart")
     envs.reset(seed=0)
     envs.step([0, 1, 0, 1])
-    os.kill(envs._fleet.openings[1].pid, signal.SIGKILL)
+    os.kill(envs._pool.seats[1].pid, signal.SIGKILL)
     _, _, _, truncations, infos = envs.step([0, 1, 0, 1])
     assert truncations.tolist() == [False, False, True, True]
     assert infos["restarts"].tolist() == [0, 0, 1, 1]
@@ -191,12 +190,12 @@ def stuck(num_envs, **options):
 def test_reset_replaces_an_actor_that_hangs():
     envs = stuck(4, on_error="restart")
     envs.reset(seed=0)
-    pids = [opening.pid for opening in envs._fleet.openings]
+    pids = [seat.pid for seat in envs._pool.seats]
     with pytest.raises(StepTimeoutError, match="waiting for worker 1"):
         envs.step(actions(3, HANG))
     assert envs.reset(seed=0)[0][:, 1].tolist() == [0] * 4
     assert envs.restarts.tolist() == [0, 0, 1, 1]
-    assert envs._fleet.openings[0].pid == pids[0]
+    assert envs._pool.seats[0].pid == pids[0]
     assert wait_until_gone([pids[1]], 10) == []
     obs, _, _, truncations, infos = envs.step(actions(0, FINE))
     assert obs[:, 1].tolist() == [1] * 4
@@ -231,7 +230,7 @@ def test_restarts_are_counted_on_where_a_reset_was_due():
     envs.send([HANG], [3])
     with pytest.raises(StepTimeoutError):
         envs.recv()
-    os.kill(envs._fleet.openings[1].pid, signal.SIGKILL)
+    os.kill(envs._pool.seats[1].pid, signal.SIGKILL)
     envs.reset(seed=0)
     assert envs.restarts.tolist() == [0, 0, 1, 1]
     envs.step(actions(2, RAISE))
@@ -240,10 +239,10 @@ def test_restarts_are_counted_on_where_a_reset_was_due():
 
 
 def test_close_is_bounded_and_leaves_nothing(make):
-    envs = make(worker_backend="async")
+    envs = make()
     envs.reset()
-    pids = set(envs.call("pid")) | {opening.pid for opening in envs._fleet.openings}
-    assert len(pids) == 4
+    pids = set(envs.call("pid"))
+    assert len(pids) == 2
     envs.send(actions(3, HANG))
     begin = time.monotonic()
     envs.close(timeout=0.2)
@@ -257,10 +256,9 @@ def test_a_failing_factory_is_named(worker):
     env_fns = [FaultyEnv] * 4
     env_fns[2 * worker + 1] = functools.partial(open, "/no/such/file")
     begin = f"Making env {2 * worker + 1} of 4 failed with FileNotFoundError"
-    for backend in ("sync", "async"):
-        with pytest.raises(EnvCreationError, match=begin) as raised:
-            RayVectorEnv(env_fns, num_workers=2, worker_backend=backend)
-        assert isinstance(raised.value.__cause__, FileNotFoundError)
+    with pytest.raises(EnvCreationError, match=begin) as raised:
+        RayVectorEnv(env_fns, num_workers=2)
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
 
 
 def test_a_factory_that_ends_its_actor_is_reported_with_all_that_ray_says():
@@ -300,6 +298,8 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
     [
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
         ({"worker_backend": "jit"}, "factory of vector envs"),
+        ({"worker_backend": "async"}, r"an actor per core \(num_workers=\.\.\., cpus_per_worker=1"),
+        ({"worker_options": {"num_workers": 2}}, "an actor per core"),
         ({"num_workers": 5}, "expected 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
         ({"gpus_per_worker": -1}, "gpus_per_worker is -1"),
@@ -307,9 +307,9 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
         ({"resources": {"GPU": 1}}, "which is gpus_per_worker here"),
         ({"resources": {"second": 0}}, r"resources\['second'\] is 0"),
         ({"resources": ["second"]}, "expected amounts by name"),
-        ({"scheduling_strategy": "PACK"}, "expected 'SPREAD', 'DEFAULT'"),
+        ({"scheduling_strategy": "PACK"}, "expected one of SPREAD, DEFAULT"),
         ({"runtime_env": "."}, "expected a dict"),
-        ({"runtime_env": {"py_modules": "."}}, "expected a list"),
+        ({"runtime_env": {"py_modules": "."}}, "connected already"),
         ({"runtime_env": {"working_dir": "no/such"}}, "does not exist"),
     ],
 )

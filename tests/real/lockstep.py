@@ -104,9 +104,9 @@ def open_envs(name: str, backend: str) -> Any:
         return vecenv.SyncVectorEnv(factories)
     if backend == "auto":
         return vecenv.make_vec(globals()[name], NUM_ENVS, backend="auto")
-    context, _, threads = backend.partition("+")
-    options = {"num_workers": int(threads)} if threads else {}
-    return vecenv.AsyncVectorEnv(factories, context=context, num_workers=2, **options)
+    context, _, workers = backend.partition("+")
+    num_workers = NUM_ENVS if name == "stable_retro" else int(workers or 2)  # one a process
+    return vecenv.AsyncVectorEnv(factories, context=context, num_workers=num_workers)
 
 
 def digest(value: Any) -> str:

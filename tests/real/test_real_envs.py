@@ -29,9 +29,8 @@ _PACKAGES = {
     "dm_control": ["shimmy", "dm_control"],
 }
 _PIXELS = ("mujoco_pixels", "ale", "miniworld", "stable_retro")
-_BACKENDS = ("sync", "fork", "forkserver", "spawn", "auto", "fork+2")
+_BACKENDS = ("sync", "fork", "forkserver", "spawn", "auto", "fork+4")
 _ONE_PER_PROCESS = ("stable_retro",)
-_ONE_THREAD = ("miniworld",)  # pyglet has one current context for all threads of a process
 
 
 def _try_out(name: str, backend: str, file: Path, environ: dict[str, str]) -> dict[str, Any]:
@@ -98,8 +97,6 @@ def test_every_row_is_gymnasiums(name: str, backend: str, folder: Path) -> None:
     environ = _environ(name)
     if name in _ONE_PER_PROCESS and backend == "sync":
         pytest.skip("this env allows one instance per process, as in Gymnasium's SyncVectorEnv")
-    if name in _ONE_THREAD and "+" in backend:
-        pytest.skip("envs of this library can't be stepped by several threads")
     expected, repeatable = _control(name, folder)
 
     found = _try_out(name, backend, folder / f"{name}-{backend}.json", environ)

@@ -1,5 +1,6 @@
 """What processes load that are not forked from the tests': it imports little."""
 
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -29,6 +30,56 @@ class Spy(FaultyEnv):
             "filters": list(warnings.filters),
             "method": multiprocessing.get_start_method(allow_none=True),
         }
+
+
+VARIABLE = os.environ.get("VECENV_TEST")  # when this was imported
+_numbers = itertools.count()  # of the envs of a process
+
+
+class Task(FaultyEnv):
+    """Takes some time to load, and tells how it was made."""
+
+    imported_with = VARIABLE
+
+    def __init__(self, name, length=1000, load_s=0.0, assets=None, only_one=None, **spaces):
+        super().__init__(name, length)
+        time.sleep(load_s)
+        self.number = os.getpid(), next(_numbers)
+        self.only_one = only_one
+        if assets is not None and not assets.exists():
+            raise FileNotFoundError(f"no assets at {assets}")
+        if only_one is not None:
+            only_one.touch(exist_ok=False)
+        for key, space in spaces.items():
+            setattr(self, key, space)
+
+    def variable(self, key):
+        return os.environ.get(key)
+
+    def close(self):
+        if self.only_one is not None:
+            self.only_one.unlink()
+            self.only_one = None
+
+
+class Loading(FaultyEnv):
+    """Is made for as long as fewer than `most` have begun, and a moment; sees how many are then."""
+
+    def __init__(self, name, folder, most):
+        super().__init__(name)
+        own, self.seen, end = folder / f"loading-{name}", 0, time.monotonic() + 20
+        own.touch()
+        (folder / f"begun-{name}").touch()
+        for _ in range(20):
+            self.seen = max(self.seen, len(list(folder.glob("loading-*"))))
+            time.sleep(0.01)
+            while len(list(folder.glob("begun-*"))) < most and time.monotonic() < end:
+                time.sleep(0.01)
+        own.unlink()
+
+
+def fail_to_load(told):
+    raise OSError(told)
 
 
 class Printing(FaultyEnv):

@@ -1,5 +1,6 @@
 """Published arrays, infos of all kinds, the choice of a backend, what is gone."""
 
+import contextlib
 import functools
 import inspect
 import multiprocessing
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from envs import counters
 from equality import assert_same
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Text
 from gymnasium.vector import AutoresetMode
 from workers.faulty_envs import FINE, RAISE, NapEnv, faulty, wait_until_gone
 from workers.twins import assert_steps_alike
@@ -294,6 +295,34 @@ def test_envs_with_a_worker_function_are_gymnasiums():
     envs.close()
     with pytest.raises(TypeError, match="num_workers"):
         AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker, num_workers=1)
+
+
+class ReadingEnv(gym.Env):
+    """Is given a text, and says how long it is and how it ends."""
+
+    observation_space = Box(0, 1e9, (2,), np.float64)
+    action_space = Text(max_length=1_000_000)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        return np.array([len(action), ord(action[-1])], np.float64), 0.0, False, False, {}
+
+
+def test_long_messages_that_follow_each_other_are_told_apart():
+    with contextlib.closing(AsyncVectorEnv([ReadingEnv] * 3, num_workers=1)) as envs:
+        envs.reset()
+        texts = ("x" * 700_000 + "a", "b", "x" * 300_000 + "c")
+        expected = [[len(text), ord(text[-1])] for text in texts]
+        assert envs.step(texts)[0].tolist() == expected
+        for _ in range(3):
+            envs.send(texts)
+            obs = {}
+            while len(obs) < 3:
+                batch = envs.recv(1)
+                obs |= zip(batch.env_ids.tolist(), batch.obs.tolist(), strict=True)
+            assert [obs[k] for k in range(3)] == expected
 
 
 def test_the_signature_is_that_of_gymnasiums_class_and_more():

@@ -1,11 +1,13 @@
 """Envs that raise, hang, return nonsense or take their process with them."""
 
+import contextlib
 import functools
 import itertools
 import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -28,6 +30,7 @@ from workers.faulty_envs import (
     FaultyEnv,
     OnlyEnv,
     actions,
+    children,
     faulty,
     opener,
     wait_until_gone,
@@ -69,10 +72,41 @@ def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
         pool.step(actions(env_id, RAISE))
     assert raised.value.env_index == env_id
     worker = {"2 workers": env_id // 2, "caller and 1": env_id // 2 - 1}[way]
-    note = f"Raised by env {env_id} in worker {worker}, step 2, action (np.int64\\()?1"
+    where = f"worker {worker}" if worker >= 0 else "this process"
+    note = f"Raised by env {env_id} in {where}, step 2, action (np.int64\\()?1"
     assert re.match(note, raised.value.__notes__[-1])
     assert isinstance(raised.value.__cause__, RemoteTraceback)
-    assert 'raise ValueError(f"broken joint' in str(raised.value.__cause__)
+    trace = str(raised.value.__cause__)
+    assert 'raise ValueError(f"broken joint' in trace
+    assert "autoreset.py" not in trace  # frames of this package are left out
+
+
+def test_envs_after_several_that_raise_are_stepped_with_their_own_actions(make):
+    pool = make(4, num_workers=1)
+    pool.reset(seed=0)
+    with pytest.raises(ValueError, match="broken joint 2"):
+        pool.step([FINE, RAISE, RAISE, FINE])
+    assert pool.get_attr("count") == (1, 1, 1, 1)
+    pool.reset(seed=0)
+    with pytest.raises(ObservationError, match="env 3"):
+        pool.step([FINE, RAISE, RAISE, WRONG_SHAPE])
+
+
+def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
+    lines = []
+    monkeypatch.setattr(gym.logger, "error", lines.append)
+    pool = make(4)
+    pool.reset(seed=0)
+    with pytest.raises(ValueError, match="broken joint 3"):
+        pool.step([RAISE, FINE, FINE, RAISE])
+    told = [line.splitlines()[-1] for line in lines]
+    assert told == [
+        "Received the following error from Worker-0 - Shutting it down",
+        "ValueError: broken joint 0",
+        "Received the following error from Worker-3 - Shutting it down",
+        "ValueError: broken joint 3",
+        "Raising the last exception back to the main process.",
+    ]
     with pytest.raises(ResetNeeded):
         pool.send([0], [0])
     obs, _ = pool.reset(seed=0)
@@ -179,7 +213,7 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     message = str(raised.value)
     assert re.match(rf"worker 1 \(envs 2-3, pid \d+\) {how} during step 1\.", message)
     assert f"It was at env 3, action {action}." in message
-    assert message.endswith("The vector env is closed.")
+    assert "The vector env is closed: make a new one" in message
     assert wait_until_gone(pids, 5) == []
     for call in (lambda: pool.step([FINE] * 4), pool.reset, pool.recv, lambda: pool.call("pid")):
         with pytest.raises(ClosedEnvironmentError, match=rf"{how[-9:]}.*env 3, action") as refused:
@@ -800,7 +834,7 @@ def test_an_env_that_dies_again_and_again_is_given_up(tmp_path):
     env_fns = [functools.partial(SuicidalEnv, name, tmp_path) for name in range(4)]
     pool = AsyncVectorEnv(env_fns, **TWO, on_error="restart")
     pool.reset()
-    with pytest.raises(WorkerDiedError, match=r"exited with code 9 .*So have its last 5"):
+    with pytest.raises(WorkerDiedError, match=r"exited with code 9 .*5 workers .* ended, too"):
         pool.reset()
 
 
@@ -918,3 +952,141 @@ class LargeEnv(FaultyEnv):
     def step(self, action):
         result = super().step(0)
         return (*result[:4], {"text": "x" * 400_000 + str(self.count)})
+
+
+class Published(FaultyEnv):
+    """Publishes a value, from its first reset on."""
+
+    publish = {"load": Box(0, 9, (2,), np.float32)}
+    raises = ""
+
+    def __init__(self, value=(0.0, 0.0)):
+        super().__init__()
+        self.value = value
+
+    def reset(self, *, seed=None, options=None):
+        if self.raises:
+            raise KeyError(self.raises)
+        self.load = self.value
+        return super().reset(seed=seed, options=options)
+
+
+class Unbooted(Published):
+    raises = "no licence"
+
+
+@pytest.mark.parametrize("options", WAYS.values())
+def test_an_env_that_raises_publishes_nothing(options):
+    pool = AsyncVectorEnv([Published, Unbooted], **options)
+    with pytest.raises(KeyError, match="no licence"):
+        pool.reset()
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1.0, r"load, which is published, has shape \(\) and dtype float64, expected \(2,\) and f"),
+        (np.zeros(3), r"load, .* has shape \(3,\)"),
+        (["a", "b"], "could not convert string to float"),
+    ],
+)
+def test_what_is_published_is_not_spread_over_a_row(value, message):
+    factories = [lambda: Published(value)] * 2
+    with contextlib.closing(AsyncVectorEnv(factories, num_workers=1)) as pool:
+        with pytest.raises((TypeError, ValueError), match=message) as raised:
+            pool.reset()
+        assert raised.value.env_index == 1
+
+
+def test_a_reset_after_an_interrupt_replaces_a_worker_whose_env_hangs(make, monkeypatch):
+    monkeypatch.setattr("vecenv.workers.pool._GRACE_S", 0.2)
+    pool = make(4)
+    pool.reset(seed=0)
+    pids = pool.call("pid")
+    pool.call_async("nap", 60)
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        pool.call_wait()
+    begin = time.monotonic()
+    pool.reset(seed=0)
+    assert time.monotonic() - begin < 30  # and not 60
+    assert not set(pids) & set(pool.call("pid"))
+
+
+def test_a_reset_after_an_interrupt_keeps_workers_that_answer(make):
+    pool = make(4)
+    pool.reset(seed=0)
+    pids = pool.call("pid")
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        pool.call("nap", 0.3)
+    assert pool.reset(seed=0)[0][:, 0].tolist() == [0, 1, 2, 3]
+    assert pool.call("pid") == pids
+
+
+class SlowlyMadeEnv(FaultyEnv):
+    """Takes its time to be made, unless it is the first time."""
+
+    def __init__(self, flag):
+        super().__init__(0)
+        if flag.is_set():
+            time.sleep(1)
+        flag.set()
+
+
+def test_an_interrupt_while_a_worker_is_replaced_is_the_callers_and_a_reset_goes_on():
+    flag = multiprocessing.get_context("fork").Event()
+    pool = AsyncVectorEnv([lambda: SlowlyMadeEnv(flag)], on_error="restart", context="fork")
+    pool.reset(seed=0)
+    with interrupted_after(0.5), pytest.raises(KeyboardInterrupt):
+        pool.step([DIE])
+    assert pool.reset(seed=0)[0].tolist() == [[0, 0]]
+    assert pool.step([FINE])[0].tolist() == [[0, 1]]
+    pool.close()
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    yield
+    timer.join()
+
+
+def test_a_worker_that_was_killed_here_is_not_said_to_have_lacked_memory(make):
+    """Its env has closed its channel, and goes on."""
+
+    class Closing(FaultyEnv):
+        def step(self, action):
+            os.closerange(3, 200)
+            time.sleep(60)
+
+    pool = AsyncVectorEnv([Closing], num_workers=1, context="fork")
+    pool.reset()
+    with pytest.raises(WorkerDiedError, match="is gone during step 1") as raised:
+        pool.step([FINE])
+    assert "memory" not in str(raised.value)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, True])
+def test_a_close_that_would_never_end_is_refused(make, timeout):
+    pool = make(2)
+    with pytest.raises((TypeError, ValueError), match="timeout is"):
+        pool.close(timeout=timeout)
+
+
+def test_no_env_can_do_a_step_in_no_time():
+    with pytest.raises(ValueError, match="timeout is 0: no env can do a step"):
+        AsyncVectorEnv(faulty(2), on_error="restart", timeout=0)
+
+
+def test_a_start_that_fails_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(os.path, "abspath", _no_folder)
+    before = set(children())
+    with pytest.raises(FileNotFoundError, match="gone"):
+        AsyncVectorEnv(faulty(2), context="spawn")
+    assert not set(children()) - before
+
+
+def _no_folder(path):
+    raise FileNotFoundError("the working folder is gone")

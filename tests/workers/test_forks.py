@@ -195,10 +195,12 @@ def test_a_copy_of_a_worker_ends_where_it_leaves_the_code_of_the_env(monkeypatch
     faults.leave_if_copied(ValueError("in the worker"))
     assert codes == []
     monkeypatch.setattr(faults, "_copied_from", [7])
-    for error in (SystemExit(3 + 2**40), ValueError("in the fork"), None):
+    for error in (SystemExit(3 + 2**40), SystemExit(), ValueError("in the fork"), None):
         faults.leave_if_copied(error)
-    assert codes == [3, 1, 1]
+    assert codes == [3, 0, 1, 1]
     told = capsys.readouterr().err
+    faults.leave_if_copied(SystemExit("no such joint"))
+    assert codes[4:] == [1] and capsys.readouterr().err == "no such joint\n"
     assert "ValueError: in the fork" in told and "forked from worker process 7" in told
     assert "in the worker" not in told
 

@@ -113,7 +113,7 @@ def test_factories_are_pickled_by_cloudpickle_all_the_same():
 @pytest.mark.slow
 def test_what_can_not_be_unpickled_is_said():
     envs = [functools.partial(Unpicklable().make)] * 2
-    with pytest.raises(EnvCreationError, match="not here") as raised:
+    with pytest.raises(EnvCreationError, match=r"env 0 of 2 failed with .*not here") as raised:
         AsyncVectorEnv(envs, num_workers=1, context="spawn")
     assert isinstance(raised.value.__cause__, ArithmeticError)
 

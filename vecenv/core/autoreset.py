@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import Allocate, ObservationRows, aligned_zeros
+from vecenv.core.rows import Allocate, ObservationRows, aligned_zeros, rows_of
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
 __all__ = ["EnvGroup", "StepRows", "blame"]
@@ -63,6 +63,12 @@ class StepRows:
             allocate((num_envs,), np.bool_),
             allocate((num_envs,), np.bool_),
         )
+
+    def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:
+        """Write observations, rewards, terminations, truncations of these envs, one row each."""
+        self.obs.put(env_ids, results[0])
+        rows = rows_of(env_ids)
+        self.rewards[rows], self.terminations[rows], self.truncations[rows] = results[1:4]
 
 
 class EnvGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from vecenv.core.masks import (
     no_masks,
 )
 from vecenv.core.protocol import CallProtocol
+from vecenv.core.reopening import read_reopened
 from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
@@ -92,6 +93,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
       who is ready first;
     - `allocate(shape, dtype)` returns memory for such a slot, where the envs are;
     - `action_masks()` returns which actions the envs allow;
+    - `reopen(rows, factories)` puts other envs into some rows (of backends sync and async);
     - `timing` says where the time goes.
 
     The same seeds give the same trajectories on every backend, whatever the split into sends.
@@ -343,6 +345,36 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
+    def reopen(self, rows: Any, factories: Any) -> None:
+        """Close the envs of some rows and make new ones there, without touching the others.
+
+        The rows are to be reset before they are stepped, by `options={"reset_mask": mask}` or a
+        full reset; their latest observations stay until then. The new envs have the spaces of the
+        vector env. Each old env is closed before the new one is made, however long that takes. A
+        row whose env can't be made has none until it is reopened: its resets raise, or, with
+        `on_error="restart"`, its observations are zeros and its steps truncated.
+
+        Args:
+            rows: One id, or distinct ids, integer (B,).
+            factories: One factory for all of these rows, or a sequence of one for each. Workers
+                get them pickled by cloudpickle.
+
+        Raises:
+            EnvCreationError: A factory raised, or made an env of other spaces; names the env. The
+                other rows asked for have been reopened.
+            AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was done.
+            TypeError, ValueError: The rows or factories are not what they should be.
+            NotImplementedError: This backend makes all envs at once.
+        """
+        ids = self._calls.require_reopenable(rows)
+        self._reopen(read_reopened(ids, factories))
+
+    def _reopen(self, factories: dict[int, Callable[[], Any]]) -> None:
+        """Do what `reopen` says; call `mark_reopened` before anything is done."""
+        raise NotImplementedError(
+            f"{type(self).__name__} can't reopen rows; make the envs with backend='sync' or 'async'"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies and pickles: a shallow copy that is dropped would close the envs of both.
 
@@ -404,10 +436,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Return the number of the thread that steps each env, int64 (num_envs,)."""
         return np.searchsorted(self._env_chunks(), np.arange(self.num_envs), side="right") - 1
 
-    def _keep_infos_apart(self) -> bool:
-        """Return `InfosApart` for infos from now on; False if they are batched from the start."""
-        return False
-
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         return [0, self.num_envs]
@@ -465,7 +493,8 @@ class GymVecEnv(VecEnv):
         self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._latest_flags = rows  # where the flags of the last step of all envs are
-        self._masks = LatestMasks(self.num_envs, self.single_action_space)
+        if not hasattr(self, "_masks"):  # lazy vector envs have rows of their own before
+            self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
     def _own_rows(self) -> ObservationRows:

@@ -157,7 +157,8 @@ class EnvFault(NamedTuple):
             error = EnvStepError(f"{self._who()} raised {self.text}")
         action = f", action {self.action}" if self.action else ""
         by = "" if self.env_id < 0 else f" by env {self.env_id}"
-        error.add_note(f"Raised{by} in worker {self.worker}, {self.call} {step}{action}.")
+        where = "this process" if self.worker < 0 else f"worker {self.worker}"
+        error.add_note(f"Raised{by} in {where}, {self.call} {step}{action}.")
         if self.env_id >= 0:
             vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)
@@ -247,8 +248,8 @@ def describe_exit(exit_code: int | None) -> str:
     Example:
         >>> describe_exit(-9)
         'was killed by signal SIGKILL'
-        >>> describe_exit(3)
-        'exited with code 3'
+        >>> describe_exit(0)
+        'exited with code 0'
     """
     if exit_code is None:
         return "is gone"

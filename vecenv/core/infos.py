@@ -174,11 +174,6 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
             for info in entries:
                 add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
-    def part(self, first: int, last: int) -> InfosApart:
-        """Return the rows first, ..., last - 1, as rows 0, 1, ..."""
-        rows = self.items()
-        return InfosApart({row - first: found for row, found in rows if first <= row < last})
-
 
 def keep_info(
     infos: dict[int, Any],

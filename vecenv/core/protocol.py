@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,6 +39,8 @@ class CallProtocol:
             necessary; None if nothing did. It is told by every call that is refused for it.
         parent_pid: In a fork, the process that the envs belong to; None in that process, and where
             a fork has envs of its own.
+        is_started: Whether there are envs; before, `reset` starts them, and nothing else does.
+        unreset: Ids of envs that were reopened and have not been reset since.
         unfinished: What brings the envs in flight up to date after the call that now runs, should
             Ctrl-C end it; may be called again if it is itself broken off. None between calls.
     """
@@ -52,6 +54,9 @@ class CallProtocol:
         self.is_ready = False
         self.is_closed = False
         self.has_reset = False
+        self.is_started = True
+        self.unreset: set[int] = set()
+        self._reset_mask: np.ndarray | None = None  # of the reset that has begun
         self.pending: str | None = None
         self.in_flight = np.zeros(num_envs, dtype=np.bool_)
         self.num_in_flight = 0
@@ -61,6 +66,7 @@ class CallProtocol:
         """Derive `is_ready`, which is kept because every step asks for it."""
         self.is_ready = (
             self.has_reset
+            and not self.unreset
             and not self.is_closed
             and self.pending is None
             and self.num_in_flight == 0
@@ -82,15 +88,19 @@ class CallProtocol:
             )
 
     def mark_reset(self) -> None:
-        """Note that all envs have been reset at least once."""
+        """Note that the reset has ended, and that all envs have been reset at least once."""
+        mask, self._reset_mask = self._reset_mask, None
+        self.unreset = {k for k in self.unreset if mask is not None and not mask[k]}
         self.fault = None
         self.has_reset = True
         self._update()
 
     def keep_reset(self) -> None:
         """Undo `begin_reset` of all envs, if a reset was refused before anything was done."""
+        self._reset_mask = None
         if self.fault is _UNFINISHED:
-            self.mark_reset()
+            self.fault, self.has_reset = None, True
+            self._update()
 
     def note_fault(self, fault: BaseException) -> None:
         """Remember what went wrong, unless something has before."""
@@ -152,7 +162,11 @@ class CallProtocol:
 
     def _is_idle(self) -> bool:
         return not (
-            self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid
+            self.is_closed
+            or self.pending is not None
+            or self.num_in_flight
+            or self.parent_pid
+            or not self.is_started
         )
 
     def require_ready(self, call: str) -> None:
@@ -163,7 +177,24 @@ class CallProtocol:
             if not self.is_ready:
                 self._ask_for_reset(call)
 
+    def require_reopenable(self, rows: Any) -> np.ndarray:
+        """Return the rows of a `reopen` as int64 (B,), refused while a call is pending."""
+        self.require_open("reopen")
+        if self.is_started:
+            self.require_idle("reopen")
+        return self._distinct_ids([rows] if isinstance(rows, int | np.integer) else rows, "rows")
+
+    def mark_reopened(self, env_ids: Iterable[int]) -> None:
+        """Note that these envs are new, so that they are to be reset before they are stepped."""
+        self.unreset.update(env_ids)
+        self._update()
+
     def _ask_for_reset(self, call: str) -> NoReturn:
+        if self.has_reset and self.unreset:
+            raise ResetNeeded(
+                f"`{call}` came after envs {sorted(self.unreset)} were reopened; reset these "
+                "first, with reset(options={'reset_mask': mask}), bool (num_envs,)"
+            )
         if self.fault is None:
             raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
         raise ResetNeeded(
@@ -172,6 +203,11 @@ class CallProtocol:
         ) from self.fault
 
     def _refuse_pending(self, call: str) -> NoReturn:
+        if not self.is_started:
+            raise ResetNeeded(
+                f"`{call}` came before the first `reset`, which starts the workers and makes their "
+                "envs, as these were asked for with lazy=True; call `reset` first"
+            )
         if self.pending is not None:
             is_half = self.pending == STEP_OF_A_HALF
             ending = "`step_wait` of each half" if is_half else f"`{self.pending}_wait`"
@@ -196,6 +232,7 @@ class CallProtocol:
             self.forget_reset(_UNFINISHED if self.has_reset else None)
             self.in_flight[:] = False
             self.num_in_flight = 0
+            reset_mask = None
         elif not self.has_reset:
             raise ResetNeeded(
                 "`reset` with a `reset_mask` came before the first full `reset`; "
@@ -203,6 +240,7 @@ class CallProtocol:
             )
         elif self.num_in_flight and (self.in_flight & reset_mask).any():
             self._refuse_pending("reset")
+        self._reset_mask = reset_mask
 
     def check_env_ids(self, env_ids: Any, call: str = "send") -> np.ndarray:
         """Return the ids of a `send`, or other call, as int64 (B,); all envs in order for None.
@@ -218,6 +256,8 @@ class CallProtocol:
         if not self.has_reset:
             self._ask_for_reset(call)
         ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
+        if self.unreset and not self.unreset.isdisjoint(ids.tolist()):
+            self._ask_for_reset(call)
         if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
             env_id = int(ids[np.argmax(self.in_flight[ids])])
             raise AlreadyPendingCallError(
@@ -227,22 +267,20 @@ class CallProtocol:
             )
         return ids
 
-    def _distinct_ids(self, env_ids: Any) -> np.ndarray:
+    def _distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
         try:
             ids = as_array(env_ids)
         except RuntimeError as error:  # of tensors with gradients
-            raise TypeError(f"env_ids can't be made an array of integers: {error}") from None
+            raise TypeError(f"{name} can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
-            raise ValueError(
-                f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}"
-            )
+            raise ValueError(f"{name} must be a non-empty (B,) array of ids, got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
-            raise TypeError(f"env_ids must be integers, got dtype {ids.dtype}")
+            raise TypeError(f"{name} must be integers, got dtype {ids.dtype}")
         ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
         # As unsigned numbers negative ids are too large as well.
         if np.maximum.reduce(ids.view(np.uint64)) >= self.num_envs:
             bad = np.asarray(env_ids)[(ids < 0) | (ids >= self.num_envs)][0]
-            raise ValueError(f"env_ids has {bad}, expected ids from 0 to {self.num_envs - 1}")
+            raise ValueError(f"{name} has {bad}, expected ids from 0 to {self.num_envs - 1}")
         self._seen[ids] = True
         num_distinct = np.count_nonzero(self._seen)
         self._seen[ids] = False
@@ -251,7 +289,7 @@ class CallProtocol:
             num_distinct = len(np.unique(ids))
             if num_distinct != len(ids):
                 raise ValueError(
-                    f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
+                    f"{name} has repeated ids: {len(ids)} ids, {num_distinct} different ones"
                 )
         return ids
 

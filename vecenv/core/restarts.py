@@ -12,7 +12,7 @@ from gymnasium import Env
 from vecenv.core.faults import leave_if_copied, shorten
 from vecenv.core.infos import copy_value
 
-__all__ = ["RestartingEnv", "with_restarts", "without_restarts"]
+__all__ = ["RestartingEnv", "mixed_seed", "with_restarts", "without_restarts"]
 
 
 class RestartingEnv:
@@ -46,9 +46,10 @@ class RestartingEnv:
         """Let the next step report that the episode was lost with the former worker."""
         self._last_obs, self._lost = last_obs, reason
 
-    def go_on_with(self, env: Env, last_obs: Any) -> None:
+    def go_on_with(self, env: Env, last_obs: Any, factory: Callable[[], Env] | None = None) -> None:
         """Stand for another env from now on, whose last observation was this."""
         self.env, self._last_obs, self._lost = env, last_obs, None
+        self._factory = factory or self._factory
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; if it raises, try once with a new one."""
@@ -99,8 +100,7 @@ class RestartingEnv:
         self.env = self._factory()
         self._count += 1
         if self._seed is not None:
-            mixed = np.random.SeedSequence([self._seed, int(self._count[0])]).generate_state(1)
-            self.env.reset(seed=int(mixed[0]))
+            self.env.reset(seed=mixed_seed(self._seed, int(self._count[0])))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
@@ -111,6 +111,11 @@ def _reason(error: BaseException, action: Any) -> str:
         return f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
     except Exception:  # texts come from users' classes
         return type(error).__name__
+
+
+def mixed_seed(seed: int, count: int) -> int:
+    """Return the seed of the env that replaces one for the `count`-th time."""
+    return int(np.random.SeedSequence([seed, count]).generate_state(1)[0])
 
 
 def with_restarts(

@@ -27,9 +27,17 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from vecenv.core.batches import take_row
 from vecenv.core.errors import ObservationError, SlotError
 
-__all__ = ["Allocate", "ObservationRows", "aligned_zeros", "checked_layout", "copy_batch"]
+__all__ = [
+    "Allocate",
+    "ObservationRows",
+    "aligned_zeros",
+    "checked_layout",
+    "copy_batch",
+    "rows_of",
+]
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
@@ -142,6 +150,10 @@ class ObservationRows:
         """
         raise NotImplementedError
 
+    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
+        """Write a batch of observations, one per entry of `env_ids`: a range is one block."""
+        raise NotImplementedError
+
     def batch(self) -> Any:
         """Return the batch as the observation space has it: views, valid until the next write."""
         raise NotImplementedError
@@ -208,6 +220,10 @@ class ArrayRows(ObservationRows):
             )
         self.array[index] = value
 
+    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
+        assert self.array is not None
+        self.array[rows_of(env_ids)] = batch
+
     def batch(self) -> np.ndarray:
         assert self.array is not None
         return self.array
@@ -241,6 +257,10 @@ class ObjectRows(ObservationRows):
 
     def write(self, index: int, obs: Any) -> None:
         self.target[index] = obs
+
+    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
+        for row, env_id in enumerate(env_ids):
+            self.target[env_id] = take_row(self._space, batch, row)
 
     def batch(self) -> Any:
         return self.batch_of(self.target)
@@ -295,6 +315,10 @@ class TreeRows(ObservationRows):
                 index,
             ) from error
 
+    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
+        for name, rows in self.children.items():
+            rows.put(env_ids, batch[name])
+
     def batch(self) -> Any:
         parts = {name: rows.batch() for name, rows in self.children.items()}
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
@@ -315,6 +339,11 @@ class TreeRows(ObservationRows):
         assert isinstance(other, TreeRows)
         for name, rows in self.children.items():
             rows.load(other.children[name])
+
+
+def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
+    """Return an index of these rows: of a range, one that gives views."""
+    return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
 
 
 def check_slot_array(

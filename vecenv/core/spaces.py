@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Env, Space
@@ -11,7 +11,13 @@ from gymnasium.spaces import Box, Dict, MultiDiscrete, Tuple
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-__all__ = ["BatchedSpaces", "batch_env_spaces", "batch_thinly", "require_new_env"]
+__all__ = [
+    "BatchedSpaces",
+    "batch_env_spaces",
+    "batch_thinly",
+    "require_new_env",
+    "require_spaces",
+]
 
 ObservationMode = str | tuple[Space, Space]
 
@@ -133,6 +139,33 @@ def batch_env_spaces(
             )
     action_space = batch_space(action_spaces[0], len(action_spaces))
     return BatchedSpaces(single, batched, action_spaces[0], action_space)
+
+
+def require_spaces(
+    env_id: int, spaces: tuple[Space, Space], expected: tuple[Space, Space], mode: Any, why: str
+) -> None:
+    """Refuse the (observation space, action space) of an env that are not those expected.
+
+    Args:
+        env_id: Which env.
+        spaces: Its spaces.
+        expected: What they are to be.
+        mode: The observation mode; if it is not "same", bounds of observations may differ.
+        why: Where the expected ones come from, for the message.
+
+    Raises:
+        RuntimeError: They differ; names the env.
+    """
+    kinds = ("observation", "action")
+    for kind, space, wanted in zip(kinds, spaces, expected, strict=True):
+        if kind == "observation" and mode != "same":
+            fits = is_space_dtype_shape_equiv(space, wanted)
+        else:
+            fits = space == wanted
+        if not fits:
+            raise RuntimeError(
+                f"The {kind} space of env {env_id} is {space}, expected {wanted}, {why}"
+            )
 
 
 def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:

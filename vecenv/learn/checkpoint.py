@@ -177,7 +177,7 @@ def _pack(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, str):  # of a subclass, such as an enum's
+    if isinstance(value, str):  # of a subclass, such as an enum's, as are these numbers
         return str.__str__(value)
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)

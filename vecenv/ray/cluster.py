@@ -10,21 +10,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import shorten
 
-__all__ = ["ActorGoneError", "Cluster", "Demand", "NotThereError", "about_here"]
+__all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
 _PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
 _SLICE_S = 1.0
-_POLL_S = 0.02
-# A gRPC server, such as Ray's head, greets with a SETTINGS frame; other servers don't.
-_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS = 4
-_UNIMPLEMENTED = 12  # gRPC's code for "no such method here"
+_POLL_S = 0.03
+_FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes with a connection
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
 _uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, Ray's names of them
@@ -32,10 +29,6 @@ _uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, R
 
 class ActorGoneError(Exception):
     """An actor is gone or can't be reached; the `__cause__` has Ray's whole message."""
-
-
-class NotThereError(Exception):
-    """A value has been computed but has not arrived in time."""
 
 
 class Demand(NamedTuple):
@@ -108,7 +101,10 @@ class Cluster:
             raise TypeError(
                 f"address is {address!r}, expected 'host:port', 'ray://host:port', 'auto' or None"
             )
-        self._ray = _import_ray()
+        try:
+            self._ray = _part_of_ray("")
+        except ImportError as error:
+            raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
         uploads, self.runtime_env = _split(runtime_env)
         if self._ray.is_initialized():
             self._require_same(address)
@@ -126,10 +122,6 @@ class Cluster:
                 f"{current!r} already; leave the address out, or call ray.shutdown() first"
             )
 
-    def _job_env(self) -> dict[str, Any]:
-        """Return the `runtime_env` that this process is connected with, as Ray has it."""
-        return dict(self._ray.get_runtime_context().runtime_env)
-
     def _require_uploaded(self, uploads: dict[str, Any]) -> None:
         if not uploads or _uploaded == (uploads, self._job_env()):
             return
@@ -139,6 +131,10 @@ class Cluster:
             f"ray.init(..., runtime_env={uploads!r}) and leave them out here, or let RayVectorEnv "
             "connect (ray.shutdown() first)"
         )
+
+    def _job_env(self) -> dict[str, Any]:
+        """Return the `runtime_env` that this process is connected with, as Ray has it."""
+        return dict(self._ray.get_runtime_context().runtime_env)
 
     def _connect(self, address: str | None, uploads: dict[str, Any]) -> None:
         global _uploaded  # noqa: PLW0603, as there is one connection per process
@@ -153,106 +149,85 @@ class Cluster:
             self._look_at(address)
         try:
             self._ray.init(address="local" if is_local else address, **options)
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, self._ray.exceptions.RayError) as error:
             if is_local:
                 raise
-            raise ConnectionError(
-                f"there is no Ray cluster at {address!r}: {shorten(str(error))}. Start one with "
-                "`ray start --head`, or leave the address out for one on this machine"
-            ) from error
-        except BaseException as error:  # perhaps connected, but the upload has failed
+            raise _no_cluster(address, shorten(str(error))) from error
+        except BaseException:  # perhaps connected, but the upload has failed
             self._ray.shutdown()
-            if isinstance(error, self._refusals):
-                raise self._refusal(address, error) from error
             raise
         if uploads:
             _uploaded = uploads, self._job_env()
 
     def _look_at(self, address: str) -> None:
-        """Ensure that a Ray head at the address accepts this process; Ray itself tries for minutes.
+        """Ensure that a Ray head at the address accepts this process.
+
+        `ray.init` would try for minutes, and not say that a token is missing.
 
         Raises:
             ConnectionError: There is no head, or it refuses this process.
             ValueError: The address is invalid.
         """
-        if address == "auto":
-            found = _found_address()
-            if found is None:
-                return
-            address = found
-        _probe(address)
-        self._ask_to_be_let_in(address)
+        if address == "auto":  # which Ray looks for on this machine
+            return
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(
+                f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
+            )
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        except OSError as error:
+            raise _no_cluster(address, str(error)) from error
+        if not address.startswith("ray://"):
+            self._ask_to_be_let_in(address)
 
     def _ask_to_be_let_in(self, address: str) -> None:
-        """Connect to a head once; `ray.init` would try for 20 or 30 seconds.
-
-        Raises:
-            ConnectionError: It demands another token, or is no head.
-        """
-        failed: list[Exception] = []
+        """Ask a head with private parts of Ray (2.60), without which `ray.init` will tell."""
+        answers: list[Exception | None] = []
 
         def ask() -> None:
             try:
                 setup = _part_of_ray("_private.authentication.authentication_token_setup")
                 # Ray's clients end the process if a token is required and missing.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-                if address.startswith("ray://"):
-                    _call_ray_client(address.removeprefix("ray://"))
-                else:
-                    _part_of_ray("_raylet").GcsClient(address=address)
-            except ImportError:  # a release of Ray without tokens
-                return
+                _part_of_ray("_raylet").GcsClient(address=address)
+                answers.append(None)
+            except (ImportError, AttributeError):  # another release of Ray
+                answers.append(None)
             except Exception as error:
-                failed.append(error)
+                answers.append(error)
 
         asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
         asking.start()
         asking.join(_PROBE_S)
-        for error in failed:
-            if isinstance(error, self._refusals):
-                raise self._refusal(address, error)
-            if getattr(error, "rpc_code", None) == _UNIMPLEMENTED:
-                raise ConnectionError(
-                    f"what listens at {address!r} is no Ray head ({error}), but another part of "
-                    "Ray perhaps: ports of `ray start --ray-client-server-port` need 'ray://'. "
-                    "`ray status` on the head's machine names the address"
-                ) from error
-            # `ray.init` describes all other errors better.
-
-    @property
-    def _refusals(self) -> tuple[type[Exception], ...]:
-        """Return Ray's exceptions about tokens; older releases have none."""
-        kind = getattr(self._ray.exceptions, "AuthenticationError", None)
-        return () if kind is None else (kind,)
-
-    def _refusal(self, address: str | None, error: Exception) -> ConnectionError:
-        refusal = ConnectionError(
+        if not answers:
+            raise _no_cluster(address, f"no Ray head has answered within {_PROBE_S:g} seconds")
+        if (error := answers[0]) is None:
+            return
+        if type(error).__name__ != "AuthenticationError":
+            raise _no_cluster(address, f"what listens there is no Ray head ({error})") from error
+        raise ConnectionError(
             f"the Ray cluster at {address!r} refuses this process: {error} Clusters started where "
             "there is a token file demand that token: set RAY_AUTH_MODE=token in the environment "
             "of this process and of all nodes, or start all of them with RAY_AUTH_MODE=disabled"
-        )
-        refusal.__cause__ = error
-        return refusal
+        ) from error
 
     @property
     def is_connected(self) -> bool:
         """Whether Ray has not been shut down."""
         return self._ray.is_initialized()
 
-    def free(self) -> dict[str, float]:
-        """Return the resources that are not reserved, over all nodes."""
-        return self._ray.available_resources()
-
     def free_places(self, demand: Demand) -> int:
         """Return the number of such actors that can be started now."""
-        return demand.places(self.free())
+        return demand.places(self._ray.available_resources())
 
     def all_places(self, demand: Demand) -> int:
         """Return the number of such actors that fit if nothing else uses the cluster."""
-        return sum(map(demand.places, self._nodes()))
+        return sum(demand.places(node["Resources"]) for node in self._nodes())
 
-    def _nodes(self) -> list[dict[str, float]]:
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def require_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
         """Wait until `count` such actors can be started.
@@ -263,62 +238,39 @@ class Cluster:
         """
         if not demand.is_counted:
             return
-        nodes = self._nodes()
-        places = sum(map(demand.places, nodes))
+        places, why = self.all_places(demand), f"{count} actors of {demand} each don't fit on this"
         advice = (
             "take fewer (num_workers), give each less (cpus_per_worker and the like), or add nodes"
         )
         if places < count:
+            have = "; ".join(demand.of(node["Resources"]) for node in self._nodes()) or "nothing"
             raise ValueError(
-                f"{count} actors of {demand} each don't fit on this Ray cluster: its nodes "
-                f"have {'; '.join(map(demand.of, nodes)) or 'nothing'}, which is room for "
-                f"{places}; {advice}"
+                f"{why} Ray cluster: its nodes have {have}, which is room for {places}; {advice}"
             )
-        while (free := self.free_places(demand)) < count:
-            if deadline.is_over:
-                raise RuntimeError(
-                    f"{count} actors of {demand} each don't fit on this Ray cluster now: "
-                    f"others use it, there is room for {free}; {advice}"
-                )
-            time.sleep(0.1)
+        self.await_places(count, demand, deadline)
+        if (free := self.free_places(demand)) < count:
+            raise RuntimeError(
+                f"{why} Ray cluster now: others use it, there is room for {free}; {advice}"
+            )
 
-    def await_free(self, amounts: Mapping[str, float], deadline: Deadline) -> None:
-        """Wait until these amounts are free, or all of a resource of which there is less."""
-        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
-            totals = self._ray.cluster_resources()
-            wanted = {name: min(a, totals.get(name, 0.0)) for name, a in amounts.items()}
-            while self.is_connected and not deadline.is_over:
-                free = self.free()
-                if all(free.get(name, 0.0) >= a - 1e-6 for name, a in wanted.items()):
-                    return
-                time.sleep(_POLL_S)
+    def await_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
+        """Wait until `count` such actors can be started, or as many as there is room for."""
+        while self.is_connected and not deadline.is_over:
+            if self.free_places(demand) >= min(count, self.all_places(demand)):
+                return
+            time.sleep(_POLL_S)
 
-    def store_bytes(self) -> dict[str, int]:
-        """Return the size of each node's object store in bytes, by the node's id."""
-        return {
-            node["NodeID"]: int(node["Resources"].get("object_store_memory", 0))
-            for node in self._ray.nodes()
-            if node["Alive"]
-        }
+    def own_store(self) -> tuple[str, int]:
+        """Return the id of the node of this process, and the bytes of its object store."""
+        own = self._ray.get_runtime_context().get_node_id()
+        node = next((node for node in self._nodes() if node["NodeID"] == own), {"Resources": {}})
+        return own, int(node["Resources"].get("object_store_memory", 0))
 
-    def own_node(self) -> str:
-        """Return the id of the node that this process is connected to."""
-        return self._ray.get_runtime_context().get_node_id()
-
-    def start(self, demand: Demand) -> Any:
-        """Start an actor and return its handle at once; its process may take a while to start."""
+    def start(self, demand: Demand) -> tuple[Any, Any]:
+        """Start an actor; return its handle and a reference to what `about_here` is there."""
         actor_class = self._ray.remote(_actor_class())
-        return actor_class.options(max_restarts=0, **demand.options()).remote()
-
-    def node_of(self, actor: Any, demand: Demand) -> str:
-        """Return the node chosen to start an actor's process, or ""; it may be a lost node.
-
-        If Ray does not tell, as through "ray://": "?" if there is room for another actor.
-        """
-        with contextlib.suppress(Exception):  # Ray has it for debugging only, and may drop it
-            place = _part_of_ray("_private.state").actors(actor._actor_id.hex())["Address"]
-            return place["NodeID"] if place["IPAddress"] else ""
-        return "?" if self.free_places(demand) > 0 else ""
+        actor = actor_class.options(max_restarts=0, **demand.options()).remote()
+        return actor, actor.about.remote()
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs, on this node if given."""
@@ -331,48 +283,50 @@ class Cluster:
         place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         return demand._replace(resources=others, strategy=place)
 
-    def ask_about(self, actor: Any) -> Any:
-        """Start asking an actor for its node and versions; see `about_here`."""
-        return actor.about.remote()
-
     def call(self, actor: Any, method: str, *args: Any) -> Any:
         """Start calling a method of an actor and return a reference to the future result."""
         return actor.call.remote(method, *args)
 
-    def wait(self, references: Sequence[Any], deadline: Deadline) -> list[Any]:
-        """Return the references that are ready, after a short wait for the first."""
-        timeout = min(_SLICE_S, deadline.left())
-        ready, _ = self._ray.wait(list(references), num_returns=1, timeout=timeout)
-        if len(ready) < len(references):  # one was asked for; take all there are
-            ready, _ = self._ray.wait(
-                list(references), num_returns=len(references), timeout=0, fetch_local=False
-            )
-        return ready
+    def arrived(
+        self, references: Sequence[Any], deadline: Deadline, *, all_at_once: bool = False
+    ) -> dict[Any, Any]:
+        """Return what actors have answered, after a short wait for the first of them.
 
-    def fetch_all(self, references: Sequence[Any], deadline: Deadline) -> list[Any] | None:
-        """Return all values after a short wait, or None if one isn't there or has failed."""
-        try:
-            return self._ray.get(list(references), timeout=min(_SLICE_S, deadline.left()))
-        except self._ray.exceptions.RayError:
-            return None
+        Args:
+            references: To the answers.
+            deadline: Until which there may be a wait.
+            all_at_once: Wait for all rather than the first, which is quicker.
 
-    def fetch(self, reference: Any, deadline: Deadline) -> Any:
-        """Return the value of a reference that is ready, on whichever node it is.
-
-        Raises:
-            ActorGoneError: The value is lost with its actor.
-            NotThereError: The value has not arrived from its node before the deadline.
+        Returns:
+            By reference the value, wherever it was, or an ActorGoneError if it is lost with its
+            actor. Values on a node that does not send them are left out.
         """
-        exceptions = self._ray.exceptions
-        left = deadline.left()
-        try:
-            return self._ray.get(reference, timeout=None if left == float("inf") else left)
-        except exceptions.RayTaskError:
-            raise  # not from the envs: their faults are returned as values
-        except exceptions.GetTimeoutError:
-            raise NotThereError from None
-        except exceptions.RayError as error:
-            raise ActorGoneError(_cause(str(error))) from error
+        ray, left_s = self._ray, min(_SLICE_S, deadline.left())
+        errors = ray.exceptions
+        if all_at_once:
+            with contextlib.suppress(errors.RayError):  # one is late, or lost
+                values = ray.get(list(references), timeout=left_s)
+                return dict(zip(references, values, strict=True))
+            left_s = min(_SLICE_S, deadline.left())
+        ready, others = ray.wait(list(references), num_returns=1, timeout=left_s)
+        if others:  # one was asked for; take all there are
+            count = len(references)
+            ready, _ = ray.wait(list(references), num_returns=count, timeout=0, fetch_local=False)
+        found = {}
+        for reference in ready:
+            left_s = deadline.left()
+            try:
+                found[reference] = ray.get(
+                    reference, timeout=None if left_s == float("inf") else left_s
+                )
+            except errors.RayTaskError:
+                raise  # not from the envs: their faults are returned as values
+            except errors.GetTimeoutError:
+                continue
+            except errors.RayError as error:
+                gone = found[reference] = ActorGoneError(_cause(str(error)))
+                gone.__cause__ = error
+        return found
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store, once for all actors."""
@@ -387,15 +341,7 @@ class Cluster:
 
 def _part_of_ray(name: str) -> Any:
     """Import a part of Ray; a private one may be missing in another release, or have changed."""
-    return importlib.import_module(f"ray.{name}")
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
-    return ray
+    return importlib.import_module(f"ray.{name}".rstrip("."))
 
 
 @functools.cache
@@ -406,58 +352,59 @@ def _actor_class() -> type:
     may use no name of this module.
     """
 
-    class RayRolloutWorker:
-        """Owns a `vecenv.ray.worker.RayRolloutWorker`."""
+    class RayEnvActor:
+        """Owns a `vecenv.ray.actor.EnvActor`."""
 
         worker: Any = None
 
         def about(self) -> dict[str, Any]:
-            """Return node and installed versions by name, see `about_here`."""
-            import hashlib
+            """Return where this is and what is installed, see `about_here`."""
             import importlib
+            import os
             import platform
             import socket
-            from pathlib import Path
 
-            versions = {"Python": platform.python_version()}
-            missing = {}
+            # As far as they must be equal for two processes to exchange pickles.
+            versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
             for name in ("vecenv", "numpy", "gymnasium"):
                 try:
-                    module = importlib.import_module(name)
-                    versions[name] = str(module.__version__)
+                    version = str(importlib.import_module(name).__version__)
+                    versions[name] = version if name == "vecenv" else version.partition(".")[0]
                 except Exception as error:
-                    missing[name] = f"{type(error).__name__}: {error}"
-                    continue
-                if name == "vecenv" and module.__file__ is not None:
-                    digest = hashlib.sha256()
-                    for path in sorted(Path(module.__file__).parent.rglob("*.py")):
-                        digest.update(path.read_bytes())
-                    versions["source of vecenv"] = digest.hexdigest()[:8]
+                    versions[name] = f"can't be imported ({type(error).__name__}: {error})"
             node, ray = "", importlib.import_module("ray")
             if ray.is_initialized():
                 node = ray.get_runtime_context().get_node_id()
-            where = {"node": node, "host": socket.gethostname()}
-            return {**where, "versions": versions, "missing": missing}
+            where = {"node": node, "host": socket.gethostname(), "pid": os.getpid()}
+            return {**where, "versions": versions}
 
         def call(self, method: str, *args: Any) -> Any:
             """Call a method of the worker; the first call makes it."""
             if self.worker is None:
-                from vecenv.ray.worker import RayRolloutWorker
+                from vecenv.ray.actor import EnvActor
 
-                self.worker = RayRolloutWorker()
-            return getattr(self.worker, method)(*args)
+                self.worker = EnvActor()
+            return self.worker.answer(method, *args)
 
-    return RayRolloutWorker
+    return RayEnvActor
 
 
 def about_here() -> dict[str, Any]:
     """Return for this process what `about` returns for an actor's.
 
     Returns:
-        "node" (its id) and "host"; "versions" of Python, vecenv, NumPy and Gymnasium, and a hash of
-        vecenv's source; "missing": for each package that can't be imported, why.
+        "node" (its id), "host", "pid", and the "versions" of Python, vecenv, NumPy and Gymnasium
+        that others must have, or why they can't be imported.
     """
     return _actor_class()().about()
+
+
+def _no_cluster(address: Any, why: str) -> ConnectionError:
+    return ConnectionError(
+        f"there is no Ray cluster at {address!r}: {why}. Start one with `ray start --head`, or "
+        "leave the address out for one on this machine; `ray status` on the head's machine names "
+        "the address"
+    )
 
 
 def _cause(text: str) -> str:
@@ -468,124 +415,15 @@ def _cause(text: str) -> str:
 
 
 def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Split a `runtime_env` into the entries of the connection and those of single actors.
-
-    Raises:
-        ValueError: A folder or module in it does not exist.
-    """
-    left, uploads = dict(runtime_env or {}), {}
-    folder, modules = left.get("working_dir"), left.get("py_modules") or ()
-    if isinstance(modules, str | os.PathLike):
-        raise ValueError(f"runtime_env['py_modules'] is {modules!r}, expected a list of such")
-    for path in _local_paths(() if folder is None else (folder,)):
-        uploads["working_dir"] = _existing(path, "working_dir")
-        del left["working_dir"]
-    if any(True for _ in _local_paths(modules)):
-        uploads["py_modules"] = [
-            _existing(path, "py_modules") if path is not None else module
-            for module in modules
-            for path in [next(_local_paths((module,)), None)]
-        ]
-        del left["py_modules"]
-    if uploads and "excludes" in left:
-        uploads["excludes"] = left.pop("excludes")
-    return uploads, left or None
-
-
-def _local_paths(given: Sequence[Any]) -> Iterator[str]:
-    """Yield the working folders, files and imported modules that are on this machine."""
-    for one in given:
-        if isinstance(one, str):
-            if "://" not in one:
-                yield one
-        elif isinstance(one, os.PathLike):
-            yield os.fspath(one)
-        elif hasattr(one, "__path__"):
-            yield next(iter(one.__path__))
-        elif getattr(one, "__file__", None):
-            yield one.__file__
-
-
-def _existing(path: str, name: str) -> str:
-    path = os.path.abspath(path)
-    if not os.path.exists(path):
-        raise ValueError(f"runtime_env[{name!r}] has {path!r}, which does not exist")
-    return path
-
-
-def _found_address() -> str | None:
-    """Return the address that "auto" stands for, or None if only `ray.init` knows."""
-    with contextlib.suppress(Exception):  # no cluster is found, or Ray has moved the function
-        return _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
-    return None
-
-
-def _call_ray_client(address: str) -> None:
-    """Call the server of "ray://" once, with Ray's token.
-
-    Raises:
-        AuthenticationError: The server demands another token.
-    """
-    grpc = importlib.import_module("grpc")  # of Ray's client, which needs it
-    channel = _part_of_ray("_private.grpc_utils").init_grpc_channel(address)
-    try:
-        channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=_PROBE_S)
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            refusal = _part_of_ray("exceptions").AuthenticationError
-            raise refusal(str(error.details())) from error
-    finally:
-        channel.close()
-
-
-def _probe(address: str) -> None:
-    """Ensure that a Ray head listens at this address; Ray itself would try for minutes.
-
-    Raises:
-        ConnectionError: There is no server, or it is no Ray head.
-        ValueError: The address is invalid.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(
-            f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
-        )
-    deadline = Deadline(_PROBE_S)
-    try:
-        with _connected(host.strip("[]"), int(port), deadline) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            connection.settimeout(max(0.1, deadline.left()))
-            connection.sendall(_HTTP2_HELLO)
-            greeting = connection.recv(9)
-    except TimeoutError as error:
-        raise ConnectionError(
-            f"there is no Ray cluster at {address!r}: nothing has answered within {_PROBE_S:g} "
-            "seconds; a firewall, another kind of server, or a head that hangs. `ray status` on "
-            "the head's machine names the address"
-        ) from error
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, "
-            "or leave the address out for one on this machine"
-        ) from error
-    if len(greeting) < 4 or greeting[3] != _SETTINGS:
-        raise ConnectionError(
-            f"what listens at {address!r} is not a Ray head (it answers {greeting!r}); "
-            "`ray status` on the head's machine names the address"
-        )
-
-
-def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address of a host that accepts, all before one deadline."""
-    failed = OSError("the name has no address")
-    for kind, type_, protocol, _, where in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-        connection = socket.socket(kind, type_, protocol)
-        connection.settimeout(max(0.1, deadline.left()))
-        try:
-            connection.connect(where)
-            return connection
-        except OSError as error:
-            connection.close()
-            failed = error
-    raise failed
+    """Split a `runtime_env` into files of this machine, for the connection, and the rest."""
+    left = dict(runtime_env or {})
+    modules = left.get("py_modules", [])
+    modules = modules if isinstance(modules, list) else [modules]
+    sources = [left.get("working_dir", "://"), *modules]
+    if all(isinstance(source, str) and "://" in source for source in sources):
+        return {}, left or None
+    for source in sources:
+        is_path = isinstance(source, str | os.PathLike) and "://" not in os.fspath(source)
+        if is_path and not os.path.exists(source):
+            raise ValueError(f"runtime_env has {os.fspath(source)!r}, which does not exist")
+    return {name: left.pop(name) for name in _FILES if name in left}, left or None

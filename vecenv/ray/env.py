@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from time import perf_counter_ns
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_autoreset_mode, read_timeout
+from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
 from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.batches import take_range, take_rows
+from vecenv.core.batches import leaf_by_leaf, take_range, take_rows
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
-from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults
-from vecenv.core.infos import InfosApart, known_infos, take_infos
+from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.masks import MASK_KEY
+from vecenv.core.restarts import mixed_seed
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.chunks import Where, place_infos, place_rows
-from vecenv.ray.fragments import checked_rows, obs_bytes
-from vecenv.ray.revival import Loss
+from vecenv.ray.parts import checked_rows, part_of, place_infos
 from vecenv.ray.stamping import StampMirror
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
-    from vecenv.ray.fleet import Task
-    from vecenv.ray.opening import RayOptions
-    from vecenv.ray.worker import ActorPolicy, Reply, Seat
+    from vecenv.ray.actor import Reply, Start
+    from vecenv.ray.pool import Call
 
 __all__ = ["RayVectorEnv"]
 
@@ -55,6 +52,9 @@ class RayVectorEnv(GymVecEnv):
     millisecond, `step` pays for envs whose steps take longer; where the policy is cheap to copy,
     let the actors act themselves, see `set_policy` and `collect`.
 
+    After an exception that is not of these classes in a call (Ctrl-C), only `reset` and `close` are
+    allowed.
+
     Args:
         env_fns: One factory per env, called without arguments in an actor. Or one factory of vector
             envs of this package, called with `num_envs=` in each actor, such as
@@ -65,9 +65,9 @@ class RayVectorEnv(GymVecEnv):
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
-        worker_backend: "sync" or "async" vector envs in the actors; only with a list of factories.
-        worker_options: Further arguments of these vector envs, such as {"num_workers": 4};
-            "async" has one worker process for each of `cpus_per_worker`.
+        worker_backend: None or "sync", both for a `SyncVectorEnv` of a list of factories; "async"
+            is gone: take an actor per core.
+        worker_options: Is gone with it.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
         memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
@@ -106,12 +106,10 @@ class RayVectorEnv(GymVecEnv):
         RuntimeError: The envs' spaces differ.
     """
 
-    _seeds: list[int | None]  # of the latest resets
     _steps = 0
     _has_policy = False
     _sized_steps = 0  # steps of fragments whose size is known to fit, or has been told
     _mirror: StampMirror | None = None  # while timing is enabled
-    _stamped_lanes: np.ndarray | None = None
 
     def __init__(
         self,
@@ -136,248 +134,185 @@ class RayVectorEnv(GymVecEnv):
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
-        from vecenv.ray.opening import RayOptions, open_fleet, read_demand
+        from vecenv.ray import opening
+        from vecenv.ray.cluster import Cluster
+        from vecenv.ray.pool import ActorPool
 
         self.closed = True  # until there is something to close
-        self.env_fns, self.copy = env_fns, copy
+        self.env_fns, self.copy, self.observation_mode = env_fns, copy, observation_mode
         self._timeout = read_timeout("timeout", timeout)
         read_timeout("start_timeout", start_timeout)
-        self.observation_mode = observation_mode
-        options = RayOptions(
-            observation_mode,
-            read_autoreset_mode(autoreset_mode),
-            num_envs,
-            num_workers,
-            worker_backend,
-            dict(worker_options or {}),
-            read_demand(
-                cpus_per_worker,
-                gpus_per_worker,
-                memory_per_worker,
-                resources,
-                scheduling_strategy,
-                runtime_env,
-            ),
-            address,
-            on_error,
-            start_timeout,
-            shares_cpus,
+        mode = read_autoreset_mode(autoreset_mode)
+        check_choice("on_error", on_error, ("raise", "restart"))
+        opening.refuse_options(env_fns, worker_backend, worker_options)
+        demand = opening.read_demand(
+            cpus_per_worker,
+            gpus_per_worker,
+            memory_per_worker,
+            resources,
+            scheduling_strategy,
+            runtime_env,
         )
-        self._fleet = open_fleet(env_fns, options)
-        self._prepare(options)
-
-    def _prepare(self, options: RayOptions) -> None:
-        """Batch the spaces and bind what the calls need; end the actors if the spaces differ."""
-        mode = options.autoreset_mode
-        openings = self._fleet.openings
-        pairs = [pair for opening in openings for pair in opening.spaces]
-        obs_spaces, action_spaces = map(list, zip(*pairs, strict=True))
-        about_spaces = obs_spaces, action_spaces, self.observation_mode, type(self).__name__
+        connect = partial(Cluster, address, runtime_env)
+        cluster, bounds = opening.choose_bounds(env_fns, num_envs, num_workers, demand, connect)
+        options: dict[str, Any] = {"autoreset_mode": mode.value}
+        if not callable(env_fns):
+            options["observation_mode"] = observation_mode
+        starts = opening.start_of_each(env_fns, bounds, options, on_error == "restart")
+        demand = demand._replace(runtime_env=cluster.runtime_env)
+        pool = ActorPool(cluster, starts, demand, start_timeout, shares_cpus)
         try:
-            spaces = batch_env_spaces(*about_spaces)
-        except Exception:
-            self._fleet.stop(0.0)
+            found = [seat.spaces for seat in pool.seats if seat.spaces is not None]
+            obs_spaces, action_spaces = zip(*(p for one in found for p in one.spaces), strict=True)
+            spaces = batch_env_spaces(
+                list(obs_spaces), list(action_spaces), observation_mode, type(self).__name__
+            )
+            self._set_up(bounds[-1], spaces, mode, found[0].metadata, found[0].render_mode)
+        except BaseException:
+            pool.stop(0.0)
             raise
-        about = openings[0]
-        self._set_up(len(pairs), spaces, mode, about.metadata, about.render_mode)
-        self.num_workers = len(openings)
-        num_envs = self.num_envs
-        self._bind_rows(StepRows.make(self.single_observation_space, num_envs))
-        self._seeds = [None] * num_envs
-        self.restarts = np.zeros(num_envs, np.int64)
-        if options.on_error == "restart":
-            self._fleet.seat_after = self._seat_after
+        self._pool, self.num_workers = pool, len(starts)
+        self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
+        self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
+        self.restarts = np.zeros(self.num_envs, np.int64)
+        # Envs that were sent and have come back: id, row in the reply and its infos.
+        self._ready: deque[tuple[int, int, list[Any]]] = deque()
+        pool.left_by_fork = self._calls.leave_to_parent
+        if on_error == "restart":
+            pool.after_loss = self._start_after
         self.closed = False
 
     # -- reset and step --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _call(self, *, keeps_late: bool = False) -> Iterator[None]:
+        """Have a call given up by the next one if an exception from elsewhere cuts it.
+
+        Args:
+            keeps_late: Whether what has not been answered in time can still be waited for.
+        """
+        calls = self._calls
+        calls.unfinished, calls.is_ready = self._give_up, False
+        try:
+            yield
+        except (StepTimeoutError, InfoError) as error:
+            if not keeps_late or isinstance(error, InfoError):
+                self._give_up(error)
+            calls.unfinished = None
+            raise
+        calls.unfinished = None
+        calls.is_ready = calls.has_reset and not calls.num_in_flight
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """Forget what was asked for, and refuse all but `reset` and `close`, as of this error."""
+        self._pool.forget()
+        self._ready.clear()
+        told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
+        self._calls.give_up(RuntimeError(told) if error is None else retold(error))
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         seeds = seed_per_env(seed, self.num_envs)
-        self._own_rows()
-        is_full = reset_mask is None or bool(reset_mask.all())
-        if is_full:
-            self._fleet.forget()  # calls in flight are dropped
-        else:
-            self._require_known("reset")
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
-        count = 0
-        try:
-            for worker in range(self.num_workers):
-                rows = self._rows_of(worker)
-                if mask[rows].any():
-                    seeds_part = None if seed is None else seeds[rows]
-                    self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
-                    count += len(self._chunk(worker))
-            replies = self._wait_reset(count)
+        with self._call():
+            self._own_rows()
+            if mask.all():  # what was in flight is given up
+                self._pool.forget()
+                self._ready.clear()
+            asked = [part for part in self._starts() if mask[part.envs].any()]
+            for part in asked:
+                own_seeds = None if seed is None else seeds[part.rows]
+                self._pool.ask(part.worker, "reset", own_seeds, options, mask[part.rows])
+            count = sum(part.num_envs for part in asked)
+            restarts = self._pool.after_loss is not None
+            replies = self._wait("reset", count, self._deadline(None), "`reset`", restarts)
             self._raise_faults(replies)
-        except BaseException:
-            self._give_up()
-            raise
-        for env_id in np.flatnonzero(mask).tolist():
-            if seeds[env_id] is not None:
-                self._seeds[env_id] = seeds[env_id]
-        return self._take_reset(replies, mask)
-
-    def _wait_reset(self, count: int) -> list[tuple[Task, Reply]]:
-        """Wait for the envs' first observations; with "restart", replace actors that hang."""
-        while True:
-            try:
-                return self._wait("reset", count, self._deadline(None), "`reset`")
-            except StepTimeoutError as error:
-                if self._fleet.seat_after is None:
-                    raise
-                self._replace_late(str(error))
-
-    def _take_reset(
-        self, replies: list[tuple[Task, Reply]], mask: np.ndarray
-    ) -> tuple[Any, dict[str, Any]]:
-        """Write the observations of the envs that were reset into their rows."""
-        infos: dict[str, Any] = {}
-        space = self.single_observation_space
-        for task, reply in _by_worker(replies):
-            rows = self._rows_of(task.worker)
-            obs, chunk_infos = reply.result
-            chosen = np.flatnonzero(mask[rows])
-            obs = take_rows(space, obs, chosen.tolist())
-            place_rows(self._rows.obs, space, obs, chosen + rows.start)
-            self._enter_infos(infos, chunk_infos, rows)
-        chosen = np.flatnonzero(mask)
-        self._ended.ended.difference_update(chosen.tolist())
-        self._note_reset(infos, chosen)
-        return self._observations(), infos
+            pairs = zip(seeds, self._seeds, mask.tolist(), strict=True)
+            self._seeds = [new if takes and new is not None else old for new, old, takes in pairs]
+            infos: dict[str, Any] = {}
+            for envs, reply in self._in_order(replies):
+                rows = np.flatnonzero(mask[envs])
+                obs = take_rows(self.single_observation_space, reply.result[0], rows.tolist())
+                self._rows.obs.put(rows + envs.start, obs)
+                place_infos(infos, reply.result[1], envs, self.num_envs)
+            chosen = np.flatnonzero(mask)
+            self._ended.ended.difference_update(chosen.tolist())
+            self._note_reset(infos, chosen)
+            return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
             self._ended.require_reset_ended(range(self.num_envs))
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        self._require_known("step")
-        self._steps += 1
-        space, fleet = self.single_action_space, self._fleet
-        try:
-            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-                fleet.ask(worker, "step", take_range(space, actions, first, last), None)
-            deadline, doing = self._deadline(None), f"step {self._steps}"
-            replies = self._wait("step", self.num_envs, deadline, doing)
-            return self._take_step(replies, rows, out)
-        except BaseException as error:  # Ctrl-C too
-            if not self.closed:
+        space, deadline = self.single_action_space, self._deadline(None)
+        with self._call(keeps_late=True):
+            self._steps += 1
+            for part in self._starts():
+                own_actions = take_range(space, actions, part.envs.start, part.envs.stop)
+                self._pool.ask(part.worker, "step", own_actions, None)
+            try:
+                replies = self._wait("step", self.num_envs, deadline, f"step {self._steps}")
+            except StepTimeoutError as error:
                 self._own_rows()
-                if fleet.count("step") == self.num_envs:
-                    self._calls.mark_sent(np.arange(self.num_envs))
-                else:  # it was raised while actors were asked, or after they had answered
-                    self._give_up()
-            if isinstance(error, StepTimeoutError):
-                error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
-            raise
-
-    def _take_step(self, replies: list[tuple[Task, Reply]], rows: StepRows, out: Any) -> StepResult:
-        """Write the results of a step of all envs into their rows."""
-        if any(reply.faults for _, reply in replies):
-            self._own_rows()
-            self._calls.forget_reset()
+                self._calls.mark_sent(np.arange(self.num_envs))
+                error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or `reset`",)
+                raise
             self._raise_faults(replies)
-        infos: dict[str, Any] = {}
-        for task, reply in _by_worker(replies):
-            self._place(rows, self._chunk(task.worker), reply.result)
-            if reply.result[4]:
-                self._enter_infos(infos, reply.result[4], self._rows_of(task.worker))
-        if self._is_disabled:
-            self._note_ended(rows.terminations | rows.truncations)
-        return self._results(rows, out, infos)
+            infos: dict[str, Any] = {}
+            for envs, reply in self._in_order(replies):
+                rows.put(envs, reply.result)
+                self._enter(infos, reply.result[4], envs)
+            if self._is_disabled:
+                self._note_ended(rows.terminations | rows.truncations)
+            return self._results(rows, out, infos)
 
-    def _place(self, rows: StepRows, env_ids: range | np.ndarray, result: Any) -> None:
-        """Write the results of some envs into their rows."""
-        where = slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
-        place_rows(rows.obs, self.single_observation_space, result[0], env_ids)
-        rows.rewards[where], rows.terminations[where], rows.truncations[where] = result[1:4]
+    def _enter(self, infos: dict[str, Any], parts: Sequence[Any], envs: range) -> None:
+        """Merge what an actor has said of its envs into the batched infos of all."""
+        for rows, part in parts:
+            place_infos(infos, part, rows + envs.start, self.num_envs)
 
     # -- send and recv ---------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._ended.require_reset_ended(env_ids.tolist())
-        self._require_known("send")
+        self._calls.unfinished = self._give_up
         self._own_rows()
         self._steps += 1
-        try:
-            for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
-                chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
-                if len(chosen):
-                    part = take_rows(self.single_action_space, actions, chosen.tolist())
-                    ids = env_ids[chosen] - first
-                    self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
-        except BaseException:  # Ctrl-C: some have been asked
-            self._give_up()
-            raise
+        for part in self._starts():
+            first = part.envs.start
+            chosen = np.flatnonzero((env_ids >= first) & (env_ids < part.envs.stop))
+            if len(chosen):
+                own_actions = take_rows(self.single_action_space, actions, chosen.tolist())
+                ids = env_ids[chosen] - first
+                self._pool.ask(part.worker, "step", own_actions, ids, num_envs=len(ids))
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        self._require_known("recv")
-        try:
-            replies = self._wait("step", count, self._deadline(timeout), "`recv`")
-        except StepTimeoutError as error:
-            error.args = (f"{error.args[0]}. They stay in flight",)
-            raise
-        try:
-            return self._take_batch(most, replies)
-        except BaseException:
-            self._give_up()
-            raise
-
-    def _take_batch(self, most: int, replies: list[tuple[Task, Reply]]) -> StepBatch:
-        """Write the results of some envs into their rows, and return them."""
-        self._raise_faults(replies)  # some envs of that actor have been stepped and some not
-        replies = self._first(most, replies)
-        rows, found = self._rows, []
-        for task, reply in replies:
-            ids, first = reply.result[5], self._fleet.bounds[task.worker]
-            found.append(np.array(self._chunk(task.worker)) if ids is None else ids + first)
-            self._place(rows, found[-1], reply.result)
-        env_ids = np.concatenate(found)
-        infos: dict[str, Any] = {}
-        first_row, num_rows = 0, len(env_ids)
-        for (_, reply), ids in zip(replies, found, strict=True):
-            where = slice(first_row, first_row := first_row + len(ids))
-            place_infos(infos, reply.result[4], where, num_rows, ids)
-        if self._is_disabled:
-            is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-            self._note_ended(is_over, env_ids)
-        return self._batch_of(env_ids, infos)
-
-    def _first(self, most: int, replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
-        """Return the replies about the first `most` envs; the rest is put back."""
-        kept, left = [], most
-        for number, (task, reply) in enumerate(replies):
-            if task.num_envs > left:
-                for pair in reversed(replies[number + 1 :]):
-                    self._fleet.put_back(*pair)
-                self._fleet.put_back(*self._part(task, reply, left, task.num_envs))
-                if left:
-                    kept.append(self._part(task, reply, 0, left))
-                break
-            kept.append((task, reply))
-            left -= task.num_envs
-        return kept
-
-    def _part(self, task: Task, reply: Reply, first: int, last: int) -> tuple[Task, Reply]:
-        """Return the part of a reply about its envs `first` to `last` - 1."""
-        obs, rewards, terminations, truncations, infos, ids = reply.result
-        ids = np.arange(task.num_envs) if ids is None else ids
-        if isinstance(infos, InfosApart):
-            infos = infos.part(first, last)
-        else:
-            infos = known_infos(take_infos(infos, np.arange(first, last)))
-        part = (
-            take_range(self.single_observation_space, obs, first, last),
-            *(array[first:last] for array in (rewards, terminations, truncations)),
-            infos,
-            ids[first:last],
-        )
-        return task._replace(num_envs=last - first), reply._replace(result=part)
+        rows, ready = self._rows, self._ready
+        with self._call(keeps_late=True):
+            try:
+                missing = max(0, count - len(ready))
+                replies = self._wait("step", missing, self._deadline(timeout), "`recv`")
+            except StepTimeoutError as error:
+                error.args = (f"{error.args[0]}. They stay in flight",)
+                raise
+            self._raise_faults(replies)  # some envs of that actor have been stepped and some not
+            for envs, reply in ((self._envs_of(call), reply) for call, reply in replies):
+                *results, parts, ids = reply.result
+                ids = np.array(envs) if ids is None else ids + envs.start
+                rows.put(ids, results)
+                ready.extend((env_id, row, parts) for row, env_id in enumerate(ids.tolist()))
+            taken = [ready.popleft() for _ in range(min(most, len(ready)))]
+            env_ids = np.array([env_id for env_id, _, _ in taken])
+            infos = _infos_of(taken, env_ids)
+            if self._is_disabled:
+                is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
+                self._note_ended(is_over, env_ids)
+            return self._batch_of(env_ids, infos)
 
     # -- fragments -------------------------------------------------------------------------
 
-    def set_policy(self, policy_fn: Callable[[VecEnv], ActorPolicy]) -> None:
+    def set_policy(self, policy_fn: Callable[[VecEnv], Any]) -> None:
         """Let every actor make a policy, for `collect`.
 
         Args:
@@ -399,8 +334,8 @@ class RayVectorEnv(GymVecEnv):
 
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
-        self._fleet.seats = [seat._replace(policy=policy) for seat in self._fleet.seats]
-        timeout = self._fleet.start_timeout  # making a policy may import much
+        self._change_starts(policy=policy)
+        timeout = self._pool.start_timeout  # making a policy may import much
         self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
 
@@ -442,22 +377,23 @@ class RayVectorEnv(GymVecEnv):
             Exception: An env or a policy raised it.
         """
         self._calls.require_ready("collect")
-        timeout = read_timeout("timeout", timeout)
+        deadline = self._deadline(read_timeout("timeout", timeout))
         size = len(slots), self.num_envs
-        self._check_collect(slots)
-        arrays = [checked_rows(f"inputs[{k}]", rows, size) for k, rows in enumerate(inputs)]
+        rows = self._checked_slots(slots)
+        arrays = [checked_rows(f"inputs[{k}]", given, size) for k, given in enumerate(inputs)]
         targets = {
-            k: checked_rows(f"fields[{k!r}]", rows, size) for k, rows in (fields or {}).items()
+            k: checked_rows(f"fields[{k!r}]", given, size) for k, given in (fields or {}).items()
         }
         if len(slots) != self._sized_steps:
             self._sized_steps = len(slots)
             self._warn_of_size(slots[0], targets)
-        with self._logged(COLLECT) as log:
+        with self._logged(COLLECT) as log, self._call():
             if log is not None:
                 log.note_rows(len(slots) * self.num_envs)
-            return self._collect(slots, weights, arrays, targets, timeout)
+            return self._collect(rows, weights, arrays, targets, deadline)
 
-    def _check_collect(self, slots: Sequence[Any]) -> None:
+    def _checked_slots(self, slots: Sequence[Any]) -> list[StepRows]:
+        """Refuse what can't be collected into; return the rows of each step."""
         if not self._has_policy:
             raise ValueError("`collect` came before `set_policy`; actors need a policy to act")
         if self.autoreset_mode is AutoresetMode.DISABLED:
@@ -469,181 +405,147 @@ class RayVectorEnv(GymVecEnv):
             raise ValueError("slots is empty, expected one for each step")
         for slot in slots:
             self._check_slot_mode(slot)
-            slot_rows(slot, self._rows.obs, self.num_envs)
+        return [slot_rows(slot, self._rows.obs, self.num_envs) for slot in slots]
 
     def _warn_of_size(self, slot: Any, fields: dict[str, np.ndarray]) -> None:
-        """Log which nodes' object stores can't hold the fragments, as Ray slows down silently."""
-        fleet, num_steps = self._fleet, self._sized_steps
-        rows = self._rows.rewards, self._rows.terminations, self._rows.truncations
-        step_bytes = obs_bytes(slot.obs) + sum(array.nbytes for array in rows)
-        total = num_steps * step_bytes + sum(array.nbytes for array in fields.values())
-        needed = Counter[str]()
-        for worker, node in enumerate(fleet.nodes):
-            needed[node] += total * len(self._chunk(worker)) // self.num_envs
-        needed[fleet.cluster.own_node()] = total  # all of them arrive here
-        stores = fleet.cluster.store_bytes()
-        small = [
-            f"{node[:12]} has {stores[node] / 2**20:.0f} MiB for {size / 2**20:.0f} MiB"
-            for node, size in needed.items()
-            if size > _STORE_SHARE * stores.get(node, size)
-        ]
-        if small:
+        """Log if the fragments don't fit into Ray's object store, as Ray slows down silently."""
+        num_steps = self._sized_steps
+        sizes = [10 * self.num_envs]  # rewards and flags
+        leaf_by_leaf(lambda array: sizes.append(array.nbytes), slot.obs)
+        size = num_steps * sum(sizes) + sum(array.nbytes for array in fields.values())
+        node, store = self._pool.cluster.own_store()  # where all of them arrive
+        if store and size > _STORE_SHARE * store:
             _logger.warning(
                 "fragments of %d steps x %d envs don't fit into Ray's object store, which writes "
-                "to disk then and is many times slower: %s. Collect fewer steps at a time, or give "
-                "Ray more (ray start --object-store-memory=BYTES, ray.init(object_store_memory=))",
+                "to disk then and is many times slower: node %s has %.0f MiB for %.0f MiB. Collect "
+                "fewer steps at a time, or give Ray more (ray start --object-store-memory=BYTES, "
+                "ray.init(object_store_memory=))",
                 num_steps,
                 self.num_envs,
-                "; ".join(f"node {text}" for text in small),
+                node[:12],
+                store / 2**20,
+                size / 2**20,
             )
 
     def _collect(
         self,
-        slots: Sequence[Any],
+        rows: list[StepRows],
         weights: Any,
         inputs: list[np.ndarray],
         fields: dict[str, np.ndarray],
-        timeout: float | None,
+        deadline: Deadline,
     ) -> dict[int, dict[str, Any]]:
-        fleet, deadline = self._fleet, self._deadline(timeout)
-        self._require_known("collect")
+        pool, num_steps = self._pool, len(rows)
         self._own_rows()
-        reference = None if weights is None else fleet.cluster.put(weights)
-        found: dict[int, dict[int, dict[str, Any]]] = {}  # infos by worker and step
-        try:
-            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-                rows = [array[:, first:last] for array in inputs]
-                fleet.ask(worker, "collect", len(slots), reference, rows)
-            while len(found) < self.num_workers:
-                doing = f"the collection of steps {self._steps + 1}-{self._steps + len(slots)}"
-                replies = self._wait("collect", 1, deadline, doing)
-                self._raise_faults(replies)
-                for task, reply in replies:
-                    fragment, worker = reply.result, task.worker
-                    fragment.copy_into(slots, fields, self._rows_of(worker))
-                    last, envs = fragment.obs_of(len(slots) - 1), self._chunk(worker)
-                    place_rows(self._rows.obs, self.single_observation_space, last, envs)
-                    found[worker] = fragment.infos
-        except BaseException:
-            fleet.forget()
-            self._calls.forget_reset()
-            raise
-        self._steps += len(slots)
+        reference = None if weights is None else pool.cluster.put(weights)
+        for part in self._starts():
+            own_inputs = [array[:, part.rows] for array in inputs]
+            pool.ask(part.worker, "collect", num_steps, reference, own_inputs)
+        doing = f"the collection of steps {self._steps + 1}-{self._steps + num_steps}"
+        found: dict[int, Any] = {}  # infos by worker
+        while len(found) < self.num_workers:
+            replies = self._wait("collect", 1, deadline, doing)
+            self._raise_faults(replies)
+            for envs, reply in self._in_order(replies):
+                fragment, last = reply.result, num_steps - 1
+                fragment.copy_fields(fields, envs)
+                for t, step in enumerate(rows):
+                    step.put(envs, fragment.slot(t))
+                self._rows.obs.put(envs, fragment.slot(last).obs)
+                found[envs.start] = envs, fragment.infos
+        self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}
-        for worker in range(self.num_workers):
-            for t, part in found[worker].items():
-                self._enter_infos(infos.setdefault(t, {}), part, self._rows_of(worker))
-        last_infos = infos.get(len(slots) - 1, {})
+        for _, (envs, parts_of) in sorted(found.items()):
+            for t, parts in parts_of.items():
+                self._enter(infos.setdefault(t, {}), parts, envs)
+        last_infos = infos.get(num_steps - 1, {})
         if self._masks.is_used or MASK_KEY in last_infos:
-            self._masks.note(last_infos, slots[-1].terminations | slots[-1].truncations)
+            self._masks.note(last_infos, rows[-1].terminations | rows[-1].truncations)
         return dict(sorted(infos.items()))
-
-    def _enter_infos(self, infos: dict[str, Any], part: dict[str, Any], where: Where) -> None:
-        """Merge infos of an actor's envs; if they can't be batched, all envs need a reset."""
-        try:
-            place_infos(infos, part, where, self.num_envs)
-        except InfoError:
-            self._calls.forget_reset()
-            raise
 
     # -- the actors ------------------------------------------------------------------------
 
-    def _chunk(self, worker: int) -> range:
-        """Return the envs of a worker."""
-        return range(*self._fleet.bounds[worker : worker + 2])
+    def _starts(self) -> list[Start]:
+        return [seat.start for seat in self._pool.seats]
 
-    def _rows_of(self, worker: int) -> slice:
-        return slice(*self._fleet.bounds[worker : worker + 2])
+    def _change_starts(self, **changes: Any) -> None:
+        """Have successors of actors started with something else."""
+        for seat in self._pool.seats:
+            seat.start = seat.start._replace(**changes)
+
+    def _envs_of(self, call: Call) -> range:
+        return self._pool.seats[call.worker].start.envs
+
+    def _in_order(self, replies: list[tuple[Call, Reply]]) -> list[tuple[range, Reply]]:
+        """Sort replies by env, so that batched infos do not depend on the order of arrival."""
+        pairs = sorted(replies, key=lambda pair: pair[0].worker)
+        return [(self._envs_of(call), reply) for call, reply in pairs]
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.of_call(timeout, self._timeout)
 
     def _wait(
-        self, method: str, num_envs: int, deadline: Deadline, doing: str
-    ) -> list[tuple[Task, Reply]]:
-        """Wait for replies to calls of a method for `num_envs` envs; return all that have come."""
+        self, method: str, count: int, deadline: Deadline, doing: str, replaces_late: bool = False
+    ) -> list[tuple[Call, Reply]]:
+        """Wait for replies as `ActorPool.wait` does; close everything if a worker is gone."""
         try:
             with self._waiting():
-                self._fleet.wait(method, num_envs, deadline, doing)
+                replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._end_with(error)
-        replies = self._fleet.take(method)
-        for task, reply in replies:
+            self._calls.note_fault(retold(error))
+            self.close(terminate=True)
+            error.args = (f"{error.args[0]} The vector env is closed.",)
+            raise
+        for call, reply in replies:
             if reply.restarts is not None:
-                self.restarts[self._rows_of(task.worker)] = reply.restarts
-        if self._mirror is not None:
-            replies = [(task, self._take_stamps(task, reply)) for task, reply in replies]
+                self.restarts[self._envs_of(call)] = reply.restarts
+            if reply.stamps is not None and self._mirror is not None:
+                pid = self._pool.seats[call.worker].local_pid
+                self._mirror.enter(reply.stamps, self._envs_of(call).start, (call.worker, pid))
         return replies
 
     def _ask_all(
         self, method: str, arguments: Sequence[tuple[Any, ...]], timeout: float | None = None
     ) -> list[Any]:
         """Call a method of every actor; return the results in order."""
-        for worker, args in enumerate(arguments):
-            self._fleet.ask(worker, method, *args)
-        try:
-            replies = self._wait(method, self.num_envs, self._deadline(timeout), f"`{method}`")
-        except BaseException:
-            self._fleet.forget()
-            raise
-        self._raise_faults(replies)
-        return [reply.result for _, reply in sorted(replies, key=lambda pair: pair[0].worker)]
+        with self._call(keeps_late=True):
+            for worker, args in enumerate(arguments):
+                self._pool.ask(worker, method, *args)
+            try:
+                deadline = self._deadline(timeout)
+                replies = self._wait(method, self.num_envs, deadline, f"`{method}`")
+            except StepTimeoutError:
+                self._pool.forget()
+                raise
+            self._raise_faults(replies, gives_up=False)
+        return [reply.result for _, reply in self._in_order(replies)]
 
-    def _raise_faults(self, replies: Sequence[tuple[Task, Reply]]) -> None:
+    def _raise_faults(
+        self, replies: Sequence[tuple[Call, Reply]], *, gives_up: bool = True
+    ) -> None:
         """Raise the faults of the envs, if there are any."""
         faults = [fault for _, reply in replies for fault in reply.faults]
-        if not faults:
-            return
         try:
             raise_faults(faults, self._steps)
-        except WorkerDiedError as error:
-            self._end_with(error)
         except Exception as error:
-            first = self._fleet.bounds[faults[-1].worker]
-            if first and faults[-1].env_id >= 0:
-                name = self._fleet.name(faults[-1].worker)
-                error.add_note(f"Inside of {name}, env {first} may be called env 0.")
+            who = self._pool.seats[faults[-1].worker].start
+            if who.first and faults[-1].env_id >= 0:
+                error.add_note(f"Inside of {who}, env {who.first} may be called env 0.")
+            if gives_up:
+                self._give_up(error)
+            self._calls.unfinished = None
             raise
 
-    def _end_with(self, error: WorkerDiedError) -> None:
-        """Close everything, as a worker is gone, and raise the error."""
-        self.close(terminate=True)
-        error.args = (f"{error.args[0]} The vector env is closed.",)
-        raise error
-
-    def _give_up(self) -> None:
-        """Drop the calls in flight, so that a `reset` is needed."""
-        self._fleet.forget()
-        self._calls.give_up()
-
-    def _require_known(self, call: str) -> None:
-        """Require a `reset` if Ctrl-C interrupted the bookkeeping after a call of the actors."""
-        if self._fleet.count("step") != self._calls.num_in_flight:
-            self._fleet.forget()
-            self._calls.give_up(RuntimeError("Ctrl-C interrupted the bookkeeping after a step"))
-            self._calls.require_ready(call)
-
-    def _replace_late(self, reason: str) -> None:
-        """Replace the actors that have not answered."""
-        try:
-            self._fleet.replace_late(reason)
-        except WorkerDiedError as error:
-            self._end_with(error)
-
-    def _seat_after(self, seat: Seat, reason: str) -> Seat:
-        """Count the loss of an actor; return the seat of its successor."""
-        worker = seat.worker
-        rows = self._rows_of(worker)
+    def _start_after(self, start: Start, reason: str) -> Start:
+        """Count the loss of an actor; return what its successor is started with."""
+        rows = start.rows
         self.restarts[rows] += 1
-        restarts = self.restarts[rows].copy()
-        if not self._calls.has_reset:
-            return seat._replace(restarts=restarts)
-        seeds = [
-            None if seed is None else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
-            for seed, k in zip(self._seeds[rows], restarts.tolist(), strict=True)
-        ]
-        last_obs = self._latest.take(np.array(self._chunk(worker)))
-        return seat._replace(restarts=restarts, loss=Loss(reason, last_obs, seeds, restarts))
+        restarts, loss = self.restarts[rows].copy(), None
+        if self._calls.has_reset:
+            pairs = zip(self._seeds[rows], restarts.tolist(), strict=True)
+            seeds = [None if seed is None else mixed_seed(seed, k) for seed, k in pairs]
+            loss = reason, self._latest.take(np.array(start.envs)), seeds
+        return start._replace(restarts=restarts, loss=loss)
 
     # -- methods of the envs ---------------------------------------------------------------
 
@@ -658,67 +560,31 @@ class RayVectorEnv(GymVecEnv):
         return tuple(result for part in results for result in part)
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
-        bounds = self._fleet.bounds
-        self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
-
-    def _find_mask_method(self) -> str | None:
-        if self._mask_method is None:
-            names = self._ask_all("mask_method", [()] * self.num_workers)
-            self._mask_method = names[0] if len(set(names)) == 1 else None
-        return self._mask_method
-
-    def _call_for_masks(self, name: str) -> Sequence[Any]:
-        parts = self._ask_all("action_masks", [(name,)] * self.num_workers)
-        return [mask for part in parts for mask in part]
+        parts = [values[part.rows] for part in self._starts()]
+        self._ask_all("set_attr", [(name, list(part)) for part in parts])
 
     # -- timing ----------------------------------------------------------------------------
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_idle("timing.enable")
-        self._stamped_lanes = self._stamp_actors(is_on=True)
-        if self._stamped_lanes is None:  # of compiled envs there is but one call to be seen
-            self._stamp_actors(is_on=False)
-            return None
+        if not all(self._ask_all("stamp", [(True,)] * self.num_workers)):
+            return None  # of compiled envs there is but one call to be seen
+        self._change_starts(is_stamped=True)
         self._mirror = StampMirror(self.num_envs, self.timing.count_stamps)
         return self._mirror.stamps
 
     def _end_stamps(self) -> None:
         if not self.closed and self._mirror is not None:
             self._calls.require_idle("timing.disable")
-            self._stamp_actors(is_on=False)
+            self._ask_all("stamp", [(False,)] * self.num_workers)
+            self._change_starts(is_stamped=False)
         self._mirror = None
 
-    def _stamp_actors(self, *, is_on: bool) -> np.ndarray | None:
-        """Let all actors stamp their envs' steps or not; return the envs' threads if they do."""
-        parts = self._ask_all("stamp", [(is_on,)] * self.num_workers)
-        self._fleet.seats = [seat._replace(is_stamped=is_on) for seat in self._fleet.seats]
-        if any(part is None for part in parts):
-            return None
-        firsts = np.cumsum([0, *(int(part.max()) + 1 for part in parts[:-1])])
-        return np.concatenate([first + part for first, part in zip(firsts, parts, strict=True)])
-
-    def _take_stamps(self, task: Task, reply: Reply) -> Reply:
-        """Keep the stamps that came with a reply; return the rest."""
-        if reply.stamps is None:
-            return reply
-        assert self._mirror is not None
-        worker = task.worker
-        actor = worker, self._fleet.openings[worker].local_pid
-        self._mirror.enter(reply.stamps, self._fleet.bounds[worker], actor, perf_counter_ns())
-        return reply._replace(stamps=None)
-
-    def _env_lanes(self) -> np.ndarray:
-        lanes = self._stamped_lanes
-        return super()._env_lanes() if lanes is None else lanes
-
     def _env_chunks(self) -> list[int]:
-        return list(self._fleet.bounds)
+        return [0, *(start.envs.stop for start in self._starts())]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
-        return [
-            WorkerProcess(opening.local_pid, start_s)
-            for opening, start_s in zip(self._fleet.openings, self._fleet.start_s, strict=True)
-        ]
+        return [WorkerProcess(seat.local_pid, seat.start_s) for seat in self._pool.seats]
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -730,8 +596,8 @@ class RayVectorEnv(GymVecEnv):
         try:
             super().close(**kwargs)
         finally:
-            if hasattr(self, "_fleet") and not self._fleet.has_ended:
-                self._fleet.stop(0.0, 0.0)
+            if hasattr(self, "_pool"):
+                self._pool.kill()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors in any state; Ray itself keeps running.
@@ -744,20 +610,33 @@ class RayVectorEnv(GymVecEnv):
                 killed.
             terminate: Kill at once.
         """
-        if not hasattr(self, "_fleet"):
+        if not hasattr(self, "_pool"):
             return
         if terminate:
-            self._fleet.stop(0.0, _RELEASE_AT_ONCE_S)
+            self._pool.stop(0.0, _RELEASE_AT_ONCE_S)
         else:
-            self._fleet.stop(_CLOSE_S if timeout is None else timeout)
+            self._pool.stop(_CLOSE_S if timeout is None else timeout)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the actors of a vector env that was never closed; `sys` may be gone by then."""
         if not getattr(self, "closed", True) and not is_finalizing():
-            self._fleet.stop(0.0, 0.0)  # `__del__` may run anywhere, so it waits for nothing
+            self._pool.kill()  # `__del__` may run anywhere, so it waits for nothing
             self.close(terminate=True)
 
 
-def _by_worker(replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
-    """Sort replies by env, so that batched infos do not depend on the order of arrival."""
-    return sorted(replies, key=lambda pair: pair[0].worker)
+def _infos_of(taken: list[tuple[int, int, list[Any]]], env_ids: np.ndarray) -> dict[str, Any]:
+    """Return the batched infos of envs that have come back, one row each."""
+    of_reply: dict[int, list[tuple[int, int]]] = {}
+    for place, (_, row, parts) in enumerate(taken):
+        of_reply.setdefault(id(parts), []).append((place, row))
+    infos: dict[str, Any] = {}
+    for pairs in of_reply.values():
+        for rows, part in taken[pairs[0][0]][2]:
+            index = {row: k for k, row in enumerate(rows.tolist())}
+            known = [(place, index[row]) for place, row in pairs if row in index]
+            if known:
+                places, chosen = map(np.array, zip(*known, strict=True))
+                if len(chosen) < len(rows):
+                    part = part_of(part, chosen)
+                place_infos(infos, part, places, len(taken), env_ids[places])
+    return infos

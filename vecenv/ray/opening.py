@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 from gymnasium import Env
-from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import check_choice
 from vecenv.core.base import VecEnv
 from vecenv.core.batches import chunk_bounds
 from vecenv.core.pickling import dump_registry
-from vecenv.core.spaces import ObservationMode
+from vecenv.ray.actor import Start
 from vecenv.ray.cluster import Cluster, Demand
-from vecenv.ray.fleet import Fleet
-from vecenv.ray.worker import EnvChunk, Seat
 
-__all__ = ["RayOptions", "open_fleet", "pickled", "read_demand"]
+__all__ = ["choose_bounds", "pickled", "read_demand", "refuse_options", "start_of_each"]
 
 _logger = logging.getLogger("vecenv")
 
 Makers = Sequence[Callable[[], Env]] | Callable[..., VecEnv]
-
-
-class RayOptions(NamedTuple):
-    """The options of `RayVectorEnv`, see there."""
-
-    observation_mode: ObservationMode
-    autoreset_mode: AutoresetMode
-    num_envs: int | None
-    num_workers: int | None
-    worker_backend: str | None
-    worker_options: dict[str, Any]
-    demand: Demand
-    address: str | None
-    on_error: str
-    start_timeout: float
-    shares_cpus: bool
 
 
 def read_demand(
@@ -70,11 +51,8 @@ def read_demand(
             raise ValueError(f"resources has {name!r}, which is {own}_per_worker here")
         if not (isinstance(amount, int | float) and amount > 0):
             raise ValueError(f"resources[{name!r}] is {amount!r}, expected more than 0")
-    if isinstance(strategy, str) and strategy not in ("SPREAD", "DEFAULT"):
-        raise ValueError(
-            f"scheduling_strategy is {strategy!r}, expected 'SPREAD', 'DEFAULT' or an object of "
-            "ray.util.scheduling_strategies"
-        )
+    if isinstance(strategy, str):
+        check_choice("scheduling_strategy", strategy, ("SPREAD", "DEFAULT"))
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
         raise ValueError(f"runtime_env is {runtime_env!r}, expected a dict; see Ray")
     amounts = {"CPU": cpus, "GPU": gpus, "memory": memory or 0, **(resources or {})}
@@ -82,118 +60,97 @@ def read_demand(
     return Demand(amounts, strategy, runtime_env)
 
 
-def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
-    """Check the options, connect to the cluster, and start the actors.
+def refuse_options(env_fns: Makers, worker_backend: Any, worker_options: Any) -> None:
+    """Refuse what these options were for, and say what to do instead.
 
     Raises:
-        See `RayVectorEnv`.
+        ValueError: One of them is given, but for "sync" with a list of factories.
     """
-    num_envs = _checked(env_fns, options)
-    if not callable(env_fns):  # before Ray is started: it may take a while
-        _pickled_factories(env_fns, 0)
-    cluster = Cluster(options.address, options.demand.runtime_env)
-    demand = options.demand._replace(runtime_env=cluster.runtime_env)
-    num_workers = options.num_workers
+    if worker_backend not in (None, "sync") or worker_options:
+        raise ValueError(
+            f"worker_backend is {worker_backend!r} and worker_options {worker_options!r}, but an "
+            "actor has one process, in which a SyncVectorEnv steps its envs: take an actor per "
+            "core (num_workers=..., cpus_per_worker=1), and leave them out; for compiled envs pass "
+            "a factory of vector envs instead of a list, bound by functools.partial"
+        )
+    if callable(env_fns) and worker_backend is not None:
+        raise ValueError(
+            "worker_backend is for lists of factories of single envs; bind arguments to a factory "
+            "of vector envs with functools.partial"
+        )
+
+
+def choose_bounds(
+    env_fns: Makers,
+    num_envs: int | None,
+    num_workers: int | None,
+    demand: Demand,
+    connect: Callable[[], Cluster],
+) -> tuple[Cluster, list[int]]:
+    """Check the numbers, connect to the cluster, and return which envs each actor has.
+
+    Raises:
+        ValueError: The numbers don't fit.
+        TypeError: A factory can't be pickled; names it.
+    """
+    if callable(env_fns):
+        if num_envs is None:
+            raise ValueError("a factory of vector envs needs num_envs: how many to make in all")
+        count = num_envs
+    else:
+        count = len(env_fns)
+        if num_envs not in (None, count):
+            raise ValueError(f"num_envs is {num_envs}, but there are {count} factories")
+    if count < 1:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    if num_workers is None and not demand.is_counted:
+        raise ValueError("scheduling_strategy with an object needs num_workers: how many actors")
+    if num_workers is not None and not 1 <= num_workers <= count:
+        raise ValueError(f"num_workers is {num_workers!r}, expected 1 to {count}, the envs")
+    tried: set[int] = set()
+    for index, env_fn in enumerate(() if callable(env_fns) else env_fns):
+        if id(env_fn) not in tried:  # before Ray is started: it may take a while
+            tried.add(id(env_fn))
+            pickled(env_fn, f"env_fns[{index}]")
+    cluster = connect()
     if num_workers is None:
-        num_workers = _places(cluster, demand, num_envs)
-    bounds = list(chunk_bounds(num_envs, num_workers))
-    registry = dump_registry()
-    seats = [
-        Seat(worker, first, _pickled_maker(env_fns, first, last, options), registry)
-        for worker, (first, last) in enumerate(pairwise(bounds))
-    ]
-    return Fleet(
-        cluster,
-        seats,
-        bounds,
-        demand=demand,
-        start_timeout=options.start_timeout,
-        shares_cpus=options.shares_cpus,
-    )
+        num_workers = _places(cluster, demand, count)
+    return cluster, chunk_bounds(count, num_workers)
 
 
 def _places(cluster: Cluster, demand: Demand, num_envs: int) -> int:
     """Return the number of actors that there is room for, and log it."""
-    free = cluster.free_places(demand)
-    num_workers = min(num_envs, max(1, free))
+    num_workers = min(num_envs, max(1, cluster.free_places(demand)))
     possible = min(num_envs, cluster.all_places(demand))
-    is_short = num_workers < possible
+    others = f", though there would be room for {possible} if others did not use it"
     _logger.log(
-        logging.WARNING if is_short else logging.INFO,
+        logging.WARNING if num_workers < possible else logging.INFO,
         "%d envs in %d actors of %s each%s; num_workers says how many, and waits for them",
         num_envs,
         num_workers,
         demand,
-        f", though there would be room for {possible} if others did not use it" if is_short else "",
+        others if num_workers < possible else "",
     )
     return num_workers
 
 
-def _checked(env_fns: Makers, options: RayOptions) -> int:
-    """Check the options; return the number of envs."""
-    if options.on_error not in ("raise", "restart"):
-        raise ValueError(f"on_error is {options.on_error!r}, expected 'raise' or 'restart'")
-    if options.worker_backend not in (None, "sync", "async"):
-        raise ValueError(
-            f"worker_backend is {options.worker_backend!r}, expected 'sync' or 'async'; for "
-            "compiled envs pass a factory of vector envs instead of a list"
-        )
-    if callable(env_fns):
-        if options.num_envs is None:
-            raise ValueError("a factory of vector envs needs num_envs: how many to make in all")
-        if options.worker_backend is not None or options.worker_options:
-            raise ValueError(
-                "worker_backend and worker_options are for lists of factories of single envs; "
-                "bind arguments to a factory of vector envs with functools.partial"
-            )
-        num_envs = options.num_envs
-    else:
-        num_envs = len(env_fns)
-        if options.num_envs not in (None, num_envs):
-            raise ValueError(f"num_envs is {options.num_envs}, but there are {num_envs} factories")
-    if num_envs < 1:
-        raise ValueError("A vector env needs at least one env, got an empty list of factories")
-    num_workers = options.num_workers
-    if num_workers is None and not options.demand.is_counted:
-        raise ValueError("scheduling_strategy with an object needs num_workers: how many actors")
-    if num_workers is not None and not 1 <= num_workers <= num_envs:
-        raise ValueError(f"num_workers is {num_workers!r}, expected 1 to {num_envs}, the envs")
-    return num_envs
+def start_of_each(
+    env_fns: Makers, bounds: Sequence[int], options: dict[str, Any], restart_envs: bool
+) -> list[Start]:
+    """Return what each actor is started with.
 
-
-def _pickled_maker(env_fns: Makers, first: int, last: int, options: RayOptions) -> bytes:
-    """Return the pickled factory of the vector env with these envs."""
-    mode = options.autoreset_mode.value
-    if callable(env_fns):
-        return pickled(
-            functools.partial(env_fns, num_envs=last - first, autoreset_mode=mode), "env_fns"
-        )
-    backend = options.worker_backend or "sync"
-    own = (
-        {"num_workers": max(1, int(options.demand.resources["CPU"]))} if backend == "async" else {}
-    )
-    shared = {"observation_mode": options.observation_mode, "autoreset_mode": mode}
-    chunk = EnvChunk(
-        list(env_fns[first:last]),
-        first,
-        backend,
-        {**own, **options.worker_options, **shared},
-        options.on_error == "restart",
-    )
-    try:
-        return pickled(chunk, "the factories")
-    except TypeError:
-        _pickled_factories(env_fns[first:last], first)
-        raise
-
-
-def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None:
-    """Raise TypeError naming the first factory that can't be pickled; equal ones are tried once."""
-    tried = set()
-    for index, env_fn in enumerate(env_fns):
-        if id(env_fn) not in tried:
-            tried.add(id(env_fn))
-            pickled(env_fn, f"env_fns[{first + index}]")
+    Args:
+        env_fns: Factories of single envs, or one of vector envs.
+        bounds: Actor w has the envs bounds[w], ..., bounds[w + 1] - 1.
+        options: Of each actor's vector env.
+        restart_envs: Whether an env that raises is replaced.
+    """
+    starts, registry = [], dump_registry()
+    for worker, (first, last) in enumerate(pairwise(bounds)):
+        made = env_fns if callable(env_fns) else list(env_fns[first:last])
+        maker = pickled((made, options, restart_envs), "env_fns")
+        starts.append(Start(worker, first, last - first, maker, registry))
+    return starts
 
 
 def pickled(value: Any, name: str) -> bytes:

@@ -15,7 +15,8 @@ from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
 from vecenv.core.infos import keep_info
-from vecenv.core.pickling import dumps
+from vecenv.core.pickling import dumps, load_factories, load_registry
+from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
 from vecenv.workers.rows import ActionReader, Layout, Tables
@@ -28,6 +29,7 @@ __all__ = [
     "make_envs",
 ]
 
+_ANSWERING = "pickling infos and observations of step"
 _RESERVED = ("reset", "step", "close")
 
 
@@ -35,29 +37,41 @@ class EnvSpaces(NamedTuple):
     """What is known of a chunk's envs when they have been made.
 
     Attributes:
-        spaces: Observation space and action space of each; equal ones are the same pair.
-        metadata, render_mode: Of the first env.
-        published: Named spaces of arrays that the first env publishes.
+        spaces: Observation space and action space of each; equal ones are the same pair. Of one
+            that could not be made it is what has kept it from that.
+        metadata, render_mode: Of the first env that was made; None if none was.
+        published: Named spaces of arrays that this env publishes.
     """
 
-    spaces: list[tuple[Space, Space]]
-    metadata: dict[str, Any]
+    spaces: list[tuple[Space, Space] | EnvFault]
+    metadata: dict[str, Any] | None
     render_mode: str | None
     published: dict[str, Space]
+
+    @property
+    def faults(self) -> list[EnvFault]:
+        """What has kept envs from being made."""
+        return [pair for pair in self.spaces if isinstance(pair, EnvFault)]
 
     @staticmethod
     def of(envs: list[Env]) -> EnvSpaces:
         """Describe envs; what they raise has an `env_index`."""
         spaces: list[Any] = []
+        made = [env for env in envs if not isinstance(env, MissingEnv)]
         for index, env in enumerate(envs):
+            if isinstance(env, MissingEnv):
+                spaces.append(env.reason)
+                continue
             try:
                 pair = env.observation_space, env.action_space
                 spaces.append(next((other for other in spaces if other == pair), pair))
             except BaseException as error:  # attributes may be code of the env's
                 vars(error)["env_index"] = index
                 raise
-        published = getattr(envs[0].unwrapped, "publish", None) or {}
-        return EnvSpaces(spaces, dict(envs[0].metadata), envs[0].render_mode, dict(published))
+        if not made:
+            return EnvSpaces(spaces, None, None, {})
+        published = getattr(made[0].unwrapped, "publish", None) or {}
+        return EnvSpaces(spaces, dict(made[0].metadata), made[0].render_mode, dict(published))
 
 
 class Answer(NamedTuple):
@@ -68,19 +82,21 @@ class Answer(NamedTuple):
         infos: By index in the chunk the infos to be entered, mostly one.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
+        sent: All of it pickled, if that has been done.
     """
 
     result: Any = None
     infos: Mapping[int, Any] = {}
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[EnvFault] = ()
+    sent: bytes = b""
 
     def pickled(self, first: int, worker: int) -> bytes:
         """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
         try:
             return dumps(tuple(self))
         except BaseException as error:  # code of users' classes
-            fault = EnvFault.of(error, first + self._culprit(), worker, "the answer of")
+            fault = EnvFault.of(error, first + self._culprit(), worker, _ANSWERING)
             return dumps(tuple(Answer(errors=[fault])))
 
     def _culprit(self) -> int:
@@ -96,7 +112,7 @@ class Answer(NamedTuple):
 
 
 def make_envs(
-    factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any
+    factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any, goes_on: bool
 ) -> tuple[list[Env], EnvFault | None]:
     """Call factories one after the other; return the envs, and what stopped it, if something did.
 
@@ -105,6 +121,7 @@ def make_envs(
         first: Id of the first env.
         worker: Whose they are; -1 for the caller, whose Ctrl-C is no fault.
         place: The id of the env that is about to be made is put here, as `place[0]`.
+        goes_on: Whether a `MissingEnv` takes the place of one that can't be made.
     """
     envs: list[Env] = []
     known: dict[int, int] = {}
@@ -118,7 +135,11 @@ def make_envs(
         except BaseException as error:
             if worker < 0 and isinstance(error, KeyboardInterrupt):
                 raise
-            return envs, EnvFault.of(error, env_id, worker, "creation")
+            fault = EnvFault.of(error, env_id, worker, "creation")
+            if not goes_on:
+                return envs, fault
+            envs.append(MissingEnv(fault, is_empty=True))
+            known[id(envs[-1])] = len(known)
     return envs, None
 
 
@@ -152,7 +173,10 @@ class Chunk:
         self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
         self._every = range(len(envs))
         self._place = place
-        self._space = layout.observation_space
+        self._space, self._layout = layout.observation_space, layout
+        for env in map(without_restarts, envs):
+            if isinstance(env, MissingEnv):
+                env.be_of(layout.observation_space, layout.action_space)
         self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = None  # if all travel by message
         if tables.actions is not None:
@@ -183,13 +207,16 @@ class Chunk:
         except BaseException as error:
             infos, faults = {}, self._step_rest(error, actions, chosen)
         if self._published:
-            faults = [*faults, *self._publish(chosen, "step")]
-        self.group.mark_done(chosen[-1])
+            faults = [*faults, *self._publish(chosen, "step", faults)]
+        answer = None
         if infos or faults or self._objects:
             infos = {k - chosen[0]: entries for k, entries in infos.items()}
             objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
-            return Answer(None, infos, objects, faults)
-        return None
+            answer = Answer(None, infos, objects, faults)
+            if self.worker >= 0:  # here, as the report counts it as copying
+                answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
+        self.group.mark_done(chosen[-1])
+        return answer
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before its step."""
@@ -226,14 +253,30 @@ class Chunk:
             raise error
         return EnvFault.of(error, self.first + index, self.worker, call, action)
 
-    def _publish(self, indices: Iterable[int], call: str) -> list[EnvFault]:
-        """Copy what envs publish to where the caller sees it; return what went wrong."""
+    def _publish(
+        self, indices: Iterable[int], call: str, known: Sequence[EnvFault] = ()
+    ) -> list[EnvFault]:
+        """Copy what envs publish to where the caller sees it; return what went wrong.
+
+        Envs that have failed already, whose faults are `known`, are left out.
+        """
         faults: list[EnvFault] = []
+        failed = {fault.env_id - self.first for fault in known}
         for index in indices:
+            env = self.group.envs[index]
+            if index in failed or isinstance(without_restarts(env), MissingEnv):
+                continue
             for name, array in self._published:
                 try:
-                    value = self.group.envs[index].get_wrapper_attr(name)
-                    array[index] = value() if callable(value) else value
+                    value = env.get_wrapper_attr(name)
+                    value = np.asarray(value() if callable(value) else value)
+                    is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
+                    if value.shape != array.shape[1:] or is_cut:
+                        raise TypeError(
+                            f"{name}, which is published, has shape {value.shape} and dtype "
+                            f"{value.dtype}, expected {array.shape[1:]} and {array.dtype}"
+                        )
+                    array[index] = value
                 except BaseException as error:
                     faults.append(self._fault(error, index, call))
         return faults
@@ -260,7 +303,7 @@ class Chunk:
                 faults.append(self._fault(error, index, "reset"))
             else:
                 self.group.mark_done(index)
-        faults += self._publish(self._every, "reset")
+        faults += self._publish(self._every, "reset", faults)
         return Answer(None, infos, [leaf.target for leaf in self._objects], faults)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
@@ -324,6 +367,38 @@ class Chunk:
         answer = self._each("load_state_dict", load)
         faults = [*answer.errors, *self._publish(self._every, "load_state_dict")]
         return answer._replace(objects=[leaf.target for leaf in self._objects], errors=faults)
+
+    def reopen(self, env_ids: Sequence[int], factories: Any, observation_mode: Any) -> Answer:
+        """Close some envs and make them anew; the result is the faults of those that can't be.
+
+        Args:
+            env_ids: Which.
+            factories: One for each, or the registry and these, pickled.
+            observation_mode: Whether bounds of the new observation spaces may differ.
+        """
+        if isinstance(factories, tuple):
+            load_registry(factories[0])
+            factories = load_factories(factories[1])
+        envs, layout, faults = self.group.envs, self._layout, []
+        spaces = layout.observation_space, layout.action_space
+        for env_id, factory in zip(env_ids, factories, strict=True):
+            index = env_id - self.first
+            self._announce(index)
+            old: Any = envs[index]
+            every = map(without_restarts, envs)
+            try:
+                env = remade(
+                    env_id, without_restarts(old), factory, every, spaces, observation_mode
+                )
+            except BaseException as error:
+                faults.append(self._fault(error, index, "creation"))
+                env = MissingEnv(faults[-1].text, layout.restart_envs, spaces)
+            if isinstance(old, RestartingEnv):
+                old.go_on_with(env, self._last_obs(index), factory)
+            else:
+                envs[index] = env
+            self.group.ended.discard(index)
+        return Answer(faults)
 
     def _each(self, call: str, function: Callable[[int], Any]) -> Answer:
         results: list[Any] = []

@@ -45,7 +45,8 @@ from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv.core.arguments import read_autoreset_mode, read_timeout
+from vecenv.core.arguments import read_autoreset_mode, read_count, read_timeout
+from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
 from vecenv.core.env_state import pack_envs, unpack_envs
@@ -59,8 +60,9 @@ from vecenv.core.faults import (
 )
 from vecenv.core.infos import add_info
 from vecenv.core.leaving import close_at_exit
-from vecenv.core.pickling import dumps
+from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
+from vecenv.core.reopening import raise_creation_errors
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
     from vecenv.workers.pool import Pool
 
 __all__ = ["AsyncVectorEnv"]
+
+WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
 _CLOSE_TIMEOUT_S = 30.0
 _WORKER = 5  # place of the argument
@@ -122,6 +126,20 @@ class AsyncVectorEnv(GymVecEnv):
             however many envs that has. A timeout given to a call only ends that wait.
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
+        worker_env: Environment variables of the workers: a dict, or a function that returns one for
+            the number of a worker (0, 1, ...), such as `lambda worker: {"MUJOCO_GL": "egl",
+            "MUJOCO_EGL_DEVICE_ID": str(worker % 2)}`. It is called here, once for each worker.
+            Workers are fresh interpreters then, which have the variables before anything is
+            imported, as have those that replace them.
+        lazy: Whether workers and envs start at the first `reset`, until which nothing but `reset`,
+            `reopen` and `close` is allowed. A line on standard error says how many envs have been
+            made if that takes longer than a second. `metadata`, `render_mode`, `published` and
+            `restarts` are those of the envs from then on.
+        spaces: (observation space, action space) that every env must have, or the id of a
+            registered env with these spaces, one of which is made and closed in a process that ends
+            at once; None for those of the envs, which need to be made for it.
+        start_concurrency: How many workers make envs at the same time when they start; None for
+            all. Each makes its envs one after the other.
         threads_per_worker: Is gone: give envs that wait a process each by `num_workers`.
 
     Attributes:
@@ -130,7 +148,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     Raises:
         EnvCreationError: A factory raised; names the env.
-        RuntimeError: The envs' spaces differ.
+        RuntimeError: The envs' spaces differ, or are not those that were given.
         TypeError, ValueError: An argument is not what it should be; names it.
     """
 
@@ -151,10 +169,20 @@ class AsyncVectorEnv(GymVecEnv):
         on_error: str = "raise",
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
+        worker_env: WorkerEnv | None = None,
+        lazy: bool = False,
+        spaces: tuple[Space, Space] | str | None = None,
+        start_concurrency: int | None = None,
         threads_per_worker: None = None,
     ) -> None:
         self.closed = True  # until there is something to close
-        from vecenv.workers.opening import open_workers, refuse_custom, worker_bounds
+        from vecenv.workers.opening import (
+            open_workers,
+            read_spaces,
+            refuse_custom,
+            worker_bounds,
+            worker_variables,
+        )
 
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
@@ -170,28 +198,60 @@ class AsyncVectorEnv(GymVecEnv):
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         if on_error not in ("raise", "restart"):
             raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+        if on_error == "restart" and self._timeout == 0:
+            raise ValueError("timeout is 0: no env can do a step in that time, give it seconds")
 
         def batch(obs_spaces: list[Space], action_spaces: list[Space]) -> BatchedSpaces:
             owner = type(self).__name__
-            spaces = batch_env_spaces(obs_spaces, action_spaces, observation_mode, owner)
+            batched = batch_env_spaces(obs_spaces, action_spaces, observation_mode, owner)
             if shared_memory is True:
-                refuse_custom(spaces.single_observation_space)
-            return spaces
+                refuse_custom(batched.single_observation_space)
+            return batched
 
         bounds = worker_bounds(len(env_fns), num_workers, max_concurrency, caller_steps)
-        pool, spaces, about = open_workers(
-            env_fns,
-            bounds,
+        self.num_workers = len(bounds) - 1
+        variables = worker_variables(worker_env, self.num_workers, context, caller_steps)
+        if variables is not None:
+            context = "spawn"
+        at_once = start_concurrency
+        if at_once is not None:
+            at_once = read_count("start_concurrency", at_once)
+        given = read_spaces(spaces, lazy, context, variables)
+        self._open: Callable[..., Any] | None = partial(  # None when the workers have started
+            open_workers,
+            bounds=bounds,
             context=context,
             restart_envs=on_error == "restart",
             autoreset_mode=self.autoreset_mode,
             publish=publish,
             batch=batch,
+            variables=variables,
+            at_once=at_once,
+            given=given,
+            mode=observation_mode,
+            shows_progress=lazy,
         )
+        self.published: dict[str, np.ndarray] = {}
+        self.restarts = np.zeros(len(env_fns), np.int64)
+        if not lazy:
+            self._start()
+            return
+        count = len(env_fns)
+        batched = batch([given[0]] * count, [given[1]] * count)  # type: ignore[index]  # it is given
+        self._set_up(count, batched, self.autoreset_mode)
+        self._bind_rows(StepRows.make(self.single_observation_space, count))
+        self._calls.is_started = self.closed = self._is_new = False
+
+    def _start(self) -> None:
+        """Start the workers, and have them make the envs."""
+        assert self._open is not None
+        pool, spaces, about = self._open(self.env_fns)
         try:
-            self._set_up(
-                len(env_fns), spaces, self.autoreset_mode, about.metadata, about.render_mode
-            )
+            if not hasattr(self, "_calls"):
+                self._set_up(len(self.env_fns), spaces, self.autoreset_mode)
+            self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
+            self.render_mode = about.render_mode
+            self._bind_rows(pool.tables.rows)
             self._bind(pool)
         except BaseException:  # Ctrl-C
             self.closed = True
@@ -210,8 +270,6 @@ class AsyncVectorEnv(GymVecEnv):
     def _bind(self, pool: Pool) -> None:
         """Bind what the calls need."""
         self._pool, self._own = pool, pool.own
-        self._bind_rows(pool.tables.rows)
-        self.num_workers = len(pool.seats)
         self.published, self.restarts = pool.tables.published, pool.tables.restarts
         self._out: Any = None  # of the step under way
         self._pending_own: Callable[[], Answer | None] | None = None  # the caller's share
@@ -220,10 +278,11 @@ class AsyncVectorEnv(GymVecEnv):
         self._resetting: Sequence[int] = ()  # the envs of the pending reset
         self._never = Deadline.of_call(None, None)
         self._is_new = True  # never reset
-        self._keeps_infos_apart = False
         self._shared_stamps: EnvStamps | None = None
         pool.left_by_fork = self._calls.leave_to_parent
         self._on_cut = partial(_note_cut, self._calls, pool)
+        self._open = None
+        self._calls.is_started = True
         self.closed = False
         close_at_exit(self)
 
@@ -238,7 +297,7 @@ class AsyncVectorEnv(GymVecEnv):
         their envs anew.
         """
         calls = self._calls
-        if self._pool.timed_out and not calls.is_closed:
+        if self._open is None and self._pool.timed_out and not calls.is_closed:
             checked_seed(seed, self.num_envs)
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
@@ -277,6 +336,8 @@ class AsyncVectorEnv(GymVecEnv):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> None:
         everyone, seeds = range(self.num_envs), seed_per_env(seed, self.num_envs)
+        if self._open is not None:
+            self._start()
         self._resetting = everyone if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         requests = [
             (seeds[i:j], options, None if reset_mask is None else reset_mask[i:j])
@@ -434,9 +495,6 @@ class AsyncVectorEnv(GymVecEnv):
         raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
         for first, _, row, answer in found:
             for index, entries in answer.infos.items():
-                if self._keeps_infos_apart:
-                    infos[row + index] = entries
-                    continue
                 for info in entries:
                     add_info(infos, info, row + index, num_rows, first + index)
         return infos
@@ -456,7 +514,13 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.end_async()
             self._calls.unfinished = None
             self.close(terminate=True)
-            error.args = (f"{error.args[0]} The vector env is closed.",)
+            told = f"{error.args[0]} The vector env is closed: make a new one"
+            restart = (
+                ""
+                if self._pool.restart_envs
+                else ", with on_error='restart' if workers are to be replaced"
+            )
+            error.args = (f"{told}{restart}.",)
             raise
 
     def halves(self) -> NoReturn:
@@ -528,6 +592,27 @@ class AsyncVectorEnv(GymVecEnv):
     def _chunks(self) -> list[tuple[int, int]]:
         """Return the first env of each chunk and the one after its last; the caller's own first."""
         return list(pairwise(self._env_chunks()))
+
+    def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
+        requests: list[Any] = []
+        for first, last in self._chunks() if self._open is None else ():
+            ids = [env_id for env_id in factories if first <= env_id < last]
+            new: Any = [factories[env_id] for env_id in ids]
+            if first >= self._pool.bounds[0]:  # not of this process
+                new = dump_registry(), dump_factories(new)
+            requests.append((ids, new, self.observation_mode))
+        self._calls.mark_reopened(factories)
+        self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
+        if self._open is not None:
+            return
+        pool = self._pool
+        pool.factories[:] = self.env_fns
+        self._begin("call", "reopen", requests)
+        faults = self._finish_call(Deadline(None))
+        if pool.restart_envs:
+            pool.missing.difference_update(factories)
+            pool.missing.update(fault.env_id for fault in faults)
+        raise_creation_errors([pool.creation_error(fault) for fault in faults])
 
     # -- state -------------------------------------------------------------------------------
 
@@ -602,7 +687,7 @@ class AsyncVectorEnv(GymVecEnv):
             raise
         finally:
             calls.unfinished = calls.pending = None
-            calls.is_ready = calls.has_reset
+            calls.is_ready = calls.has_reset and not calls.unreset
         return infos, [answer.result for *_, answer in found if answer.result is not None]
 
     # -- timing ------------------------------------------------------------------------------
@@ -638,11 +723,6 @@ class AsyncVectorEnv(GymVecEnv):
         ]
         return workers if self._own is None else [None, *workers]
 
-    def _keep_infos_apart(self) -> bool:
-        self._keeps_infos_apart = True
-        self._masks.is_apart = self._masks.is_used = True
-        return True
-
     # -- end ---------------------------------------------------------------------------------
 
     def close(self, **kwargs: Any) -> None:
@@ -666,11 +746,14 @@ class AsyncVectorEnv(GymVecEnv):
         """
         from vecenv.workers.chunk import close_envs
 
+        if self._open is not None:  # there is nothing yet
+            return
         pool = self._pool
         if not pool.is_owner:
             return
         pending = self._calls.pending
-        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
+        timeout_s = read_timeout("timeout", timeout)
+        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout_s)
         if pending is not None and self._calls.unfinished is None:  # not of a call that Ctrl-C cut
             with contextlib.suppress(Warning):
                 logger.warn(

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = ["Pool"]
 _logger = logging.getLogger("vecenv")
 
 _LOOK_S = 0.5  # between two looks after workers that are waited for
+_GRACE_S = 5.0  # for a sign of life after a call was interrupted
 _END_S = 0.3  # for a process whose channel has ended
 _KILL_S = 5.0  # for a process that was killed
 _FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
@@ -103,11 +104,14 @@ class Pool:
         bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
             the caller's.
         restart_envs: Whether faults are survived.
+        variables: Of the environment of each worker, now and when it is replaced; for workers that
+            are fresh interpreters.
 
     Attributes:
         bounds, factories, restart_envs: As given.
         memory: Shared with the workers.
         seats: The workers.
+        missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
         tables: In the memory, of all envs; set by `lay_out`, as is `writer`, of actions.
         number: Of the latest command.
@@ -127,8 +131,11 @@ class Pool:
         factories: Sequence[Callable[[], Env]],
         bounds: Sequence[int],
         restart_envs: bool,
+        variables: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
-        self.factories, self.bounds, self.restart_envs = factories, bounds, restart_envs
+        self.factories, self.bounds, self.restart_envs = list(factories), bounds, restart_envs
+        self.missing: set[int] = set()
+        self._variables = variables
         self.memory = Memory()
         self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(bounds))]
         self.owner = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
@@ -196,35 +203,52 @@ class Pool:
                 seat.worker,
                 seat.first,
                 self._entropy,
+                variables=None if self._variables is None else self._variables[seat.worker],
             )
             self._watcher.tell("+", seat.process.pid)
         seat.channel.set_nonblocking()
         self._selector.register(seat.channel.reader, _READ, seat)
 
-    def open(self) -> list[EnvSpaces]:
+    def open(
+        self, at_once: int | None = None, progress: Callable[[int], None] = lambda count: None
+    ) -> list[EnvSpaces]:
         """Have all workers make their envs, and return what these are.
 
         As long as none fails there is no deadline: making an env may take any time. Who is waited
         for is logged now and then.
 
+        Args:
+            at_once: How many workers make envs at the same time; None for all.
+            progress: Told now and then how many envs have been made.
+
         Raises:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
         """
-        self.post(ASK, [message("open")] * len(self.seats))
+        self.number += 1
+        self._left, queue = len(self.seats), deque(self.seats)
+        payload = message("open", self.restart_envs)
+        frame = HEAD.pack(ASK, 0, self.number, len(payload)) + payload
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
         while self._left and not patience.is_over:
+            num_free = (at_once or len(self.seats)) - sum(bool(s.awaits) for s in self.seats)
+            while queue and num_free > 0 and patience.timeout is None:
+                self._command(queue.popleft(), self.number, frame)
+                num_free -= 1
             self._serve(min(_LOOK_S, patience.left()))
+            progress(sum(self._num_made(seat) for seat in self.seats if seat not in queue))
             if patience.timeout is None and (
                 self._dead or any(s.answer and s.answer.errors for s in self.seats)
             ):
                 patience = Deadline(_END_S)  # as an env before that one may fail as well
             if note.is_over:
-                note = Deadline(_NEXT_NOTE_S)
-                left = [seat for seat in self.seats if seat.awaits]
-                places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in left]
-                waited_s = time.monotonic() - begin
-                _logger.warning("still waiting for %s (%.0f s)", _some(places), waited_s)
+                note = self._note_making([s for s in self.seats if s.awaits], begin)
         return [self._opened(seat) for seat in self.seats if seat.answer or seat in self._dead]
+
+    def _note_making(self, seats: Sequence[_Seat], begin: float) -> Deadline:
+        """Log which envs are being made, and since when; return when to do so again."""
+        places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in seats]
+        _logger.warning("still waiting for %s (%.0f s)", _some(places), time.monotonic() - begin)
+        return Deadline(_NEXT_NOTE_S)
 
     def _opened(self, seat: _Seat) -> EnvSpaces:
         """Return what a worker says of its envs, or raise what has kept it from making them."""
@@ -239,7 +263,16 @@ class Pool:
             raise error from cause
         for fault in answer.errors:
             raise self.creation_error(fault)
-        return answer.result[0]
+        report: EnvSpaces = answer.result[0]
+        for fault in report.faults if self._layout is not None else ():
+            if fault.env_id not in self.missing:  # that of the former worker could be made
+                raise self.creation_error(fault)
+        self.missing.difference_update(range(seat.first, seat.last))
+        self.missing.update(fault.env_id for fault in report.faults)
+        return report
+
+    def _num_made(self, seat: _Seat) -> int:
+        return (self._making(seat) if seat.awaits else seat.last) - seat.first
 
     def _making(self, seat: _Seat) -> int:
         return max(int(self._places[seat.worker + 1]), seat.first)
@@ -271,7 +304,6 @@ class Pool:
         number = self.number = self.number + 1
         self.steps += kind == STEP
         frame = HEAD.pack(kind, 0, number, 0)
-        now = time.monotonic()
         self.timed_out = False
         self._left = len(self.seats)
         self._places[1:] = -1
@@ -279,8 +311,12 @@ class Pool:
             if payloads is not None:
                 payload = payloads[seat.worker]
                 frame = HEAD.pack(kind, 0, number, len(payload)) + payload
-            seat.command, seat.awaits, seat.answer, seat.since = frame, number, None, now
-            self._write(seat, frame)
+            self._command(seat, number, frame)
+
+    def _command(self, seat: _Seat, number: int, frame: bytes) -> None:
+        seat.command, seat.awaits, seat.answer = frame, number, None
+        seat.since = time.monotonic()
+        self._write(seat, frame)
 
     def send(self, env_ids: Sequence[int], payloads: Sequence[bytes] | None) -> None:
         """Let workers step some envs; payloads are their actions, if these have no fixed shape."""
@@ -404,7 +440,7 @@ class Pool:
         try:
             return Answer(*loads(payload)) if payload else None
         except Exception as error:  # users' classes, which may be unknown here
-            return Answer(errors=[EnvFault.of(error, env_id, worker, "the answer of")])
+            return Answer(errors=[EnvFault.of(error, env_id, worker, "unpickling infos of step")])
 
     def wait(self, deadline: Deadline, doing: str, count: int | None = None) -> None:
         """Wait until all have answered the latest command, here `doing`, or `count` envs are ready.
@@ -503,14 +539,18 @@ class Pool:
         return f"{name} {describe_exit(exit_code)} during {doing}.{cause}{self._where(seat, doing)}"
 
     def _end(self, seat: _Seat) -> int | None:
-        """End a worker, what envs of its have started, and its channel; return its exit code."""
+        """End a worker, what envs of its have started, and its channel; return its exit code.
+
+        None stands for one that is unknown, or of a process that had to be killed here.
+        """
         process, exit_code = seat.process, None
         if process is not None:
             process.join(_END_S)
-            if process.is_alive():
+            is_ours = process.is_alive()  # then what follows is no end of its own
+            if is_ours:
                 process.kill()
                 process.join(_KILL_S)
-            exit_code = process.exit_code
+            exit_code = None if is_ours else process.exit_code
             process.close()
             self._watcher.tell("-", process.pid)
             seat.process = None  # last, as Ctrl-C may come before
@@ -537,21 +577,12 @@ class Pool:
             self._dead.remove(seat)
         replaced[seat] += 1
         if replaced[seat] > _MOST_REPLACEMENTS:
-            raise WorkerDiedError(f"{reason} So have its last {_MOST_REPLACEMENTS}.")
+            raise WorkerDiedError(
+                f"{reason} The {_MOST_REPLACEMENTS} workers that took its place ended, too."
+            )
         objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
         command, awaits, seat.awaits, seat.answer = seat.command, seat.awaits, _OPENING, None
-        try:
-            with forked_with_one_openblas_thread():
-                self._start(seat, choose_method(self._context))
-            payload = message("open")
-            self._write(seat, HEAD.pack(ASK, 0, _OPENING, len(payload)) + payload)
-            while seat.awaits and seat not in self._dead:
-                if not self._serve(_LOOK_S):
-                    self._look()
-            self._opened(seat)
-        except Exception as error:  # factories are pickled again, unless forked
-            text = str(error) if isinstance(error, EnvCreationError) else repr(error)
-            raise WorkerDiedError(f"{reason} It could not be replaced: {text}") from error
+        self._open_anew(seat, f"{reason} It could not be replaced:")
         lost = None
         if self.restart_envs:
             self.tables.restarts[seat.first : seat.last] += 1
@@ -566,6 +597,26 @@ class Pool:
         for env_id in sorted(self._sent.intersection(range(seat.first, seat.last))):
             self._write(seat, HEAD.pack(SEND, env_id, self.number, len(payload)) + payload)
 
+    def _open_anew(self, seat: _Seat, failed: str) -> None:
+        """Start a worker and have it make its envs, or raise WorkerDiedError."""
+        try:
+            with forked_with_one_openblas_thread():
+                self._start(seat, choose_method(self._context))
+        except Exception as error:  # factories are pickled again, unless forked
+            raise WorkerDiedError(f"{failed} {error!r}") from error
+        payload = message("open", self.restart_envs)
+        self._write(seat, HEAD.pack(ASK, 0, _OPENING, len(payload)) + payload)
+        begin, note = time.monotonic(), Deadline(_FIRST_NOTE_S)
+        while seat.awaits and seat not in self._dead:
+            if not self._serve(_LOOK_S):
+                self._look()
+            if note.is_over:
+                note = self._note_making([seat], begin)
+        try:
+            self._opened(seat)
+        except EnvCreationError as error:
+            raise WorkerDiedError(f"{failed} {error}") from error
+
     def forget_rows(self) -> None:
         """Forget the envs that were sent; what comes of them is dropped."""
         self._since = self._places[0] = self.number + 1
@@ -577,24 +628,42 @@ class Pool:
     def give_up(self) -> None:
         """Forget all that was asked for, and replace the workers that can't go on.
 
-        These are dead, or late if the last wait has timed out, or an exception may have come while
-        bytes of theirs were read or written. What the others still answer is dropped.
+        These are dead, or late if the last wait has timed out, or an exception came while their
+        bytes were read or written. After an exception those are late that don't answer within a
+        few seconds, as their env may hang. What the others still answer is dropped.
         """
+        late = [s for s in self.seats if self.timed_out and (s.awaits or s.num_sent)]
         for seat in self.seats:
-            is_late = self.timed_out and (seat.awaits or seat.num_sent)
-            if is_late or seat.is_cut or seat.process is None or seat in self._dead:
-                seat.is_ready = False
-        self._dead.clear()
-        self._left = 0
-        self.forget_rows()
-        for seat in self.seats:
+            seat.is_ready &= not (seat.is_cut or seat in late or seat in self._dead)
+            seat.is_ready &= seat.process is not None
             seat.awaits = 0
+            if not seat.is_ready and seat.channel is not None:
+                self._forget(seat)
+        self._dead.clear()
+        self.forget_rows()
+        if not self.timed_out:
+            self._find_answering([seat for seat in self.seats if seat.is_ready])
+        self._left = 0
         for seat in self.seats:
             if not seat.is_ready:
                 why = "had not answered in time" if self.timed_out else "was cut off"
                 told = f"{seat} was replaced by `reset`, as it {why}."
                 self._replace(seat, told, Counter())
         self.timed_out = self.is_cut = False
+
+    def _find_answering(self, seats: Sequence[_Seat]) -> None:
+        """Ask workers for a sign of life; those that give none in time are no longer ready."""
+        self.number += 1
+        payload = message("ping")
+        frame = HEAD.pack(ASK, 0, self.number, len(payload)) + payload
+        for seat in seats:
+            self._command(seat, self.number, frame)
+        deadline = Deadline(_GRACE_S)
+        while any(s.awaits and s not in self._dead for s in seats) and not deadline.is_over:
+            self._serve(min(_LOOK_S, deadline.left()))
+        for seat in seats:
+            seat.is_ready = not seat.awaits and seat not in self._dead
+            seat.awaits = 0
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -630,7 +699,11 @@ class Pool:
                     _logger.warning(told, _some(seats), most_s)
             for seat in self.seats:
                 if seat.process is not None and not deadline.is_over:
-                    seat.process.join(deadline.left())  # its queues are written out meanwhile
+                    seat.process.join(min(deadline.left(), note.left()))
+                    if note.is_over and seat.process.is_alive():
+                        told = "close waits for threads or processes that envs of %s have started"
+                        _logger.warning(told, seat)
+                        seat.process.join(deadline.left())  # its queues are written out meanwhile
         finally:
             self.kill()
 

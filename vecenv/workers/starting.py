@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -115,6 +115,7 @@ def start_process(
     name: str,
     factories: Sequence[Callable[[], Any]],
     *args: Any,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[Process, Channel]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
@@ -129,6 +130,7 @@ def start_process(
         name: Of the process.
         factories: Of envs.
         *args: What can be pickled; a `Memory` is shared.
+        variables: Of the environment, for a fresh interpreter, which has them from its start.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     authkey = bytes(multiprocessing.current_process().authkey)
@@ -140,7 +142,7 @@ def start_process(
             if method.why_not_fork is None:
                 error.add_note(
                     "Envs for workers that are fresh interpreters are pickled with cloudpickle; "
-                    "context='fork' needs no pickling."
+                    "context='fork', without worker_env, needs no pickling."
                 )
                 raise
             _warn_once(
@@ -153,7 +155,7 @@ def start_process(
         if method.is_fork:
             inner: Any = _Fork(here, partial(target, there, child, *args))
         else:
-            inner = _start_fresh(target, there, child, args)
+            inner = _start_fresh(target, there, child, args, variables or {})
         return Process(inner), here
     except Exception:
         here.close()
@@ -243,25 +245,30 @@ class Process:
 
 
 def _start_fresh(
-    target: Callable[..., None], there: Channel, child: ChildSetup, args: tuple[Any, ...]
+    target: Callable[..., None],
+    there: Channel,
+    child: ChildSetup,
+    args: tuple[Any, ...],
+    variables: Mapping[str, str],
 ) -> subprocess.Popen:
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
     is_windows = sys.platform == "win32"
+    told = io.BytesIO()  # all but the channel before there is a process, as it may raise
+    pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
+    pickle.dump(_surroundings(), told)
+    pickle.dump((target, child, args), told)
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
         pass_fds=() if is_windows else (there.reader, there.writer, *handles),
-        env=limited_environment(),
+        env={**limited_environment(), **variables},
     )
     channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
-    file = io.BytesIO()
-    pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], file)
-    pickle.dump(_surroundings(), file)
-    pickle.dump((target, channel, child, args), file)
+    pickle.dump(channel, told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
-        stdin.write(file.getvalue())
+        stdin.write(told.getvalue())
     return process
 
 
@@ -286,7 +293,8 @@ def be_fresh(file: Any) -> None:
     for library, method in setting["methods"].items():
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
-    target, channel, child, args = pickle.load(file)
+    target, child, args = pickle.load(file)
+    channel = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -90,7 +90,9 @@ class _Worker:
 
     def _reply(self, kind: int, env_id: int, number: int, answer: Answer | None) -> None:
         """Answer a command that is about env `env_id`, or about all from that one on."""
-        pickled = b"" if answer is None else answer.pickled(env_id, self._worker)
+        pickled = b""
+        if answer is not None:
+            pickled = answer.sent or answer.pickled(env_id, self._worker)
         frame = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
         if (sent := self._channel.send(frame)) < len(frame):  # there is no room for more
             self._channel.send_all(frame[sent:])
@@ -122,12 +124,17 @@ class _Worker:
 
     # -- messages: methods that the caller names ---------------------------------------------
 
-    def open(self) -> Answer:
-        """Make the envs; the result is a list of their `EnvSpaces`."""
+    def ping(self) -> Answer:
+        """Say that this worker is not at an env."""
+        return Answer()
+
+    def open(self, goes_on: bool) -> Answer:
+        """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
         worker, first = self._worker, self._first
         try:
             self._factories = self._child.load()
-            self._envs, fault = make_envs(self._factories, first, worker, self._place)
+            made = make_envs(self._factories, first, worker, self._place, goes_on)
+            self._envs, fault = made
             found = [] if fault else [EnvSpaces.of(self._envs)]
         except BaseException as error:  # reading factories and spaces runs code of users' classes
             env_id = first + getattr(error, "env_index", 0)

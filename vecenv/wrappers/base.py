@@ -556,6 +556,10 @@ class VecWrapper(VecEnv):
         """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
         return self.env.allocate(shape, dtype)
 
+    def reopen(self, rows: Any, factories: Any) -> None:
+        """Close the envs of some rows and make new ones there, see `VecEnv.reopen`."""
+        self.env.reopen(rows, factories)
+
     def render(self) -> Any:
         """Return what each env renders."""
         return self.env.render()

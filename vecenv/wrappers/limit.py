@@ -99,6 +99,11 @@ class TimeLimit(VecWrapper):
         self._calls.mark_reset()
         return result
 
+    def reopen(self, rows: Any, factories: Any) -> None:
+        """Close the envs of some rows and make new ones there, see `VecEnv.reopen`."""
+        self._calls.require_idle("reopen")  # envs that are held here have come back from `env`
+        super().reopen(rows, factories)
+
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
         if self._fault is not None:

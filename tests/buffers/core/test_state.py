@@ -3,25 +3,25 @@
 What an accepted one does to memory is tried in a child of `tests/fuzz/files.py`, which may die.
 """
 
-import json
-import zipfile
+import errno
+import os
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from buffers import (
     BufferMisuseError,
     CheckpointError,
     EpisodicReplayBuffer,
+    FrameStack,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
     restore_generator,
 )
-from buffers.core import checkpoint
-from buffers.core.checkpoint import save_checkpoint
 
 OBS = Dict({"x": Box(-9, 9, (2,), np.float32), "on": Box(0, 1, (1,), np.bool_)})
 ONCE = {"n_step": 3, "gamma": 0.9, "store_next": False}
@@ -55,6 +55,14 @@ def at_steps(times):
         "obs": obs, "next_obs": after, "actions": t % 4, "rewards": t.astype(float),
         "terminations": over, "truncations": np.zeros(len(t), bool),
     }  # fmt: skip
+
+
+def same_state(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return one == other
 
 
 def word(name, value, index=0):
@@ -149,7 +157,7 @@ CONTRADICTIONS = {
 }
 
 
-# What is read from a file is checked by the same functions, but piece by piece.
+# What is read from a file is checked by the same functions.
 IN_FILES = ("link beyond", "env of another ring", "slot beyond", "bools in rows", "room")
 IN_FILES += ("bools", "priority", "generator of torch", "lengths", "open lengths", "dimensions")
 WAYS = [(name, "state") for name in CONTRADICTIONS] + [(name, "file") for name in IN_FILES]
@@ -164,53 +172,17 @@ def test_what_contradicts_itself_is_refused(name, way, tmp_path):
     buffer = make(kind, 6, seed=2)
     before = {k: v.clone() for k, v in buffer.state_dict().items() if torch.is_tensor(v)}
     if way == "file":
-        if kind == "episodic":
-            columns = {k: [v] for k, v in state.items() if torch.is_tensor(v)}
-            meta = {k: v for k, v in state.items() if not torch.is_tensor(v)}
-            save_checkpoint(tmp_path / "a", type(buffer).__name__, meta, columns)
-        else:
-            torch.save(state, tmp_path / "a")
+        torch.save({"kind": type(buffer).__name__, **state}, tmp_path / "a")
     with pytest.raises(BufferMisuseError):
         buffer.load(tmp_path / "a") if way == "file" else buffer.load_state_dict(state)
     after = buffer.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items())
 
 
-def npy(descr, shape):
-    return f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
-
-
-MADE = {"version": 2, "kind": "EpisodicReplayBuffer", "meta": {}}
-HEADERS = {  # of the file, and of its column
-    "nested": (b"[" * 100_000, npy("<i8", "(0,)")),
-    "a list": (b"[]", npy("<i8", "(0,)")),
-    "no text": (b"\xff\xfe", npy("<i8", "(0,)")),
-    "no dict": (json.dumps({**MADE, "meta": [1]}).encode(), npy("<i8", "(0,)")),
-    "large number": (MADE, npy("<i8", f"({10**400},)")),
-    "empty items": (MADE, npy("|S0", f"({10**12},)")),
-    "no numbers": (MADE, npy("|V0", f"({10**12},)")),
-    "objects": (MADE, npy("|O", "(1,)")),
-    "syntax": (MADE, npy("f4,,f4", "(0,)")),
-    "negative": (MADE, npy("<i8", "(-1, -1)")),
-    "nothing, large": (MADE, npy("<i8", f"(0, {10**15})")),
-    "more than there is": (MADE, npy("<i8", f"({10**12},)")),
-}
-
-
-@pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_ask_for_memory_or_make_no_sense_are_refused(name, tmp_path):
-    head, column = HEADERS[name]
-    with zipfile.ZipFile(tmp_path / "a", "w") as archive:
-        archive.writestr("header.json", json.dumps(head) if isinstance(head, dict) else head)
-        text = b"\x93NUMPY\x01\x00" + len(column).to_bytes(2, "little") + column.encode()
-        archive.writestr("state.npy", text)
-    with pytest.raises(BufferMisuseError):
-        make("episodic").load(tmp_path / "a")
-
-
+@pytest.mark.parametrize("kind", ["once", "episodic"])
 @pytest.mark.parametrize("how", ["cut", "empty", "pickle", "text"])
-def test_files_that_are_none_of_a_buffer_are_refused_and_run_nothing(how, tmp_path):
-    buffer, path, ran = make("once", 5), tmp_path / "a", tmp_path / "ran"
+def test_files_that_are_none_of_a_buffer_are_refused_and_run_nothing(how, kind, tmp_path):
+    buffer, path, ran = make(kind, 5), tmp_path / "a", tmp_path / "ran"
     buffer.save(path)
     content = path.read_bytes()
     if how == "pickle":
@@ -221,7 +193,21 @@ def test_files_that_are_none_of_a_buffer_are_refused_and_run_nothing(how, tmp_pa
     with pytest.raises(CheckpointError, match=r"is damaged, cut off, or no checkpoint"):
         buffer.load(path)
     assert not ran.exists()
-    assert torch.equal(buffer.state_dict()["last"], before["last"])
+    after = buffer.state_dict()
+    assert all(same_state(after[name], value) for name, value in before.items())
+
+
+def test_links_and_other_things_than_files_stay_what_they_are(tmp_path):
+    buffer, link = make("once", 5), tmp_path / "link"
+    link.symlink_to(tmp_path / "a")
+    buffer.save(link)
+    assert link.is_symlink() and (tmp_path / "a").is_file()
+    buffer.load(link)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe", os.devnull):
+        for call in (buffer.save, buffer.load):
+            with pytest.raises(OSError, match="is no regular file"):
+                call(other)
 
 
 class Runs:
@@ -234,31 +220,129 @@ class Runs:
         return open, (self.path, "w")
 
 
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "episodic"])
+def test_a_buffer_made_from_its_file_alone_goes_on_as_the_one_that_was_saved(kind, tmp_path):
+    buffer = make(kind, 13)
+    buffer.save(tmp_path / "a")
+    made = type(buffer).from_file(tmp_path / "a")
+    for t in range(13, 17):
+        assert torch.equal(made.sample(8).indices, buffer.sample(8).indices)
+        for each in (buffer, made):
+            each.add(**at_steps([t]))
+    one, other = made.state_dict(), buffer.state_dict()
+    assert all(same_state(one[name], other[name]) for name in {**one, **other})
+
+
+ODD = OrderedDict(z=Box(-2, 5, (2, 3), np.int16), a=MultiDiscrete([3, 4], start=[1, -1]))
+SPACES = [
+    Tuple((Dict(ODD), MultiBinary([2, 2]), Discrete(3, start=-1))),
+    Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["nest", "bounds"])
+def test_spaces_and_options_are_in_the_file(space, tmp_path):
+    extras = {"logits": Box(-9, 9, (2,)), "choice": Discrete(4)}
+    options = {"num_envs": np.int64(2), "gamma": np.float32(0.5), "extra_columns": extras}
+    buffer = PerEnvReplayBuffer(
+        7, space, MultiDiscrete([2, 3]), over="envs", track_env=True, **options
+    )
+    buffer.save(tmp_path / "a")
+    made = PerEnvReplayBuffer.from_file(tmp_path / "a")
+    assert (made.observation_space, made.action_space) == (space, MultiDiscrete([2, 3]))
+    assert (made.capacity, made.num_envs, made.gamma, made.over) == (7, 2, 0.5, "envs")
+    assert made.rows().keys() == buffer.rows().keys()
+    other = tmp_path / "b"
+    made.save(other)
+    assert other.read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_stacks_of_frames_and_exponents_are_in_the_file(tmp_path):
+    frames, stacks = FrameStack(3, axis=2, padding="zero"), Box(0, 255, (2, 3, 3), np.uint8)
+    options = {"num_envs": 1, "frame_stack": frames, "alpha": 0.7}
+    buffer = PrioritizedReplayBuffer(9, stacks, Discrete(2), **options)
+    buffer.alpha = 0.5
+    buffer.save(tmp_path / "a")
+    made = PrioritizedReplayBuffer.from_file(tmp_path / "a", device="cpu")
+    assert made.alpha == 0.5
+    assert made.memory() == buffer.memory()
+
+
+def test_files_that_make_no_buffer_are_refused(tmp_path):
+    path = tmp_path / "a"
+    make("once", 5).save(path)
+    with pytest.raises(CheckpointError, match=r"of a 'SharedReplayBuffer', expected a PerEnv"):
+        PerEnvReplayBuffer.from_file(path)
+    with pytest.raises(BufferMisuseError, match="device is 'no'"):
+        SharedReplayBuffer.from_file(path, device="no")
+    folder = tmp_path / "folder"
+    disk = SharedReplayBuffer(9, OBS, Discrete(4), storage="memmap", folder=folder)
+    disk.save(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="does not say how its buffer was made"):
+        SharedReplayBuffer.from_file(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        SharedReplayBuffer.from_file(folder / "rows.npy")
+    for name, value in {
+        "capacity": -1, "num_envs": "2", "spaces": [["Box", 1, 2], ["Discrete", 2, 0, "int64"]],
+        "frame_stack": {"code": 1}, "extra_columns": 3, "over": "envs", "n_step": 2,
+        "storage": "memmap",
+    }.items():  # fmt: skip
+        state = torch.load(path, weights_only=True)
+        state["made_with"][name] = value
+        torch.save(state, tmp_path / "c")
+        if name == "storage":  # never taken from a file
+            assert len(SharedReplayBuffer.from_file(tmp_path / "c")) == 10
+            continue
+        with pytest.raises(CheckpointError):
+            SharedReplayBuffer.from_file(tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["once", "episodic"])
+def test_a_byte_that_was_changed_is_noticed_or_tells_nothing(kind, tmp_path):
+    buffer, path = make(kind, 13), tmp_path / "a"
+    buffer.save(path)
+    content, state, num_refused = path.read_bytes(), buffer.state_dict(), 0
+    for place in range(0, len(content), 151):
+        changed = bytearray(content)
+        changed[place] ^= 0x10
+        path.write_bytes(changed)
+        other = make(kind, 4, seed=2)
+        try:
+            other.load(path)
+        except CheckpointError:
+            num_refused += 1
+        else:  # of names and dates in the archive, which nothing reads
+            found = other.state_dict()
+            assert all(same_state(found[name], value) for name, value in state.items())
+    assert num_refused > len(content) / 151 / 2
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    buffer, path = make("once", 5), tmp_path / "a"
+    buffer.save(path)
+    before = path.read_bytes()
+    buffer.add(**at_steps([5]))
+
+    def refuse(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", refuse)
+        with pytest.raises(OSError, match=r"No space left on device: .*/a"):
+            buffer.save(path)
+    with monkeypatch.context() as patch:  # as torch's writer says it
+        patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("unexpected")))
+        with pytest.raises(OSError, match="can't be written: unexpected"):
+            buffer.save(path)
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_sizes_are_compared_with_those_of_the_buffer(tmp_path):
     make("once", 5).save(tmp_path / "a")
     smaller = SharedReplayBuffer(9, OBS, Discrete(4), num_envs=2, **ONCE)
     with pytest.raises(BufferMisuseError, match="capacity is 20, expected 9"):
         smaller.load(tmp_path / "a")
-
-
-def test_a_file_that_ends_while_it_is_read_leaves_an_empty_buffer_of_use(tmp_path, monkeypatch):
-    read = checkpoint.CheckpointReader.read
-
-    def cut_off(reader, name, blocks):
-        if name == "rows":
-            raise reader.refusal("became shorter while it was read")
-        read(reader, name, blocks)
-
-    for kind in ("episodic",):
-        buffer = make(kind, 13)
-        buffer.save(tmp_path / kind)
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint.CheckpointReader, "read", cut_off)
-            with pytest.raises(BufferMisuseError, match="became shorter"):
-                buffer.load(tmp_path / kind)
-        assert len(buffer) == 0
-        buffer.load(tmp_path / kind)
-        buffer.sample(5)
 
 
 def test_generators_go_on_from_whole_states_only():

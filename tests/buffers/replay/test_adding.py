@@ -124,20 +124,6 @@ def test_what_does_not_fit_changes_nothing():
             assert torch.equal(value, after[name]), name
 
 
-def test_rows_of_the_buffer_itself_may_be_added():
-    buffer = SharedReplayBuffer(6, SPACE, Discrete(3), seed=0)
-    given = list(steps(3))
-    for step in given:
-        buffer.add(**step)
-    rows = buffer.rows()["obs"]
-    views = {key: rows[key][1:3].numpy() for key in rows}
-    expected = {key: view.copy() for key, view in views.items()}
-    buffer.add(**{**given[0], "obs": views})
-    found = buffer.get([0, 1]).obs
-    for key, array in expected.items():
-        assert np.array_equal(found[key].numpy(), array)
-
-
 @pytest.mark.parametrize("space", [SPACE, SPACE["a"]], ids=["Dict", "array"])
 def test_kernels_read_and_write_memory_that_has_moved_and_that_of_a_copy(space):
     def shaped(step):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from programs import printed
 from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, columns_of
 
 from buffers import (
@@ -73,24 +72,6 @@ def test_nothing_is_changed_by_what_does_not_fit(cls, store_next):
 def test_rows_that_are_no_whole_steps():
     buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3)
     check_refused(buffer, "got 4 rows without env_ids, expected a multiple of num_envs = 3", GOOD)
-
-
-@pytest.mark.parametrize("like", [list, torch.from_numpy, np.asfortranarray, "read-only", "wide"])
-def test_other_forms_of_good_columns_are_taken(like):
-    def changed(array):
-        if like == "read-only":
-            array = array.copy()
-            array.flags.writeable = False
-            return array
-        if like == "wide":
-            return np.stack([array, array], 1)[:, 0] if array.ndim == 1 else array[:, ::-1][:, ::-1]
-        return like(array)
-
-    buffers_made = [SharedReplayBuffer(9, OBS, ACTIONS, seed=0) for _ in range(2)]
-    buffers_made[0].add(**GOOD)
-    buffers_made[1].add(**{name: changed(array) for name, array in GOOD.items()})
-    left, right = map(snapshot, buffers_made)
-    assert all(left[name].equal(right[name]) for name in left)
 
 
 @pytest.mark.parametrize(
@@ -166,42 +147,6 @@ def test_nbytes_at_equal_numbers_of_transitions_are_equal():
     per_env = PerEnvReplayBuffer(20, space, Discrete(7), num_envs=2048)
     assert shared.memory()["rows"] == per_env.memory()["rows"]
     assert abs(per_env.nbytes / shared.nbytes - 1) < 0.01
-
-
-_SWAPPED = """
-import sys
-import numpy as np
-from numba import njit
-from gymnasium.spaces import Box, Discrete
-from buffers import SharedReplayBuffer
-
-def unaligned(array):
-    found = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
-
-obs, flags = np.ones((2, 3), np.float32), np.zeros(2, bool)
-if sys.argv[1] == "kernel first":  # Numba takes swapped arrays for native ones from now on
-    njit(lambda array: array[0, 0])(unaligned(obs))
-buffer = SharedReplayBuffer(10, Box(-1, 1, (3,)), Discrete(2))
-step = {"actions": np.ones(2, int), "rewards": np.ones(2), "terminations": flags}
-for first in (obs, unaligned(obs), obs.astype(">f4")):
-    for second in (unaligned(obs), obs.astype(">f4"), obs):
-        buffer.add(obs=first, next_obs=second, truncations=flags, **step)
-        buffer.add(obs=obs, next_obs=obs, truncations=flags,
-                   **{**step, "rewards": unaligned(step["rewards"])})
-        buffer.add(obs=obs, next_obs=obs, truncations=flags,
-                   **{**step, "rewards": step["rewards"].astype(">f8"),
-                      "actions": step["actions"].astype(">i8")})
-batch = buffer.get(buffer.order())
-print(*(bool((column == 1).all()) for column in list(batch)[:4]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", ["kernel first", "buffer first"])
-def test_other_byte_orders_are_read_as_such_whatever_numba_has_seen(before):
-    assert printed(_SWAPPED, before, kind="buffers") == ["True"] * 4
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

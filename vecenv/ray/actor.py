@@ -1,0 +1,370 @@
+"""What an actor runs: a `SyncVectorEnv` or a compiled vector env, and perhaps a policy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.core.autoreset import StepRows
+from vecenv.core.base import VecEnv
+from vecenv.core.batches import take_row, take_rows
+from vecenv.core.faults import EnvFault
+from vecenv.core.infos import InfosApart
+from vecenv.core.pickling import load_registry, loads
+from vecenv.core.restarts import with_restarts
+from vecenv.core.rows import copy_batch
+from vecenv.core.slots import slot_rows
+from vecenv.ray.parts import Fragment, part_of
+from vecenv.sync import SyncVectorEnv
+from vecenv.timing.stamps import EnvStamps
+from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
+
+__all__ = ["EnvActor", "Reply", "Start"]
+
+_OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can raise
+_LIVE, _IS_DUE, _LOST = range(3)  # what the next step of an env does: step, begin anew, report
+
+Parts = list[tuple[np.ndarray, dict[Any, Any]]]
+
+
+class Start(NamedTuple):
+    """What an actor is started with.
+
+    Attributes:
+        worker: Number of the actor.
+        first, num_envs: Its first env, and how many it has.
+        maker: Pickled list of the envs' factories, or factory of a vector env; its options; and
+            whether an env that raises is replaced.
+        registry: Pickled specs of envs that the caller has registered.
+        policy: Pickled factory of the policy, or None.
+        is_stamped: Whether the steps of its envs are stamped.
+        restarts: int64 (n,), how often its envs have been replaced.
+        loss: Of an actor that replaces one with episodes under way: why that is gone, the batch of
+            the last observations, and a seed, or None, for each env.
+    """
+
+    worker: int
+    first: int
+    num_envs: int
+    maker: bytes
+    registry: bytes
+    policy: bytes | None = None
+    is_stamped: bool = False
+    restarts: Any = 0
+    loss: tuple[str, Any, list[int | None]] | None = None
+
+    @property
+    def envs(self) -> range:
+        """The envs of the actor."""
+        return range(self.first, self.first + self.num_envs)
+
+    @property
+    def rows(self) -> slice:
+        """The rows of these envs in what all have."""
+        return slice(self.first, self.first + self.num_envs)
+
+    def __str__(self) -> str:
+        """Name the worker as messages do."""
+        last = self.envs[-1]
+        envs = f"envs {self.first}-{last}" if last > self.first else f"env {last}"
+        return f"worker {self.worker} ({envs})"
+
+
+class Reply(NamedTuple):
+    """The reply of an actor to a call.
+
+    Attributes:
+        result: Result of the call; None if it failed.
+        faults: Faults of envs.
+        restarts: int64 (n,), how often each env has been replaced; None if none ever was.
+        stamps: If enabled, of the env steps that have ended since the last reply: env ids int64
+            (R,), counted from the actor's first env, env by env; records int64 (R, RECORD_WORDS),
+            as in a ring, by the actor's clock; and the time of sending by that clock.
+    """
+
+    result: Any
+    faults: Sequence[EnvFault] = ()
+    restarts: np.ndarray | None = None
+    stamps: tuple[np.ndarray, np.ndarray, int] | None = None
+
+
+class EnvActor:
+    """A vector env, and perhaps a policy, in an actor; the caller names its methods.
+
+    What the envs or the policy raise is part of the reply: through Ray it would lose its type.
+    """
+
+    envs: VecEnv
+    _policy: Any = None
+    _successors: Successors | None = None  # until all lost episodes have been reported
+    _stamps: EnvStamps | None = None
+    _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the step under way
+
+    def answer(self, method: str, *args: Any) -> Reply:
+        """Call a method; the reply has its result, or a fault if that is what it has led to."""
+        self._acting = None
+        try:
+            result = getattr(self, method)(*args)
+        except Exception as error:
+            result = self._fault(error, method)
+        if isinstance(result, EnvFault):
+            return Reply(None, [result])
+        stamps, restarts = None, self._counts.copy() if self._counts.any() else None
+        if self._stamps is not None:
+            env_ids, words, self._taken = self._stamps.words_since(self._taken)
+            stamps = env_ids, words.T, perf_counter_ns()
+        return Reply(result, (), restarts, stamps)
+
+    def _fault(self, error: Exception, method: str) -> EnvFault:
+        """Describe an exception: which env raised it, and for which action."""
+        doing, actions, env_ids = self._acting or (method, None, None)
+        index, action = getattr(error, "env_index", None), None
+        if index is None and method in _OF_POLICIES:
+            return EnvFault.of(error, -1, self._start.worker, method)
+        index = index or 0
+        if actions is not None:
+            rows = [index] if env_ids is None else np.flatnonzero(env_ids == index).tolist()
+            with contextlib.suppress(Exception):  # the actions themselves may be malformed
+                action = take_row(self.envs.single_action_space, actions, rows[0])
+        doing = "creation" if method == "open" else doing
+        return EnvFault.of(error, self._start.first + index, self._start.worker, doing, action)
+
+    def open(self, start: Start) -> EnvSpaces | EnvFault:
+        """Make the vector env, and the policy if there is one; return what the envs are."""
+        envs: VecEnv
+        self._start = start
+        self._counts = np.zeros(start.num_envs, np.int64) + start.restarts
+        load_registry(start.registry)
+        made, options, restart_envs = loads(start.maker)
+        if not isinstance(made, list):  # but one factory
+            envs = made(num_envs=start.num_envs, **options)
+            pair = envs.single_observation_space, envs.single_action_space
+            found = EnvSpaces([pair] * start.num_envs, dict(envs.metadata), envs.render_mode, {})
+        else:
+            singles, fault = make_envs(made, start.first, start.worker, [0], goes_on=False)
+            if fault is not None:
+                close_envs(singles)
+                return fault
+            found = EnvSpaces.of(singles)
+            envs = sync = SyncVectorEnv([partial(_itself, env) for env in singles], **options)
+            sync._keep_infos_apart()
+            if restart_envs:
+                sync.envs[:] = with_restarts(singles, made, self._counts)
+        self.envs = envs
+        self._rows = StepRows.make(envs.single_observation_space, start.num_envs)
+        if start.loss is not None:
+            self._successors = Successors(envs, self._rows, start.loss, self._counts)
+        self.stamp(start.is_stamped)
+        faults = self.answer("set_policy", start.policy).faults if start.policy else ()
+        return faults[0] if faults else found
+
+    # -- steps -------------------------------------------------------------------------------
+
+    @property
+    def _every(self) -> range:
+        return range(self.envs.num_envs)
+
+    def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray) -> Any:
+        """Reset the envs; return obs of all and infos, batched or `InfosApart`."""
+        if not mask.all():
+            options = {**(options or {}), "reset_mask": mask}
+        obs, infos = self.envs.reset(seed=seed, options=options)
+        if self._successors is not None:
+            self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
+        self._rows.obs.put(self._every, obs)
+        self._mark_done()
+        return obs, _kept(self.envs, infos)
+
+    def step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
+        """Step all envs, or these, int64 (B,) counted from the actor's first.
+
+        Returns:
+            obs, rewards, terminations, truncations, the `Parts` of the infos, and the envs int64
+            (B,), None for all.
+        """
+        self._acting = "step", actions, env_ids
+        result = self._step(actions, env_ids)
+        self._rows.obs.put(self._every if env_ids is None else result[5], result[0])
+        return result
+
+    def _step(self, actions: Any, env_ids: np.ndarray | None, out: Any = None) -> Any:
+        envs, successors = self.envs, self._successors
+        if successors is not None and successors.phases.any():
+            ids = np.arange(envs.num_envs) if env_ids is None else env_ids
+            results = successors.step(envs._actions.check(actions, env_ids), ids)
+            if out is not None:
+                slot_rows(out, self._rows.obs, envs.num_envs).put(ids, results)
+            return results
+        if env_ids is None:
+            *results, infos = envs.step(actions) if out is None else envs.step(actions, out=out)
+        else:
+            envs.send(actions, env_ids)
+            *results, infos, env_ids = envs.recv()
+        self._mark_done()
+        parts = [(np.arange(len(results[1])), _kept(envs, infos))] if infos else []
+        return (*results, parts, env_ids)
+
+    def stamp(self, is_on: bool) -> bool:
+        """Stamp the envs' steps from now on, or no longer; return whether that is done."""
+        envs = self.envs
+        if isinstance(envs, SyncVectorEnv):  # of compiled envs there is but one call to be seen
+            envs._end_stamps()
+            self._stamps = envs._begin_stamps() if is_on else None
+            self._taken = np.zeros(envs.num_envs, np.int64)
+        return self._stamps is not None
+
+    def _mark_done(self) -> None:
+        """Stamp that the results of a call are written."""
+        if self._stamps is not None and isinstance(self.envs, SyncVectorEnv):
+            self.envs._group.mark_done(-1)
+
+    # -- the policy --------------------------------------------------------------------------
+
+    def set_policy(self, policy: bytes) -> None:
+        """Make the policy from its pickled factory."""
+        self._policy = loads(policy)(self.envs)
+
+    def collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
+        """Let the policy act for `num_steps` steps.
+
+        Args:
+            num_steps: T.
+            weights: For the policy; None leaves it as it is.
+            inputs: Arrays (T, n, ...), of which the policy gets the row of each step.
+        """
+        envs, policy = self.envs, self._policy
+        if weights is not None:
+            policy.load(weights)
+        fragment = Fragment.of(envs, num_steps)
+        obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
+        for t in range(num_steps):
+            given = copy_batch(obs), *(rows[t].copy() for rows in inputs)  # which it may keep
+            actions, fields = self._split(policy.act(*given))
+            fragment.record(t, fields)
+            if to_env is not None:
+                actions = to_env(actions)
+            doing, slot = f"step {t + 1} of {num_steps} of `collect` after step", fragment.slot(t)
+            self._acting = doing, actions, None
+            if parts := self._step(actions, None, slot)[4]:
+                fragment.infos[t] = parts
+            self._acting, obs = None, slot.obs
+        self._rows.obs.put(self._every, obs)
+        return fragment
+
+    def _split(self, acted: Any) -> tuple[Any, dict[str, Any]]:
+        """Return actions (n, *action_shape), and the fields to record, these included."""
+        actions, fields = acted if isinstance(acted, tuple) else (acted, {})
+        shape = self.envs.action_space.shape
+        if shape is None or isinstance(actions, dict | tuple):
+            return actions, fields
+        actions = np.asarray(actions).reshape(shape)
+        return actions, {"actions": actions, **fields}
+
+    # -- methods of the envs -----------------------------------------------------------------
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Call a method of every env, or read an attribute; return one value per env."""
+        envs: Any = self.envs
+        if name in ("np_random_seed", "np_random"):
+            return getattr(envs, name)
+        if not isinstance(envs, SyncVectorEnv):  # of compiled envs masks can be asked for
+            if name == "has_wrapper_attr":
+                return [envs.has_action_masks and args == ("action_masks",)] * envs.num_envs
+            if name == "action_masks" and envs.has_action_masks:
+                return list(envs.action_masks())
+        return self._singles().call(name, *args, **kwargs)
+
+    def set_attr(self, name: str, values: list[Any]) -> None:
+        """Set an attribute of every env to a value of its own."""
+        self._singles().set_attr(name, values)
+
+    def _singles(self) -> SyncVectorEnv:
+        """Return the vector env if it has single envs."""
+        if not isinstance(self.envs, SyncVectorEnv):
+            name = type(self.envs).__name__
+            raise NotImplementedError(f"{name} has no env objects that could be called")
+        return self.envs
+
+    def close(self) -> None:
+        """Close the envs."""
+        self.envs.close()
+
+
+class Successors:
+    """Steps the envs that replace those of a lost actor, and reports the episodes that were lost.
+
+    The next step of each env returns its last observation, reward 0 and truncation, with the info
+    fields `restarts` and `restart_reason`; then its new episode begins as the autoreset mode says.
+
+    Args:
+        envs: The new envs.
+        rows: Of these, for the results; the last observations are written into them.
+        loss: See `Start`.
+        restarts: int64 (n,), how often each has been replaced, this time included.
+
+    Attributes:
+        phases: int8 (n,), what the next step of each env does; all 0 when there is no more to do.
+    """
+
+    def __init__(
+        self, envs: VecEnv, rows: StepRows, loss: tuple[str, Any, Any], restarts: np.ndarray
+    ) -> None:
+        self._envs, self._rows, self._restarts = envs, rows, restarts
+        self._space = envs.single_observation_space
+        self._reason, last_obs, seeds = loss
+        self._first_obs, infos = envs.reset(seed=seeds)
+        self._first_infos = _kept(envs, infos)
+        rows.obs.put(range(envs.num_envs), last_obs)
+        self.phases = np.full(envs.num_envs, _LOST, np.int8)
+
+    def step(self, actions: Any, env_ids: np.ndarray) -> Any:
+        """Step these envs, int64 (B,), or report their loss; return what `EnvActor.step` does."""
+        envs, rows, parts = self._envs, self._rows, []
+        phases = self.phases[env_ids]
+        rows.rewards[env_ids], rows.terminations[env_ids] = 0.0, False
+        rows.truncations[env_ids] = phases == _LOST
+        live = np.flatnonzero(phases == _LIVE)
+        if len(live):
+            chosen = take_rows(envs.single_action_space, actions, live.tolist())
+            envs.send(chosen, env_ids[live])
+            *results, infos, ids = envs.recv()
+            rows.put(ids, results)
+            if infos:
+                row_of = dict(zip(env_ids.tolist(), range(len(env_ids)), strict=True))
+                found = np.array([row_of[env_id] for env_id in ids.tolist()])
+                parts.append((found, _kept(envs, infos)))
+        for row in np.flatnonzero(phases).tolist():
+            parts += [(np.array([row]), part) for part in self._report(int(env_ids[row]))]
+        flags = (rows.rewards, rows.terminations, rows.truncations)
+        return (rows.obs.take(env_ids), *(column[env_ids] for column in flags), parts, env_ids)
+
+    def _report(self, env_id: int) -> list[dict[Any, Any]]:
+        """Report the lost episode of an env, begin its new one, or both; return the infos."""
+        mode, told, row = self._envs.autoreset_mode, [], np.array([env_id])
+        if self.phases[env_id] == _LOST:
+            info = {"restarts": int(self._restarts[env_id]), "restart_reason": self._reason}
+            if mode is AutoresetMode.SAME_STEP:
+                last_obs = take_row(self._space, self._rows.obs.take(row), 0)
+                info = {"final_obs": last_obs, "final_info": info}
+            told.append(InfosApart({0: [info]}))
+            if mode is not AutoresetMode.SAME_STEP:
+                self.phases[env_id] = _IS_DUE if mode is AutoresetMode.NEXT_STEP else _LIVE
+                return told
+        self.phases[env_id] = _LIVE
+        self._rows.obs.write(env_id, take_row(self._space, self._first_obs, env_id))
+        return [*told, part_of(self._first_infos, row)]
+
+
+def _itself(env: Any) -> Any:
+    return env
+
+
+def _kept(envs: VecEnv, infos: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the infos of `SyncVectorEnv`s as what they are: not batched yet."""
+    return InfosApart(infos) if isinstance(envs, SyncVectorEnv) else infos

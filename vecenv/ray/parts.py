@@ -1,0 +1,148 @@
+"""Parts of results: the rows of some envs, on their way into the batches of all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv.core.autoreset import StepRows
+from vecenv.core.base import StepSlot, VecEnv
+from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.infos import InfosApart, known_infos, take_infos
+from vecenv.core.rows import rows_of
+
+__all__ = [
+    "Fragment",
+    "checked_rows",
+    "part_of",
+    "place_infos",
+]
+
+EnvIds = range | np.ndarray
+
+
+def part_of(infos: dict[Any, Any], rows: np.ndarray) -> dict[Any, Any]:
+    """Return the infos, batched or `InfosApart`, of rows int64 (B,) as those of rows 0, 1, ..."""
+    if not isinstance(infos, InfosApart):
+        return known_infos(take_infos(infos, rows))
+    found = enumerate(rows.tolist())
+    return InfosApart({row: infos[other] for row, other in found if other in infos})
+
+
+def place_infos(
+    infos: dict[str, Any],
+    part: dict[Any, Any],
+    rows: EnvIds,
+    num_rows: int,
+    env_ids: EnvIds | None = None,
+) -> None:
+    """Merge the infos of some envs into the batched infos of all, in place.
+
+    Args:
+        infos: Batched infos so far, `num_rows` rows.
+        part: Infos of the envs of `rows`, batched or `InfosApart`; only read.
+        rows: The rows of these envs.
+        num_rows: Rows of every array.
+        env_ids: Env of each row of `part`, for errors; None if these are `rows`.
+
+    Raises:
+        InfoError: The infos can't be batched.
+    """
+    if isinstance(part, InfosApart):
+        part.enter(infos, rows, num_rows, rows if env_ids is None else env_ids)
+        return
+    for key, value in part.items():
+        if isinstance(value, dict):
+            place_infos(infos.setdefault(key, {}), value, rows, num_rows)
+            continue
+        column = infos.get(key)
+        if column is None:
+            empty = None if value.dtype == object else np.zeros((), value.dtype)
+            column = infos[key] = np.full((num_rows, *value.shape[1:]), empty, value.dtype)
+        column[rows_of(rows)] = value
+
+
+class Fragment(NamedTuple):
+    """The results of T steps of n envs.
+
+    Attributes:
+        obs: After every step, (T, n, *obs_shape), nested as the space is.
+        rewards: float64 (T, n).
+        terminations: bool (T, n).
+        truncations: bool (T, n).
+        fields: Fields recorded by the policy, arrays (T, n, ...) by name.
+        infos: By step the rows and infos of the envs that had any.
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    fields: dict[str, np.ndarray]
+    infos: dict[int, list[tuple[np.ndarray, dict[Any, Any]]]]
+
+    @staticmethod
+    def of(envs: VecEnv, num_steps: int) -> Fragment:
+        """Allocate a fragment of `num_steps` steps of all envs; it has no fields yet.
+
+        Raises:
+            TypeError: Observations have no fixed shape.
+        """
+        shape, space = (num_steps, envs.num_envs), envs.single_observation_space
+        rows = StepRows.make(space, num_steps * envs.num_envs, envs.allocate)
+
+        def by_step(array: Any) -> np.ndarray:
+            if not isinstance(array, np.ndarray) or array.dtype == object:
+                raise TypeError(f"fragments hold observations of fixed shape; {space} has none")
+            return array.reshape(*shape, *array.shape[1:])
+
+        obs, rewards = leaf_by_leaf(by_step, rows.obs.batch()), by_step(rows.rewards)
+        flags = by_step(rows.terminations), by_step(rows.truncations)
+        return Fragment(obs, rewards, *flags, {}, {})
+
+    def slot(self, t: int) -> StepSlot:
+        """Return the results of one step: views, which may be passed as `out`."""
+        obs = leaf_by_leaf(lambda array: array[t], self.obs)
+        return StepSlot(obs, self.rewards[t], self.terminations[t], self.truncations[t])
+
+    def record(self, t: int, fields: dict[str, Any]) -> None:
+        """Copy the policy's fields of step t: arrays or CPU tensors (n, ...)."""
+        size = self.rewards.shape
+        for name, value in fields.items():
+            array, kept = np.asarray(value), self.fields.get(name)
+            if t == 0 and array.shape[:1] == size[1:]:
+                kept = self.fields[name] = np.zeros((*size, *array.shape[1:]), array.dtype)
+            if kept is None or kept.shape[1:] != array.shape or kept.dtype != array.dtype:
+                before = "one row per env" if kept is None else f"{kept.dtype} {kept.shape[1:]}"
+                raise ValueError(
+                    f"the policy's field {name!r} is {array.dtype} {array.shape} in step {t}, "
+                    f"expected {before}: the same in every step for {size[1]} envs"
+                )
+            kept[t] = array
+
+    def copy_fields(self, targets: dict[str, np.ndarray], envs: range) -> None:
+        """Copy the fields that are asked for into arrays (T, N, ...) of all envs.
+
+        Raises:
+            ValueError: The policy did not record a field, or in another shape.
+        """
+        for name, target in targets.items():
+            came = self.fields.get(name)
+            if came is None or came.shape[2:] != target.shape[2:]:
+                shapes = {key: array.shape[2:] for key, array in self.fields.items()}
+                raise ValueError(
+                    f"fields[{name!r}] has the shape {target.shape[2:]} per step and env, but the "
+                    f"policy recorded {shapes}"
+                )
+            target[:, rows_of(envs)] = came
+
+
+def checked_rows(name: str, rows: Any, size: tuple[int, int]) -> np.ndarray:
+    """Return an array over the memory of an array or tensor (T, N, ...)."""
+    if not hasattr(rows, "dtype"):
+        raise ValueError(f"{name} is a {type(rows).__name__}, expected an array or a CPU tensor")
+    array = np.asarray(rows)
+    if array.shape[:2] != size:
+        raise ValueError(f"{name} has shape {array.shape}, expected {size} first: (steps, envs)")
+    return array

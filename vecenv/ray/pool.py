@@ -1,0 +1,399 @@
+"""The actors of a vector env, as the caller sees them: calls, replies, losses, replacements.
+
+    caller                                              worker w (an actor of Ray, on some node)
+    ------                                              ----------------------------------------
+    RayVectorEnv   protocol of calls, results           EnvActor      calls of `ActorPool.ask`
+      ActorPool ---- method, arguments ------------->     SyncVectorEnv or a compiled vector env
+        _Seat w <--- Reply: result, faults, stamps --     the policy of `collect`
+      Cluster      the only module that imports Ray
+
+An actor carries out its calls one after the other, so whatever was asked for and is given up
+(`forget`) needs no other care. *An actor that is gone* fails all of its calls: another one is
+started in its place, which is asked the same again and reports the lost episodes (`Successors`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from vecenv.core.deadline import Deadline
+from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
+from vecenv.ray.actor import Reply, Start
+from vecenv.ray.cluster import ActorGoneError, Cluster, Demand, about_here
+from vecenv.workers.chunk import EnvSpaces
+
+__all__ = ["ActorPool", "Call"]
+
+_logger = logging.getLogger("vecenv")
+
+_MOST_REPLACEMENTS = 3  # actors for one call, and starts of one
+_CLOSE_S = 5.0
+_RELEASE_S = 5.0  # until Ray has released the resources of actors that have ended
+_NO_PLACE_S = 1.0  # without a reply of a new actor, until it is asked whether nodes have room
+_PATIENCE_S = 10.0  # for a process to start, where they have
+
+_pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()
+_held: list[Any] = []  # in forks, where even deleting references of Ray hangs
+
+
+def _leave_to_parent() -> None:
+    """Let go of everything in a forked child, which has no connection to Ray."""
+    for pool in list(_pools):
+        _held.append(pool)
+        pool.left_by_fork(pool.owner_pid)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Call(NamedTuple):
+    """A pending call of a method of `EnvActor`, about so many envs.
+
+    Attributes:
+        losses: How many actors were lost over it.
+    """
+
+    worker: int
+    method: str
+    args: tuple[Any, ...]
+    num_envs: int
+    losses: int = 0
+
+
+class _Seat:
+    """The place of one actor.
+
+    Attributes:
+        start: What it was started with, and its successor will be.
+        actor: Ray's handle; None while there is none.
+        demand: What it has of the cluster.
+        node, host, pid: Where it is; its pid there.
+        spaces: What is known of its envs.
+        start_s: Seconds from its start until its envs were made; negative until then.
+    """
+
+    def __init__(self, start: Start, demand: Demand) -> None:
+        self.start, self.demand = start, demand
+        self.actor: Any = None
+        self.node = self.host = ""
+        self.pid, self.start_s = 0, 0.0
+        self.spaces: EnvSpaces | None = None
+
+    @property
+    def local_pid(self) -> int:
+        """The process id if it is on this machine, else its negative."""
+        return self.pid if self.host == socket.gethostname() else -self.pid
+
+
+class ActorPool:
+    """Actors that each have a vector env.
+
+    Args:
+        cluster: The cluster to start them in.
+        starts: What each is started with.
+        demand: Resources of each actor.
+        start_timeout: Longest wait in seconds until an actor's envs are made.
+        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if there
+            are no free ones, instead of waiting for a node.
+
+    Attributes:
+        cluster, start_timeout: As given.
+        seats: The actors.
+        owner_pid: The process that has started them; a fork of it must leave them alone.
+        left_by_fork: Called in a fork with that.
+        after_loss: Called with the start of a lost actor and the reason; returns that of its
+            successor. None raises WorkerDiedError instead of replacing it.
+
+    Raises:
+        ValueError, RuntimeError: There is no room for the actors.
+        EnvCreationError: An env can't be made, or an actor can't be started.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        starts: Sequence[Start],
+        demand: Demand,
+        start_timeout: float,
+        shares_cpus: bool,
+    ) -> None:
+        self.cluster, self.start_timeout = cluster, start_timeout
+        self.seats = [_Seat(start, demand) for start in starts]
+        self.owner_pid = os.getpid()
+        self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
+        self.after_loss: Callable[[Start, str], Start] | None = None
+        self._demand, self._shares_cpus = demand, shares_cpus
+        self._pending: dict[Any, Call] = {}  # by reference, in the order of the calls
+        self._done: list[tuple[Call, Reply]] = []
+        self._here = about_here()["versions"]
+        _pools.add(self)
+        deadline = Deadline(start_timeout)
+        try:
+            cluster.require_places(len(starts), demand, deadline)
+            self._open(self.seats, deadline)
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    # -- start -------------------------------------------------------------------------------
+
+    def _open(self, seats: Sequence[_Seat], deadline: Deadline) -> None:
+        """Start an actor for each seat, and have them make their envs, all at the same time."""
+        asked = [self._start(seat, self._demand) for seat in seats]
+        for seat, reference in zip(seats, asked, strict=True):
+            self._await_process(seat, reference, deadline)
+        asked = [self.cluster.call(seat.actor, "open", seat.start) for seat in seats]
+        for seat, reference in zip(seats, asked, strict=True):
+            reply = self._first_reply(seat, reference, deadline, "its envs were made")
+            if reply is None:
+                raise self._late(seat, "its envs take longer to make")
+            if reply.faults:
+                raise self._creation_error(reply.faults[0])
+            seat.spaces = reply.result
+            seat.start_s += time.monotonic()
+
+    def _start(self, seat: _Seat, demand: Demand) -> Any:
+        """Start an actor; return the reference to its node and versions."""
+        seat.demand, seat.start_s = demand, -time.monotonic()
+        seat.actor, reference = self.cluster.start(demand)
+        return reference
+
+    def _first_reply(self, seat: _Seat, reference: Any, deadline: Deadline, doing: str) -> Any:
+        """Wait for a new actor; return what it says, None if the deadline has passed."""
+        while not (found := self.cluster.arrived([reference], deadline)):
+            if deadline.is_over:
+                return None
+        if isinstance(error := found[reference], ActorGoneError):
+            raise EnvCreationError(f"{seat.start} ended while {doing}: {error}") from error
+        return found[reference]
+
+    def _late(self, seat: _Seat, why: str) -> EnvCreationError:
+        return EnvCreationError(
+            f"{seat.start} was not ready after {self.start_timeout:g} seconds (start_timeout): "
+            f"{why}"
+        )
+
+    def _await_process(self, seat: _Seat, reference: Any, deadline: Deadline) -> None:
+        """Wait until an actor has started, and compare the versions on its node with those here.
+
+        Raises:
+            EnvCreationError: It does not start, or its node lacks this package or has another
+                version.
+        """
+        begin, is_told = time.monotonic(), False
+        while True:
+            patience = Deadline(min(_NO_PLACE_S, deadline.left()))
+            about = self._first_reply(seat, reference, patience, "it was started")
+            waited_s = time.monotonic() - begin
+            if about is not None:
+                break
+            if deadline.is_over:
+                room = self.cluster.free_places(self._demand)
+                raise self._late(
+                    seat,
+                    "Ray found no place for its actor, or its process takes longer to start. Room "
+                    f"for actors of {self._demand} now: {room}",
+                )
+            has_room = self.cluster.all_places(self._demand) >= len(self.seats)
+            if is_told or (has_room and waited_s < _PATIENCE_S):
+                continue
+            is_told = True
+            if self._shares_cpus and seat.spaces is not None:
+                self.cluster.kill(seat.actor)
+                demand = self.cluster.beside(self._demand, self._node_beside(seat))
+                reference = self._start(seat, demand)
+                told = "%s shares the CPUs of other actors, as no node has started it for %.0f s"
+                _logger.warning(told, seat.start, waited_s)
+            else:
+                _logger.warning(
+                    "waiting for a node for %s: after %.0f s none has started its actor of %s; it "
+                    "is given up after %g s (start_timeout)",
+                    seat.start,
+                    waited_s,
+                    self._demand,
+                    self.start_timeout,
+                )
+        seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
+        here, there = self._here, about["versions"]
+        if here != there:
+            texts = [", ".join(f"{k} {v}" for k, v in found.items()) for found in (there, here)]
+            differing = ", ".join(name for name in here if here[name] != there[name])
+            raise EnvCreationError(
+                f"{seat.start} can't work on node {seat.host} ({seat.node[:12]}), where "
+                f"{differing} differ too much. There: {texts[0]}. Here: {texts[1]}. Install the "
+                f"same versions on all nodes (pip install vecenv=={here['vecenv']}), or send them "
+                "along with runtime_env={'py_modules': [vecenv]} when connecting"
+            )
+
+    def _node_beside(self, lost: _Seat) -> str | None:
+        """Return the node with the fewest of the other actors; not that of this one."""
+        counts = Counter(seat.node for seat in self.seats if seat.node != lost.node)
+        return min(counts, key=counts.__getitem__, default=None)
+
+    def _creation_error(self, fault: EnvFault) -> EnvCreationError:
+        cause, num_envs = fault.exception(0), self.seats[-1].start.envs.stop
+        what = f"env {fault.env_id} of {num_envs}" if fault.env_id >= 0 else "the policy"
+        advice = ""
+        if isinstance(cause, ImportError):
+            advice = (
+                "; the actor has to find the modules of the factories: install them on all nodes, "
+                "or send them when Ray is connected to, by RayVectorEnv(..., "
+                "runtime_env={'working_dir': '.'}), or by ray.init(..., runtime_env=...) if you "
+                "call that yourself"
+            )
+        who = self.seats[fault.worker].start
+        error = EnvCreationError(f"Making {what} failed with {fault.text} in {who}{advice}")
+        error.__cause__ = cause
+        return error
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def ask(self, worker: int, method: str, *args: Any, num_envs: int | None = None) -> None:
+        """Start calling a method of an actor, about all of its envs or so many."""
+        count = self.seats[worker].start.num_envs if num_envs is None else num_envs
+        self._submit(Call(worker, method, args, count))
+
+    def _submit(self, call: Call) -> None:
+        self._require_ray()
+        reference = self.cluster.call(self.seats[call.worker].actor, call.method, *call.args)
+        self._pending[reference] = call
+
+    def _require_ray(self) -> None:
+        if not self.cluster.is_connected:
+            raise WorkerDiedError("Ray has been shut down, and all workers with it.")
+
+    def forget(self) -> None:
+        """Forget all that was asked for; the actors finish it, and what they answer is dropped."""
+        self._pending, self._done = {}, []
+
+    def wait(
+        self,
+        method: str,
+        num_envs: int,
+        deadline: Deadline,
+        doing: str,
+        replaces_late: bool = False,
+    ) -> list[tuple[Call, Reply]]:
+        """Wait for replies to calls of a method about `num_envs` envs; return all there are.
+
+        Replies to other methods are kept. With `replaces_late` actors that have not answered at the
+        deadline are replaced, and the wait begins anew.
+
+        Raises:
+            StepTimeoutError: The deadline has passed; the calls stay pending.
+            WorkerDiedError: An actor is gone and is not replaced.
+        """
+        is_first = True
+        while True:
+            found = [pair for pair in self._done if pair[0].method == method]
+            if sum(call.num_envs for call, _ in found) >= num_envs:
+                self._done = [pair for pair in self._done if pair[0].method != method]
+                return found
+            self._require_ray()
+            is_all = sum(call.num_envs for call in self._pending.values()) == num_envs
+            has_come = self._take(deadline, doing, all_at_once=is_first and is_all)
+            is_first = False
+            if has_come or not deadline.is_over:
+                continue
+            late = sorted({call.worker for call in self._pending.values()})
+            names = ", ".join(str(self.seats[worker].start) for worker in late)
+            told = f"{doing} has timed out after {deadline.timeout} second(s): waiting for {names}"
+            if not replaces_late:
+                raise StepTimeoutError(told)
+            for worker in late:
+                who = self.seats[worker].start
+                self._replace(worker, f"{who} was ended as it did not answer: {told}.")
+            deadline = Deadline(deadline.timeout)
+
+    def _take(self, deadline: Deadline, doing: str, *, all_at_once: bool) -> bool:
+        """Take in what comes within a short time, losses of actors last; return whether any did."""
+        found = self.cluster.arrived(list(self._pending), deadline, all_at_once=all_at_once)
+        lost: dict[int, ActorGoneError] = {}
+        for reference, reply in found.items():
+            if isinstance(reply, ActorGoneError):
+                lost.setdefault(self._pending[reference].worker, reply)
+            else:
+                self._done.append((self._pending.pop(reference), reply))
+        for worker, error in lost.items():
+            who = self.seats[worker].start
+            self._replace(worker, f"{who} is gone during {doing}: {error}", error)
+        return bool(found)
+
+    def _replace(self, worker: int, reason: str, cause: Exception | None = None) -> None:
+        """Start an actor in the place of a lost one, and ask it what that has not answered.
+
+        Raises:
+            WorkerDiedError: It can't be started, or so many were lost already over one call.
+        """
+        if self.after_loss is None:
+            raise WorkerDiedError(reason) from cause
+        calls = [call for call in self._pending.values() if call.worker == worker]
+        if max(call.losses for call in calls) + 1 >= _MOST_REPLACEMENTS:
+            told = f"{reason} It was actor number {_MOST_REPLACEMENTS} lost over this."
+            raise WorkerDiedError(told) from cause
+        self._pending = {k: call for k, call in self._pending.items() if call.worker != worker}
+        _logger.warning("%s It is replaced.", reason)
+        seat = self.seats[worker]
+        seat.start = self.after_loss(seat.start, reason)
+        deadline = Deadline(self.start_timeout)
+        for tries_left in reversed(range(_MOST_REPLACEMENTS)):
+            self.cluster.kill(seat.actor)  # it may be alive but unreachable
+            try:
+                self._open([seat], deadline)
+                break
+            except EnvCreationError as error:
+                # Ray places actors on lost nodes until it has noticed the loss.
+                if not (tries_left and isinstance(error.__cause__, ActorGoneError)):
+                    raise WorkerDiedError(f"{reason} It could not be replaced: {error}") from error
+            except BaseException:  # Ctrl-C: an actor without envs must not count as started
+                self.cluster.kill(seat.actor)
+                raise
+        for call in calls:
+            self._submit(call._replace(losses=call.losses + 1))
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def stop(self, timeout: float = _CLOSE_S, release_timeout: float = _RELEASE_S) -> None:
+        """Close the envs, then end the actors.
+
+        Args:
+            timeout: Longest wait in seconds for the envs to close.
+            release_timeout: Longest wait in seconds until Ray has released the actors' resources,
+                so that other programs (or the next vector env) find them free.
+        """
+        if os.getpid() != self.owner_pid:
+            return
+        self.forget()
+        actors, deadline = [seat.actor for seat in self.seats if seat.actor], Deadline(timeout)
+        cluster, demand, places = self.cluster, self._demand, 0
+        try:
+            with contextlib.suppress(Exception):  # they are ended all the same
+                asked = [cluster.call(actor, "close") for actor in actors if timeout > 0]
+                while asked and cluster.is_connected and not deadline.is_over:
+                    done = cluster.arrived(asked, deadline)
+                    asked = [reference for reference in asked if reference not in done]
+                if actors and demand.is_counted and release_timeout > 0:
+                    places = cluster.free_places(demand)
+                    places += sum(1 for seat in self.seats if seat.demand is demand)
+        finally:  # also after Ctrl-C
+            self.kill()
+        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
+            cluster.await_places(places, demand, Deadline(release_timeout))
+
+    def kill(self) -> None:
+        """End all actors that are left, at once."""
+        if os.getpid() == self.owner_pid:
+            for seat in self.seats:
+                if seat.actor is not None:
+                    self.cluster.kill(seat.actor)
+                    seat.actor = None
