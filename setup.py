@@ -17,7 +17,7 @@ class BuildWithExamples(build_py):
         super().run()
         if not self.editable_mode:
             zoo = [
-                f for f in Path("examples/zoo").rglob("*") if f.suffix in (".toml", ".json", ".npz")
+                f for f in Path("examples/zoo").rglob("*") if f.suffix in (".toml", ".json", ".pt")
             ]
             for file in sorted([*Path("examples").glob("*.py"), *zoo]):
                 target = Path(self.build_lib, "vecenv", file)

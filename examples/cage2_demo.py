@@ -77,7 +77,7 @@ def main(options: Options) -> None:
             num_epochs=3,
             learning_rate=2e-3,
             entropy_weight=0.03,  # with less, a better way to play is found by some seeds only
-            compile="on",  # about ten seconds, which it takes to save twenty
+            compile="on",  # up to half a minute, the first time; later runs load it
             seed=options.seed,
             save=options.save,
             overwrite=True,

@@ -148,35 +148,24 @@ def _count_tensors(layout: Layout) -> int:
     return 1 if layout.kind == "tensor" else sum(map(_count_tensors, layout.parts))
 
 
-def named_tensors(batch: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
-    """Return the tensors of a batch with their names, as far as they can be found."""
+def named_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """Go through the tensors of a batch with their names, as far as they can be found."""
+    parts: Any = ()
     if isinstance(batch, Tensor):
-        return [(name, batch)]
-    parts: dict[str, Any] = {}
-    if isinstance(batch, Mapping):
-        parts = {f"{name}[{key!r}]": part for key, part in batch.items()}
+        yield name, batch
+    elif isinstance(batch, Mapping):
+        parts = [(f"{name}[{key!r}]", part) for key, part in batch.items()]
     elif isinstance(batch, tuple | list) and not hasattr(batch, "_asdict"):
-        parts = {f"{name}[{key}]": part for key, part in enumerate(batch)}
-    else:
-        columns = _columns_of(batch) or {}
-        parts = {f"{name}.{key}": part for key, part in columns.items()}
-    return [found for name, part in parts.items() for found in named_tensors(part, name)]
+        parts = [(f"{name}[{key}]", part) for key, part in enumerate(batch)]
+    elif (columns := _columns_of(batch)) is not None:
+        parts = [(f"{name}.{key}", part) for key, part in columns.items()]
+    for path, part in parts:
+        yield from named_tensors(part, path)
 
 
 def num_rows(batch: Any) -> int:
     """Return the length of the first tensor that has rows; 0 if there is none."""
-    return next((len(x) for x in _tensors(batch) if x.ndim), 0)
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | tuple | list):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(part)
-    elif dataclasses.is_dataclass(batch):
-        for field in dataclasses.fields(batch):
-            yield from _tensors(getattr(batch, field.name, None))
+    return next((len(x) for _, x in named_tensors(batch) if x.ndim), 0)
 
 
 def row_weights(batch: Any) -> Tensor | None:
