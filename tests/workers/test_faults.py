@@ -1090,3 +1090,20 @@ def test_a_start_that_fails_leaves_no_process(monkeypatch):
 
 def _no_folder(path):
     raise FileNotFoundError("the working folder is gone")
+
+
+class ShortNap(FaultyEnv):
+    def step(self, action):
+        time.sleep(0.3)
+        return super().step(action)
+
+
+def test_time_in_which_nothing_was_asked_for_is_not_the_envs():
+    pool = AsyncVectorEnv([ShortNap] * 2, num_workers=1, on_error="restart", timeout=1)
+    pool.reset(seed=0)
+    for _ in range(2):
+        pool.send([FINE], [1])
+        pool.recv()
+        time.sleep(1.1)
+    assert pool.restarts.tolist() == [0, 0]
+    pool.close()

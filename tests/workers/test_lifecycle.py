@@ -401,6 +401,15 @@ def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
     assert first != second
     assert draws() == [first, second]
 
+    def drawn():
+        with contextlib.closing(AsyncVectorEnv([_GlobalEnv], num_workers=1)) as pool:
+            return pool.reset()[0][0, 0]
+
+    np.random.rand()  # noqa: NPY002  # the global one
+    one = drawn()
+    np.random.rand()  # noqa: NPY002  # the global one
+    assert drawn() != one
+
 
 class _GlobalEnv(type(faulty(1)[0]())):
     def reset(self, *, seed=None, options=None):
