@@ -58,6 +58,8 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         pass
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not look at checksums
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed, which torch.save does not do")
             if (changed := archive.testzip()) is not None:
                 raise ValueError(f"the bytes of {changed} have changed")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -69,7 +71,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         reason = "it is cut off"
     except (
         RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
-        NotImplementedError, pickle.UnpicklingError, zipfile.BadZipFile, UnicodeDecodeError,
+        NotImplementedError, OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
     ) as error:  # fmt: skip
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     else:

@@ -22,6 +22,7 @@ __all__ = [
     "space_of",
 ]
 
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -169,6 +170,8 @@ def space_of(described: Any) -> Space:
     if kind == "Box":
         low, high = (part.numpy() for part in parts)
         return spaces.Box(low.copy(), high.copy(), dtype=low.dtype)
+    if kind in ("Discrete", "MultiDiscrete") and parts[-1] not in _INTEGERS:
+        raise ValueError(f"there is no {kind} space of {parts[-1]!r:.99}")
     if kind == "Discrete":
         number, start, dtype = parts
         other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other

@@ -122,7 +122,7 @@ def restore_random_streams(streams: Mapping[str, Any]) -> None:
     """Let the global random generators go on from what `random_streams` returned.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError: It is something else.
+        LookupError, TypeError, ValueError, RuntimeError, OverflowError: It is something else.
     """
     if (reason := why_not_numpy_state(streams["numpy"])) is not None:
         raise ValueError(reason)

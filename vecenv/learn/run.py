@@ -564,7 +564,7 @@ class Run:
             return None
         try:
             restore_random_streams(self._saved["random"])
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             path = self.folder / _LAST
             raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
         return dict(self._saved["state"])

@@ -5,6 +5,7 @@ What an accepted one does to memory is tried in a child of `tests/fuzz/files.py`
 
 import errno
 import os
+import zipfile
 from collections import OrderedDict
 
 import numpy as np
@@ -389,3 +390,28 @@ def test_the_same_episodes_are_the_same_bytes_in_a_file(staged, tmp_path):
             add(buffer, length)
         buffer.save(tmp_path / name)
     assert (tmp_path / "fresh").read_bytes() == (tmp_path / "used").read_bytes()
+
+
+def test_a_file_that_was_compressed_is_refused(tmp_path):
+    """It may be small and fill all memory."""
+    buffer = SharedReplayBuffer(10, Box(-1, 1, (2,)), Discrete(3))
+    buffer.save(tmp_path / "replay.pt")
+    compressed = zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "replay.pt") as old, compressed as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(CheckpointError, match="it is compressed"):
+        buffer.load(tmp_path / "small.pt")
+
+
+@pytest.mark.parametrize("dtype", [",", "float32", "int7", 3, None])
+def test_a_file_with_a_space_that_there_is_not_is_refused(tmp_path, dtype):
+    path = tmp_path / "replay.pt"
+    SharedReplayBuffer(10, Box(-1, 1, (2,)), Discrete(3)).save(path)
+    state = torch.load(path, weights_only=True)
+    actions = state["made_with"]["spaces"][1]
+    assert actions == ["Discrete", 3, 0, "int64"]
+    actions[3] = dtype
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="says wrongly how its buffer was made: there is no"):
+        SharedReplayBuffer.from_file(path)
