@@ -892,8 +892,13 @@ def test_who_hangs_in_a_factory_is_named_in_the_log(monkeypatch, caplog):
     monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
     monkeypatch.setattr(pools, "_LOOK_S", 0.05)
     env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
+    begin = time.monotonic()
     AsyncVectorEnv(env_fns, **TWO).close()
-    assert "still waiting for worker 0 to make env 0, worker 1 to make env 2" in caplog.text
+    found = re.search(
+        r"still waiting for worker 0 to make env 0, worker 1 to make env 2 \((\d+) s\)", caplog.text
+    )
+    assert found is not None
+    assert int(found[1]) <= time.monotonic() - begin + 1
 
 
 def slow_factory(name, seconds):
