@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vecenv.learn.batches import put_together, take_apart, weights_at
 from vecenv.learn.parameters import FlatParameters
-from vecenv.learn.private_torch import compile_graph, load_package, no_validation
+from vecenv.learn.private_torch import (
+    compile_graph,
+    load_library,
+    load_package,
+    no_validation,
+)
 from vecenv.learn.watching import Watch
 
 __all__ = ["CompiledGradient", "Refusal", "first_line", "read_result"]
@@ -324,6 +329,14 @@ def _refuse_unsafe(graph: Any, weights: FlatParameters) -> None:
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
 
 
+def _load(file: Path, device: torch.device, count: int) -> list[Callable[..., Sequence[Tensor]]]:
+    """Load a package once for each thread; on the CPU so that none waits for another."""
+    if device.type == "cpu":
+        with suppress(Exception):
+            return [load_library(file) for _ in range(count)]
+    return [load_package(file, device) for _ in range(count)]
+
+
 def _runs_of(
     graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
 ) -> tuple[list[Callable[..., Any]], bool]:
@@ -332,7 +345,7 @@ def _runs_of(
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
-            runs = [load_package(kept, inputs[0].device) for _ in range(count)]
+            runs = _load(kept, inputs[0].device, count)
             os.utime(kept)
             return runs, False
         except Exception:  # the file is damaged
@@ -342,7 +355,7 @@ def _runs_of(
     try:
         compile_graph(graph, [x.detach().clone() for x in inputs], aside / "gradient.pt2")
         os.replace(aside / "gradient.pt2", kept)
-        runs = [load_package(kept, inputs[0].device) for _ in range(count)]
+        runs = _load(kept, inputs[0].device, count)
     except Exception as error:
         reason = first_line(error)
         if "InvalidCxxCompiler" in reason:

@@ -3,6 +3,7 @@
 Tried with torch 2.13. Each function works without its private part, or says that it is missing:
 
 - `compile_graph` and `load_package`: AOTInductor, documented, under `torch._inductor` (2.6 on).
+- `load_library`: its C interface, called without the interpreter's lock, which torch 2.13 holds.
 - `no_validation`: whether distributions check arguments, which can be set but not read.
 - `tables_of`: the dicts in which a module keeps parameters and modules.
 - `hooked`: hooks on gradients of parameters.
@@ -10,7 +11,10 @@ Tried with torch 2.13. Each function works without its private part, or says tha
 
 from __future__ import annotations
 
+import ctypes
+import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +27,7 @@ from torch.distributions import Distribution
 __all__ = [
     "compile_graph",
     "hooked",
+    "load_library",
     "load_package",
     "no_validation",
     "tables_of",
@@ -58,7 +63,7 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
 def load_package(file: Path, device: torch.device) -> _Run:
     """Load a package as a function of tensors on a device, for one thread at a time.
 
-    It runs without the interpreter's lock, and can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
     """
     from torch._inductor import aoti_load_package
 
@@ -69,6 +74,53 @@ def load_package(file: Path, device: torch.device) -> _Run:
             return aoti_load_package(str(file), run_single_threaded=True, device_index=index)
         except TypeError:  # torch 2.6, which has neither
             return aoti_load_package(str(file))
+
+
+def load_library(file: Path) -> _Run:
+    """Load a package for the CPU as a function that runs without the interpreter's lock.
+
+    Raises:
+        Exception: It can't be; `load_package` has to do.
+    """
+    with zipfile.ZipFile(file) as package, tempfile.TemporaryDirectory() as folder:
+        names = package.namelist()
+        if any("extern" in name or "weights" in name for name in names):
+            raise NotImplementedError("it calls operations that are no part of it")
+        [name] = [name for name in names if name.endswith(".so")]
+        library = ctypes.CDLL(package.extract(name, folder))
+    torch_c: Any = torch._C
+    handles_of = torch_c._aoti.unsafe_alloc_void_ptrs_from_tensors
+    made_of = torch_c._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    container, number = ctypes.c_void_p(), ctypes.c_size_t()
+    run = library.AOTInductorModelContainerRun
+    _require(
+        library.AOTInductorModelContainerCreateWithDevice(
+            ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None
+        )
+    )
+    count_outputs = library.AOTInductorModelContainerGetNumOutputs
+    _require(count_outputs(container, ctypes.byref(number)))
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        pointers = [_POINTER_OF(handle, None) for handle in handles_of(list(tensors))]
+        inputs = (ctypes.c_void_p * len(pointers))(*pointers)
+        outputs = (ctypes.c_void_p * number.value)()
+        sizes = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        _require(run(container, inputs, sizes[0], outputs, sizes[1], None, None))
+        return made_of([_CAPSULE_OF(pointer, None, None) for pointer in outputs])
+
+    return call
+
+
+def _require(error: int) -> None:
+    if error:
+        raise RuntimeError(f"AOTInductor returned the error {error}, see standard error")
+
+
+_POINTER_OF, _CAPSULE_OF = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
+_POINTER_OF.restype, _POINTER_OF.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_CAPSULE_OF.restype = ctypes.py_object
+_CAPSULE_OF.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 @contextmanager
