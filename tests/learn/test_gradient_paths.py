@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+import zipfile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient, compiled, gradient_options, quick_products, sizes
+from vecenv.learn.private_torch import load_library
 
 ROWS, CLIP = 64, 0.2
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -833,3 +835,13 @@ def test_a_killed_process_leaves_nothing_that_another_one_trips_over(tmp_path):
         command, env=environment, capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.startswith("compiled compiled in"), (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["x.wrapper.json", "x.wrapper_weights.blob"])
+def test_a_package_that_needs_the_loader_of_torch_is_left_to_it(tmp_path, name):
+    """Run without, it would end the interpreter."""
+    with zipfile.ZipFile(tmp_path / "gradient.pt2", "w") as package:
+        package.writestr("gradient/data/aotinductor/model/x.wrapper.so", b"")
+        package.writestr(f"gradient/data/aotinductor/model/{name}", b"{}")
+    with pytest.raises(NotImplementedError, match=name):
+        load_library(tmp_path / "gradient.pt2")
