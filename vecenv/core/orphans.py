@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import IO
 
 from vecenv.core.interrupts import interrupts_later
 from vecenv.machine import is_portable
@@ -49,12 +50,14 @@ class Watcher:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
+        # Not left to `Popen`, which lives on after `__del__`: the end of this file is the signal.
+        self._file: IO[bytes] | None = None
 
     def start(self) -> None:
         """Start the process, which `close` ends."""
         if hasattr(os, "killpg"):  # which Windows has not
             with interrupts_later():  # or nobody knows of it
-                self._process = subprocess.Popen(
+                process = self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _WATCHER],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -63,12 +66,13 @@ class Watcher:
                     start_new_session=True,
                     bufsize=0,
                 )
+                self._file, process.stdin = process.stdin, None
 
     def tell(self, sign: str, pid: int) -> None:
         """Tell it of a worker that has been started ("+"), or has been ended with its group."""
-        if self._process is not None and self._process.stdin is not None:
+        if self._file is not None:
             with contextlib.suppress(OSError, ValueError):  # somebody has killed it
-                self._process.stdin.write(f"{sign}{pid}\n".encode())
+                self._file.write(f"{sign}{pid}\n".encode())
 
     def close(self) -> None:
         """End it, when all workers have ended."""
@@ -76,15 +80,16 @@ class Watcher:
         if process is not None:
             process.kill()
             process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+        if self._file is not None:
+            self._file.close()
 
     def leave_to_parent(self) -> None:
         """Let go of it in a fork."""
         process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
+        if process is not None:
             process.returncode = 0  # or it would warn that a process is still running
+        if self._file is not None:
+            self._file.close()
 
 
 def end_group(pid: int) -> None:

@@ -157,6 +157,8 @@ class Pool:
         words = [*state[1][:8].tolist(), int(state[2])]
         self._entropy = int(np.random.SeedSequence(words).generate_state(1)[0])
         self._owner_pid = os.getpid()
+        # Its keys say the worker's number: a selector is a cycle, and must not hold channels, whose
+        # end tells workers that the caller is gone.
         self._selector: Any = selectors.DefaultSelector()
         self._watcher = Watcher()
         _pools.add(self)
@@ -207,7 +209,7 @@ class Pool:
             )
             self._watcher.tell("+", seat.process.pid)
         seat.channel.set_nonblocking()
-        self._selector.register(seat.channel.reader, _READ, seat)
+        self._selector.register(seat.channel.reader, _READ, seat.worker)
 
     def open(
         self, at_once: int | None = None, progress: Callable[[int], None] = lambda count: None
@@ -373,9 +375,9 @@ class Pool:
         assert seat.channel is not None
         reader, writer = seat.channel.reader, seat.channel.writer
         if reader is writer:
-            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat)
+            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat.worker)
         elif to_write:
-            self._selector.register(writer, _WRITE, seat)
+            self._selector.register(writer, _WRITE, seat.worker)
         else:
             self._selector.unregister(writer)
 
@@ -388,7 +390,7 @@ class Pool:
         """
         found = self._selector.select(timeout_s)
         for key, events in found:
-            seat = key.data
+            seat = self.seats[key.data]
             seat.is_cut = True
             if events & _WRITE and seat not in self._dead:
                 del seat.outbox[: self._push(seat, seat.outbox)]
@@ -689,14 +691,14 @@ class Pool:
             note = Deadline(_CLOSE_NOTE_S)
             while (left := self._selector.get_map()) and not deadline.is_over:
                 self._serve(min(deadline.left(), note.left(), _LOOK_S))
-                for key in list(left.values()):
-                    if key.data.process is None or not key.data.process.is_alive():
-                        self._forget(key.data)
+                seats = [self.seats[key.data] for key in left.values()]
+                for seat in seats:
+                    if seat.process is None or not seat.process.is_alive():
+                        self._forget(seat)
                 if note.is_over and left:
-                    note = Deadline(_FIRST_NOTE_S)
-                    seats, most_s = [str(key.data) for key in left.values()], deadline.timeout or 0
+                    note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
                     told = "close waits for the envs of %s, at most %.0f s in all"
-                    _logger.warning(told, _some(seats), most_s)
+                    _logger.warning(told, _some(list(map(str, seats))), most_s)
             for seat in self.seats:
                 if seat.process is not None and not deadline.is_over:
                     seat.process.join(min(deadline.left(), note.left()))
