@@ -1,108 +1,54 @@
-"""A defender for CAGE Challenge 2, trained from nothing with examples/ppo.py.
+"""A defender for CAGE Challenge 2 against an attacker and by weights of one's own.
 
-    python examples/cage2_defender.py
+    python examples/cage2_defender.py --total-steps 3000000 --num-envs 64
+    vecenv train Cage2-v0 --algo examples/cage2_defender.py
 
-Blue sees the challenge's 52 bits, what it remembers of earlier ones and of its own actions
-(`vecenv.cage.BlueMemory`), and chooses from 44 actions instead of 145: the next decoy on a host
-rather than one of eight. One policy plays against both attackers, which its memory tells apart.
-
-The score of the challenge is the sum of mean returns over 30, 50 and 100 steps. These are the first
-steps of the same episode, so rewards of the first 30 steps count three times, up to step 50 twice,
-and then once: with these weights on the rewards PPO maximises the score itself.
+`vecenv.train.cage2_defender`, which `vecenv train Cage2-v0` runs, is PPO with the rewards weighed
+as the challenge's score does. What is changed here: all steps count the same, a step's losses cost
+a little more, and the entropy bonus is larger for the first steps of an episode, when it matters
+which decoys are laid. `python examples/cage2_defender.py --help` lists all options.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import ppo
 import torch
 import tyro
-from rich.console import Console
+from torch import Tensor
 
-from vecenv import VecEnv
-from vecenv.cage import (
-    BlueMemory,
-    Evaluation,
-    cage2_scenario,
-    evaluate,
-    load_defender,
-    save_defender,
-)
-from vecenv.learn import evaluating
-
-CELLS = (30, 50, 100)  # lengths of the challenge's episodes
-STEP_COLUMN = BlueMemory(1).step_column  # of an observation: steps made, of a hundred
-# Mean return of the challenge's winner over 100 steps, of B_line and Meander, as published.
-WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}
+from vecenv.train import cage2_defender, ppo
 
 
 @dataclass
-class Options(ppo.Options):
-    """Those of examples/ppo.py; what stands here differs from there."""
-
-    env_id: str = "vecenv:Cage2-v0"
-    red_agent: str = "mixed"  # who attacks in training; "mixed": either, drawn for every episode
-    rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
-    total_steps: int = 40_000_000
-    num_envs: int = 512
-    num_steps: int = 101  # an episode of every env, and the step that only resets
-    gamma: float = 0.995
-    entropy_weight: float = 0.03  # with less, which way to play is found depends on the seed
-    entropy_falls: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    eval_episodes: int = 1000  # per cell of the table at the end
-    save: Path = Path("runs/cage2_defender")
-    save_every: int = 5_000_000
+class Options(cage2_defender.Options):
+    cost: float = 1.1  # of a step's losses; 1 is the challenge's
+    early_entropy: float = 0.02  # more weight of the entropy in the first ten steps
+    save: Path = Path("runs/cage2_own")
 
 
-class Trainer(ppo.Trainer):
-    """PPO for the score of the challenge, whose episodes end for good after their last step."""
+def early_loss(agent: Any, batch: Any, options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return PPO's loss, with a bonus for the entropy early in episodes, and scalars."""
+    loss, scalars = ppo.ppo_loss(agent, batch, options)
+    is_early = batch.obs[:, cage2_defender.STEP_COLUMN] < 0.1
+    mask = batch.extras.get("action_mask")
+    entropy = agent.policy(agent.features(batch.obs), mask).entropy() * is_early
+    bonus = (entropy * batch.weights).sum() / batch.weights.sum()
+    return loss - options.early_entropy * bonus, {**scalars, "early_entropy": bonus.detach()}
 
-    @cached_property
-    def shares(self) -> torch.Tensor:
-        """Of the cells of the table, which share has a step at each place of an episode."""
-        counts = [sum(step < end for end in CELLS) for step in range(CELLS[-1] + 1)]
-        return torch.tensor(counts).to(self.rollout.device) / len(CELLS)
+
+class Trainer(cage2_defender.Cage2Defender):
+    Options = Options
+    loss = staticmethod(early_loss)
 
     @torch.inference_mode()
     def compute_advantages(self) -> None:
-        rollout = self.rollout
-        steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
-        rollout.rewards.mul_(self.shares[steps])
-        rollout.terminations.logical_or_(rollout.truncations)
-        rollout.truncations.zero_()
-        super().compute_advantages()
+        """Weigh all steps alike, and the costly ones more."""
+        self.rollout.rewards.mul_(self.options.cost)
+        ppo.PPO.compute_advantages(self)
 
 
-def with_env(options: Options) -> Options:
-    """Return the options with those of the env filled in."""
-    given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
-    return replace(options, env_kwargs={**given, **options.env_kwargs})
-
-
-def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Any]:
-    """Return envs and the policy of a run, for `vecenv play`."""
-    return ppo.load_policy(with_env(options), num_envs)
-
-
-def main(options: Options) -> Evaluation:
-    """Train, play the nine cells of the challenge, and save."""
-    if options.normalize:
-        raise SystemExit("a defender plays without normalised inputs: leave --normalize out")
-    ppo.train(with_env(options), WINNER, Trainer)
-    policy, scenario = options.save / "defender.npz", cage2_scenario(options.rules)
-    save_defender(policy, load_defender(options.save / "policy.npz", scenario).layers, scenario)
-    with evaluating(f"{options.eval_episodes} episodes a cell"):
-        result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
-    Console().print(result)
-    result.to_json(options.save / "evaluation.json")
-    print(f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}")
-    return result
-
+main, load_policy = Trainer.main, Trainer.load_policy
 
 if __name__ == "__main__":
     main(tyro.cli(Options, description=__doc__))

@@ -2,7 +2,7 @@
 
     python examples/offline.py
 
-Without --data the example makes its data set itself: all that SAC (sac.py) sees while it learns to
+Without --data the example makes its data set itself: all that SAC sees while it learns to
 control the env, from random actions to good ones. Cloning imitates the bad with the good; TD3+BC
 learns from the rewards which actions are better. Networks and losses are the first half of this
 file, and are for changing; the second half trains.
@@ -20,7 +20,6 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
-import sac
 import torch
 import tyro
 from gymnasium.spaces import Box
@@ -38,6 +37,7 @@ from buffers.datasets import (
 )
 from vecenv import make_vec
 from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate, evaluating, gradient_options
+from vecenv.train import sac
 
 
 @dataclass
@@ -142,7 +142,7 @@ def record(options: Options) -> EpisodeDataset:
         seed=options.seed, backend=options.backend, compile=options.compile, save=folder,
     )  # fmt: skip
     envs = make_vec(options.env_id, 1, backend=options.backend, autoreset_mode="SameStep")
-    trainer = sac.Trainer(learning, envs)
+    trainer = sac.SAC(learning, envs)
     trainer.start()
     with Progress(refresh_per_second=4) as progress:
         task = progress.add_task("making the data set by SAC", total=options.data_steps)

@@ -39,18 +39,18 @@ def flat(state, where=""):
     return {where: state}
 
 
-def assert_another_network_is_refused(example, main, monkeypatch):
+def assert_another_network_is_refused(trainer, main, monkeypatch):
     """Train by `main(**options)`; an agent with a weight more can't go on from there."""
     import torch
 
     main()
 
-    class Other(example.Agent):
+    class Other(trainer.make_agent):
         def __init__(self, *args):
             super().__init__(*args)
             self.more = torch.nn.Parameter(torch.zeros(1))
 
-    monkeypatch.setattr(example, "Agent", Other)
+    monkeypatch.setattr(trainer, "make_agent", Other)
     with pytest.raises(SystemExit, match="does not fit agent: it has no more, which"):
         main(resume=True)
     with pytest.raises(SystemExit, match="has a run already"):

@@ -51,19 +51,18 @@ _USER_ERRORS = (
 def demo() -> int:
     """Train a defender for CAGE Challenge 2 in about two minutes, compare it with others, film it.
 
-    `vecenv demo --help` lists its options, those of examples/cage2_demo.py.
+    `vecenv demo --help` lists its options.
     """
     raise AssertionError("main has _demo for it, which takes these options")
 
 
 def _demo(words: Sequence[str]) -> int:
-    if not {"-h", "--help"} & set(words):
-        print("loading torch ...", flush=True)
-    from vecenv.command.trainers import load
+    from vecenv.command import demo
 
-    module = load("cage2_demo")
-    about = (module.__doc__ or "").partition("\n")[0]
-    module.main(tyro.cli(module.Options, prog="vecenv demo", description=about, args=words))
+    about = (demo.__doc__ or "").partition("\n")[0]
+    options = tyro.cli(demo.Options, prog="vecenv demo", description=about, args=words)
+    print("loading torch ...", flush=True)
+    demo.main(options)
     return 0
 
 
@@ -87,7 +86,7 @@ class Train:
     track: Literal["tensorboard", "wandb"] | None = None
     """Where to send the scalars, too."""
     eject: Path | None = None
-    """Copy the trainer into this folder, to be changed, and train nothing."""
+    """Copy an example of the trainer into this folder, to be changed, and train nothing."""
 
 
 def _train(words: Sequence[str]) -> int:
@@ -114,9 +113,8 @@ def _train(words: Sequence[str]) -> int:
     if given.algo is None and "algo" in values:
         chosen = chosen._replace(reason=f"as --config {given.config} says")
     if given.eject is not None:
-        copies = trainers.eject(chosen.algorithm, given.eject)
-        print(*copies, sep="\n")
-        print(f"change them, and train with: vecenv train {given.env} --algo {copies[0]}")
+        copy = trainers.eject(chosen.algorithm, given.eject)
+        print(f"{copy}\nchange it, and train with: vecenv train {given.env} --algo {copy}")
         return 0
     if not helps:
         print(f"{chosen.algorithm}: {chosen.reason} (--algo takes another)", flush=True)

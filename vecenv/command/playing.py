@@ -16,7 +16,15 @@ import numpy as np
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
-from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
+from vecenv.command.trainers import (
+    ALGORITHMS,
+    OF_ENVS,
+    OPTIONS_FILE,
+    env_id_of,
+    load,
+    make_single,
+    name_of,
+)
 from vecenv.command.watching import frame_of, page_fps
 from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
@@ -227,7 +235,7 @@ def load_policy(
     module, options = _options_of(home, algorithm)
     if not hasattr(module, "load_policy"):
         raise ValueError(
-            f"{home} is of {module.__name__}, which vecenv play can't play: it has no function "
+            f"{home} is of {name_of(module)}, which vecenv play can't play: it has no function "
             "`load_policy`"
         )
     fields = {field.name for field in dataclasses.fields(module.Options)}
@@ -262,7 +270,7 @@ def _load_run(module: ModuleType, options: Any, num_envs: int, **kwargs: Any) ->
             f"{options.save} has no policy yet: there is no {error.filename}, which the training "
             "saves at its end and from time to time (--save-every)"
         ) from error
-    return LoadedPolicy(envs, act, module.__name__)
+    return LoadedPolicy(envs, act, name_of(module))
 
 
 def _load_checkpoint(
@@ -303,7 +311,7 @@ def _load_for_one(
     env_kwargs: Mapping[str, Any],
 ) -> LoadedPolicy:
     """Load a policy of a trainer that has an env of its own."""
-    own = [env_id for env_id, name in OF_ENVS.items() if name == module.__name__]
+    own = [env_id for env_id, name in OF_ENVS.items() if name == name_of(module)]
     asked = source.name.removeprefix(GAMES).rpartition(":")[2]
     if own and asked not in own:
         raise ValueError(f"{home} was trained in {own[0]}, not in {source.name}")

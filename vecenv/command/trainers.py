@@ -1,13 +1,15 @@
-"""The trainers of `vecenv train`, `play` and `demo`: the files of examples/, found and loaded.
+"""The trainers of `vecenv train` and `play`: modules of `vecenv.train`, or files of a user's.
 
-In a checkout they lie in `examples/`, and a wheel has copies of them in `vecenv/examples/`; this
-module runs either, and any file of a user's that has the same parts:
+Both have the same parts:
 
 - `Options`, a dataclass with the fields `env_id` (or `env`), `save` and `resume`;
 - `main(options)`, which trains;
 - for `vecenv play`, `load_policy(options, num_envs)`, which returns envs and a function from
   observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
   by group. Where `Options` has no `env_kwargs`, it is given them as keyword arguments.
+
+For each there is an example to be copied and changed, and for some envs settings and a policy in
+the zoo. In a checkout these lie in `examples/`, a wheel has copies of them in `vecenv/examples/`.
 
 Only `load` imports torch, by what it loads.
 """
@@ -51,6 +53,7 @@ __all__ = [
     "is_of_run",
     "load",
     "make_single",
+    "name_of",
     "read_config",
     "require_tracker",
     "run_folder",
@@ -96,7 +99,7 @@ def folder() -> Path:
 
 
 def path_of(algorithm: str) -> Path:
-    """Return the file of a trainer.
+    """Return the file of a user's trainer, or the example that is like a bundled one.
 
     Raises:
         ValueError: There is no such trainer; the sentence names near ones.
@@ -115,36 +118,49 @@ def path_of(algorithm: str) -> Path:
 
 
 def load(name: str) -> ModuleType:
-    """Import an example by its name, or a file that is like one.
+    """Import a trainer by its name, or a file that is like one.
 
-    Its folder comes first in `sys.path` meanwhile, as it does for a script, and last afterwards.
+    The folder of a file comes first in `sys.path` meanwhile, as it does for a script, and last
+    afterwards.
 
     Raises:
         ValueError, FileNotFoundError: There is none, or a module of its name is there already.
         ModuleNotFoundError: torch, or another package that it needs, is not installed.
     """
-    path = path_of(name) if name in ALGORITHMS or name.endswith(".py") else folder() / f"{name}.py"
-    here = str(path.parent)
-    sys.path.insert(0, here)
     try:
-        module = importlib.import_module(path.stem)
+        if name in ALGORITHMS:
+            return importlib.import_module(f"vecenv.train.{name}")
+        return _load_file(path_of(name))
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "matplotlib", "PIL"):
             raise
         raise ModuleNotFoundError(
-            f'{path.stem} needs {error.name}, which is not installed: pip install "vecenv[train]"',
+            f"{Path(name).stem} needs {error.name}, which is not installed: pip install "
+            '"vecenv[train]"',
             name=error.name,
         ) from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    here = str(path.parent)
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(path.stem)
     finally:
         sys.path.remove(here)
         if here not in sys.path:
             sys.path.append(here)  # for envs that lie beside it
     found = Path(module.__file__ or "").resolve()
-    if found != path.resolve():
+    if found != path:
         raise ValueError(f"{path} is named like {found}, which is imported already: rename it")
     if not hasattr(module, "Options"):
         raise ValueError(f"{path} is no trainer: it has no Options; --eject writes one to change")
     return module
+
+
+def name_of(module: ModuleType) -> str:
+    """Return what a trainer is called: a name of `ALGORITHMS`, or a file's without its ending."""
+    return module.__name__.rpartition(".")[2]
 
 
 def env_id_of(source: EnvSource) -> str:
@@ -412,27 +428,17 @@ def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
         yield
 
 
-def eject(algorithm: str, target: Path) -> list[Path]:
-    """Copy an example into a folder, with the examples that it imports; return the copies.
+def eject(algorithm: str, target: Path) -> Path:
+    """Copy the example of a trainer into a folder, to be changed; return the copy.
 
     Raises:
-        FileExistsError: One of the files is there already; nothing was copied.
+        FileExistsError: The file is there already; nothing was copied.
         OSError: The folder can't be written.
     """
-    pending, found = [path_of(algorithm)], list[Path]()
-    while pending:
-        path = pending.pop()
-        if path in found:
-            continue
-        found.append(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                beside = [path.with_name(f"{alias.name}.py") for alias in node.names]
-                pending += [file for file in beside if file.is_file()]
-    copies = [target / path.name for path in found]
-    if there := [str(copy) for copy in copies if copy.exists()]:
-        raise FileExistsError(f"{', '.join(there)}: there already; choose another folder")
+    path = path_of(algorithm)
+    copy = target / path.name
+    if copy.exists():
+        raise FileExistsError(f"{copy}: there already; choose another folder")
     target.mkdir(parents=True, exist_ok=True)
-    for path, copy in zip(found, copies, strict=True):
-        shutil.copyfile(path, copy)
-    return copies
+    shutil.copyfile(path, copy)
+    return copy

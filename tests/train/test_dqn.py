@@ -1,8 +1,9 @@
-"""examples/dqn.py, and the envs it and the memory tasks are made of."""
+"""vecenv.train.dqn, and the envs it and the memory tasks are made of."""
 
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,8 +14,10 @@ from gymnasium.spaces import Box, Discrete
 
 from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.learn import load_checkpoint
+from vecenv.train import OptionsError, dqn
+from vecenv.train.replay import Batch
 
-dqn, breakout, memory = map(load_example, ("dqn", "breakout", "memory"))
+breakout, memory = map(load_example, ("breakout", "memory"))
 SMALL = {
     "total_steps": 400,
     "num_envs": 4,
@@ -30,10 +33,15 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOARD = {"env_id": "breakout:Breakout-v0", "env_kwargs": {"max_episode_steps": 20}}
 
 
+def agent_of(space, **options):
+    envs = SimpleNamespace(single_observation_space=space, single_action_space=Discrete(3))
+    return dqn.Agent(envs, dqn.Options(hidden=(16,), **options))
+
+
 def agent_and_batch(space, **options):
     """An agent whose target differs from its network, and random transitions."""
     torch.manual_seed(1)
-    agent = dqn.Agent(space, 3, dqn.Options(hidden=(16,), **options))
+    agent = agent_of(space, **options)
     with torch.no_grad():
         for weight in agent.target.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
@@ -41,7 +49,7 @@ def agent_and_batch(space, **options):
     obs = [torch.from_numpy(rng.integers(0, 255, (6, *space.shape)).astype(space.dtype))] * 2
     rewards, discounts = torch.randn(6), torch.tensor([0.9, 0.9, 0.0, 0.9, 0.0, 0.9])
     columns = torch.tensor([0, 1, 2, 0, 1, 2]), rewards, discounts, torch.rand(6)
-    return agent, dqn.Batch(obs[0], obs[1].flip(0), *columns)
+    return agent, Batch(obs[0], obs[1].flip(0), *columns)
 
 
 def test_errors_are_those_of_the_definition():
@@ -56,7 +64,7 @@ def test_errors_are_those_of_the_definition():
             goal = batch.rewards[i] + batch.discounts[i] * values[picks.argmax()]
             value = agent.network(batch.obs[i : i + 1])[0, batch.actions[i]]
             torch.testing.assert_close(errors[i], value - goal)
-        loss, _ = dqn.dqn_loss(agent, batch)
+        loss, _ = dqn.dqn_loss(agent, batch, None)
         torch.testing.assert_close(loss, (batch.importance * errors**2 / 2).mean())
 
 
@@ -65,10 +73,10 @@ def test_pictures_have_their_channels_first_or_last(shape):
     agent, batch = agent_and_batch(Box(0, 255, shape, np.uint8))
     assert agent.errors(batch).shape == (6,)
     axis = 1 if shape[0] == 4 else 3
-    convolution = agent.network.encoder.layers[0]
+    convolution = agent.network.encoders["obs"].layers[0]
     assert convolution.in_channels == shape[axis - 1]
     other = Box(0, 255, tuple(np.moveaxis(np.empty(shape), axis - 1, 2 if axis == 1 else 0).shape))
-    twin = dqn.Agent(Box(0, 255, other.shape, np.uint8), 3, dqn.Options(hidden=(16,)))
+    twin = agent_of(Box(0, 255, other.shape, np.uint8))
     twin.load_state_dict(agent.state_dict())
     moved = batch.obs.movedim(axis, 3 if axis == 1 else 1)
     torch.testing.assert_close(twin.network(moved), agent.network(batch.obs))
@@ -87,7 +95,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
     options = {**SMALL, **changed}
     whole = dqn.main(dqn.Options(save=tmp_path / "whole", save_every=200, **options))
     halved = dqn.Options(save=tmp_path / "half", **options)
-    collect = dqn.Trainer.collect
+    collect = dqn.DQN.collect
     with monkeypatch.context() as patch:  # stop in the middle, as a signal does
 
         def collect_half(self):
@@ -96,7 +104,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
                 os.kill(os.getpid(), signal.SIGTERM)
             return found
 
-        patch.setattr(dqn.Trainer, "collect", collect_half)
+        patch.setattr(dqn.DQN, "collect", collect_half)
         dqn.main(halved)
     halved.resume = True
     assert dqn.main(halved) == whole
@@ -113,7 +121,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
 @pytest.mark.slow  # as test_ppo.py and test_sac.py have it
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
     assert_another_network_is_refused(
-        dqn, lambda **more: dqn.main(dqn.Options(save=tmp_path, **SMALL, **more)), monkeypatch
+        dqn.DQN, lambda **more: dqn.main(dqn.Options(save=tmp_path, **SMALL, **more)), monkeypatch
     )
 
 
@@ -143,10 +151,10 @@ class Odd(gym.Env):
 def test_narrow_pictures_numbers_alone_and_masks(tmp_path, capsys):
     def trainer_of(*args):
         envs = SyncVectorEnv([lambda: Odd(*args)] * 4, autoreset_mode="SameStep")
-        return dqn.Trainer(dqn.Options(save=tmp_path, **SMALL), envs)
+        return dqn.DQN(dqn.Options(save=tmp_path, **SMALL), envs)
 
-    for shape in ((), (2, 40, 2)):
-        with pytest.raises(SystemExit, match=r"expected .*, pictures of 3 x 3 at least; use"):
+    for shape, told in (((), "no number alone; use"), ((3, 40, 3), "expected 5 cells a side")):
+        with pytest.raises(OptionsError, match=told):
             trainer_of(shape)
     trainer_of((8, 40, 3)).start()
     assert "masks" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Examples that are killed and resumed end as if they had run through, bit for bit."""
+"""Trainers that are killed and resumed end as if they had run through, bit for bit."""
 
 import os
 import signal
@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from choices import fast_are
-from example_files import last_state, load_example
+from example_files import last_state
 
 from vecenv.learn import Run
+from vecenv.train import dqn, ppo, sac, trainer
 
 ROOT = Path(__file__).parents[2]
+MODULES = {"ppo": ppo, "sac": sac, "dqn": dqn}
 NUM_UPDATES = 150
 PPO = [
-    *("ppo.py", "--total-steps", f"{NUM_UPDATES * 128}", "--num-envs", "4", "--num-steps", "32"),
+    *("ppo", "--total-steps", f"{NUM_UPDATES * 128}", "--num-envs", "4", "--num-steps", "32"),
     *("--save-every", "1000", "--eval-episodes", "2", "--normalize"),
 ]
 SAC = [
-    *("sac.py", "--total-steps", "30000", "--num-envs", "4", "--learning-starts", "400"),
+    *("sac", "--total-steps", "30000", "--num-envs", "4", "--learning-starts", "400"),
     *(
         "--update-ratio",
         "0.1",
@@ -36,12 +38,12 @@ SAC = [
     *("--capacity", "5000", "--eval-episodes", "2", "--compile", "off"),
 ]
 DQN = [
-    *("dqn.py", "--total-steps", "150000", "--num-envs", "4", "--learning-starts", "400"),
+    *("dqn", "--total-steps", "150000", "--num-envs", "4", "--learning-starts", "400"),
     *("--update-ratio", "0.02", "--batch-size", "32", "--hidden", "32", "--save-every", "8000"),
     *("--capacity", "5000", "--eval-episodes", "2", "--compile", "off"),
 ]
 DEFENDER = [
-    *("cage2_defender.py", "--total-steps", f"{NUM_UPDATES * 404}", "--num-envs", "4"),
+    *("cage2_defender", "--total-steps", f"{NUM_UPDATES * 404}", "--num-envs", "4"),
     *("--save-every", "3000", "--num-minibatches", "2", "--eval-episodes", "2"),
     *("--dtype", "bfloat16"),
 ]
@@ -58,8 +60,9 @@ CASES = {
 
 
 def begin(case, folder, *more):
-    script, *options = CASES[case]
-    command = [sys.executable, str(ROOT / "examples" / script), *options, "--save", str(folder)]
+    name, *options = CASES[case]
+    run = f"import tyro; from vecenv.train.{name} import Options, main; main(tyro.cli(Options))"
+    command = [sys.executable, "-c", run, *options, "--save", str(folder)]
     changed = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (folder.parent / "output.txt").open("ab") as output:
         return subprocess.Popen(
@@ -74,7 +77,7 @@ def count_lines(path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("case", CASES)
-def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, tmp_path):
+def test_a_trainer_killed_at_random_points_ends_as_one_that_ran_through(case, tmp_path):
     seed = int(np.random.default_rng().integers(1 << 30))
     print("points drawn with seed", seed)  # noqa: T201 - to repeat a failure
     points = np.sort(np.random.default_rng(seed).integers(1, NUM_UPDATES - 10, 3))
@@ -100,7 +103,7 @@ def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, t
 @pytest.mark.parametrize("name", fast_are(["dqn"], ["ppo", "sac", "dqn"]))
 def test_a_profile_of_no_step_is_left_out(name, tmp_path, monkeypatch, capsys):
     """A signal came before the first one."""
-    example, env_id = load_example(name), "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    module, env_id = MODULES[name], "Pendulum-v1" if name == "sac" else "CartPole-v1"
     enter = Run.__enter__
 
     def stopped(run):
@@ -109,7 +112,7 @@ def test_a_profile_of_no_step_is_left_out(name, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Run, "__enter__", stopped)
     options = {"env_id": env_id, "num_envs": 2, "total_steps": 1000, "compile": "off"}
-    example.main(example.Options(**options, eval_episodes=1, save=tmp_path, profile=True))
+    module.main(module.Options(**options, eval_episodes=1, save=tmp_path, profile=True))
     told = capsys.readouterr().out
     assert "go on with" in told or "--resume" in told
     assert "where the time goes" not in told
@@ -118,21 +121,20 @@ def test_a_profile_of_no_step_is_left_out(name, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", fast_are(["sac"], ["sac", "dqn"]))
 def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
     """As in test_ppo.py."""
-    example, env_id = load_example(name), "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    module, env_id = MODULES[name], "Pendulum-v1" if name == "sac" else "CartPole-v1"
 
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was kept")
 
-    monkeypatch.setattr(example, "evaluate", interrupted)
+    monkeypatch.setattr(trainer, "evaluate", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        example.main(example.Options(env_id=env_id, total_steps=8, compile="off", save=tmp_path))
+        module.main(module.Options(env_id=env_id, total_steps=8, compile="off", save=tmp_path))
     assert (tmp_path / "checkpoint" / "last.pt").exists()
 
 
 def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
-    ppo = load_example("ppo")
-    monkeypatch.setattr(ppo, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
+    monkeypatch.setattr(trainer, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
     options = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "total_steps": 16}
     ppo.main(ppo.Options(**options, compile="off", eval_episodes=1, save=tmp_path, profile=True))
     told = capsys.readouterr().out

@@ -1,29 +1,20 @@
-"""examples/cage2_demo.py and examples/ppo.py on CAGE Challenge 2."""
+"""vecenv demo, and PPO on CAGE Challenge 2."""
 
-import importlib.util
 import json
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from vecenv.cage import evaluate
+from vecenv.command import demo as module
 from vecenv.learn import draw_curve
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from vecenv.train import ppo
 
 
 @pytest.fixture
-def demo(monkeypatch):
-    """The demo as a module; like a script, it finds its neighbour ppo.py."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    spec = importlib.util.spec_from_file_location("cage2_demo", EXAMPLES / "cage2_demo.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "cage2_demo", module)  # dataclasses look their module up
+def demo():
     before = torch.get_num_threads()
-    spec.loader.exec_module(module)
     yield module
     torch.set_num_threads(before)
 
@@ -53,14 +44,14 @@ def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, monkeypatch, c
 
 @pytest.mark.slow
 def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeypatch, capsys):
-    update = demo.ppo.Trainer.update
+    update = ppo.PPO.update
 
     def interrupted(self):
         if self.steps:
             signal.raise_signal(signal.SIGINT)
         return update(self)
 
-    monkeypatch.setattr(demo.ppo.Trainer, "update", interrupted)
+    monkeypatch.setattr(ppo.PPO, "update", interrupted)
     monkeypatch.setattr(demo, "save_episode_gif", lambda *_, **__: None)
     demo.main(small(demo, tmp_path))
 
@@ -80,11 +71,11 @@ def test_table_fits_a_terminal(demo, capsys):
 
 
 def test_env_options_reach_the_envs(demo, tmp_path):
-    options = demo.ppo.Options(
+    options = ppo.Options(
         env_id="vecenv:Cage2-v0",
         env_kwargs={"red_agent": "sleep"},
         total_steps=0,
         eval_episodes=5,
         save=tmp_path,
     )
-    assert (demo.ppo.main(options)).mean == 0
+    assert (ppo.main(options)).mean == 0

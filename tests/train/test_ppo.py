@@ -1,4 +1,4 @@
-"""examples/ppo.py: the loss, spaces, reproducibility, files, refusals, and (slow) the scores."""
+"""vecenv.train.ppo: the loss, spaces, reproducibility, files, refusals, and (slow) the scores."""
 
 import itertools
 import json
@@ -6,29 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from example_files import assert_another_network_is_refused, load_example
+from example_files import assert_another_network_is_refused
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch.distributions import Categorical, Normal
 
-from vecenv import SyncVectorEnv
+from vecenv import SyncVectorEnv, make_vec
 from vecenv.cage.saved import load_network
 from vecenv.files import load_arrays
-from vecenv.learn import load_checkpoint
+from vecenv.learn import evaluate, load_checkpoint
+from vecenv.train import OptionsError, ppo
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "ppo.py"
 SMALL = {"num_envs": 4, "num_steps": 32, "total_steps": 600, "eval_episodes": 3, "compile": "off"}
-
-
-ppo = load_example("ppo")
 
 
 class Countdown(gym.Env):
@@ -74,12 +70,18 @@ def countdown_is_registered(monkeypatch):
 def make_trainer(seed=1, envs=None, **options):
     options = ppo.Options(**{**SMALL, "env_id": "Countdown-v0", "seed": seed, **options})
     torch.manual_seed(seed)
-    envs = envs or ppo.make_vec(options.env_id, options.num_envs)
-    return ppo.Trainer(options, envs, ppo.Agent(envs, options))
+    envs = envs or make_vec(options.env_id, options.num_envs)
+    return ppo.PPO(options, envs, ppo.Agent(envs, options))
 
 
 def make_envs(obs_space=None, action_space=None, num_envs=4):
     return SyncVectorEnv([lambda: Countdown(obs_space, action_space)] * num_envs)
+
+
+def played(trainer):
+    """Episodes of the likeliest actions in the trainer's envs."""
+    act = trainer.player(trainer.envs, trainer.agent, trainer.options)
+    return evaluate(act, trainer.envs, trainer.options.eval_episodes)
 
 
 def main(tmp_path, **options):
@@ -253,7 +255,7 @@ def test_actions_that_reach_the_env_are_in_its_space(space):
 
 def test_actions_are_in_the_dtype_of_their_space():
     trainer = make_trainer(envs=make_envs(action_space=Box(-1, 1, (2,), np.float16)))
-    assert ppo.evaluate_agent(trainer.envs, trainer.agent, trainer.options).mean > 0
+    assert played(trainer).mean > 0
     actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
     assert actions and all(action in trainer.envs.single_action_space for action in actions)
 
@@ -302,7 +304,7 @@ def test_masked_actions_are_not_taken(is_part):
     trainer.update()
     taken = trainer.rollout.extras["action_mask"].gather(-1, trainer.rollout.actions[..., None])
     assert taken.squeeze(-1)[trainer.rollout.valid].all()
-    assert np.isfinite(ppo.evaluate_agent(envs, trainer.agent, trainer.options).mean)
+    assert np.isfinite(played(trainer).mean)
 
 
 def test_dead_steps_are_neither_counted_nor_learned_from():
@@ -438,7 +440,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     options |= {"recurrent": recurrent, "memory_size": 8, "sequence_length": 8}
     options["backend"] = "sync" if env_id.startswith("Count") else "jit"
     main(tmp_path / "through", **options)
-    update, count = ppo.Trainer.update, itertools.count(1)
+    update, count = ppo.PPO.update, itertools.count(1)
 
     def interrupted(self):
         if next(count) == 3:
@@ -446,7 +448,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         return update(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ppo.Trainer, "update", interrupted)
+        patch.setattr(ppo.PPO, "update", interrupted)
         main(tmp_path / "stopped", **options)
     assert "stopped after" in (out := capsys.readouterr().out) and "--resume" in out
     assert len(scalars_of(tmp_path / "stopped")) == 3
@@ -462,7 +464,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
-    assert_another_network_is_refused(ppo, lambda **more: main(tmp_path, **more), monkeypatch)
+    assert_another_network_is_refused(ppo.PPO, lambda **more: main(tmp_path, **more), monkeypatch)
 
 
 @pytest.mark.slow
@@ -512,7 +514,7 @@ def test_loading_another_kind_of_policy_is_refused(tmp_path, change, expected):
 
 def test_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(ppo.Trainer, "update", lambda self: pytest.fail("it trains"))
+    monkeypatch.setattr(ppo.PPO, "update", lambda self: pytest.fail("it trains"))
     with pytest.raises(SystemExit, match=r"file.*choose another folder with --save"):
         main(tmp_path / "file" / "runs")
 
@@ -520,10 +522,10 @@ def test_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch):
 def test_what_is_not_supported_is_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"Blackjack-v1: the observation 'obs' is Tuple.*expected"):
         main(tmp_path / "a", env_id="Blackjack-v1")
-    with pytest.raises(SystemExit, match=r"pictures are \(3, 40, 3\), expected 5 cells a side"):
+    with pytest.raises(OptionsError, match=r"pictures are \(3, 40, 3\), expected 5 cells a side"):
         make_trainer(envs=make_envs(Box(0, 255, (3, 40, 3), np.uint8)))
     for space in (gym.spaces.MultiBinary(3), Box(0, 9, (2,), np.int64)):
-        with pytest.raises(SystemExit, match=r"actions are .*expected Discrete"):
+        with pytest.raises(OptionsError, match=r"actions are .*expected Discrete"):
             make_trainer(envs=make_envs(action_space=space))
     with pytest.raises(SystemExit, match=r"--wrappers nothing:There: .*expected module:name"):
         main(tmp_path / "b", wrappers=("nothing:There",))
@@ -545,7 +547,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
         value, means = loss(agent, batch, options)
         return (value * np.nan if next(count) == 100 else value), means
 
-    monkeypatch.setattr(ppo, "ppo_loss", broken)
+    monkeypatch.setattr(ppo.PPO, "loss", staticmethod(broken))
     with pytest.raises(SystemExit, match=r"update 4, .* loss is nan.*checkpoint"):
         main(tmp_path, **options)
     state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
@@ -558,7 +560,7 @@ def test_command_line(tmp_path):
     options += ["off", "--env-kwargs", "max_episode_steps", "12", "--wrappers"]
     options += ["gymnasium.wrappers:FlattenObservation"]
     trained = subprocess.run(
-        [sys.executable, SCRIPT, *options],
+        [sys.executable, "-m", "vecenv", "train", "CartPole-v1", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -608,7 +610,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was kept")
 
-    monkeypatch.setattr(ppo, "evaluate_agent", interrupted)
+    monkeypatch.setattr(ppo.PPO, "evaluate", interrupted)
     with pytest.raises(SystemExit, match="130"):
         main(tmp_path, total_steps=128)
     assert (tmp_path / "policy.npz").exists()

@@ -1,4 +1,4 @@
-"""examples/sac.py: gradients, truncation, resuming, refusals, and (slow) the score reached."""
+"""vecenv.train.sac: gradients, truncation, resuming, refusals, and (slow) the score reached."""
 
 import json
 import math
@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from example_files import assert_another_network_is_refused, load_example
+from example_files import assert_another_network_is_refused
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from vecenv import make_vec
 from vecenv.learn import Run, load_checkpoint
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-sac = load_example("sac")
+from vecenv.train import sac
 
 
 class Drift(gym.Env):
@@ -97,7 +93,7 @@ def trainer_for(steps=60, **changed):
     torch.manual_seed(options.seed)
     settings = {"backend": options.backend, "autoreset_mode": "SameStep", **options.env_kwargs}
     envs = make_vec(options.env_id, options.num_envs, **settings)
-    trainer = sac.Trainer(options, envs)
+    trainer = sac.SAC(options, envs)
     trainer.start()
     while trainer.steps < steps:
         trainer.collect()
@@ -233,7 +229,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
     assert_another_network_is_refused(
-        sac, lambda **more: sac.main(options_for(tmp_path, **more)), monkeypatch
+        sac.SAC, lambda **more: sac.main(options_for(tmp_path, **more)), monkeypatch
     )
 
 
@@ -241,7 +237,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monk
 def test_update_ratio_is_kept(tmp_path, ratio):
     with Run(tmp_path, {}) as run:
         trainer = trainer_for(0, update_ratio=ratio)
-        trainer.run(run)
+        trainer.train(run)
     assert trainer.num_updates == ratio * 90
 
 
@@ -249,21 +245,21 @@ def test_update_ratio_is_kept(tmp_path, ratio):
 def test_envs_can_be_taken_first_ready(tmp_path):
     with Run(tmp_path, {}) as run:
         trainer = trainer_for(0, first_ready=True, backend="async", num_envs=4, n_step=2)
-        trainer.run(run)
+        trainer.train(run)
         assert trainer.num_updates == trainer.steps - 30
         assert len(run.curve_returns)
         trainer.envs.close()
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    collect = sac.Trainer.collect
+    collect = sac.SAC.collect
 
     def interrupted(trainer):
         if trainer.steps >= 90:
             signal.raise_signal(signal.SIGINT)
         return collect(trainer)
 
-    monkeypatch.setattr(sac.Trainer, "collect", interrupted)
+    monkeypatch.setattr(sac.SAC, "collect", interrupted)
     sac.main(options_for(tmp_path, total_steps=10**9))
     state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
     assert state["num_updates"] == state["steps"] - 30

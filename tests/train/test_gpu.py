@@ -1,13 +1,12 @@
-"""examples/ppo.py and sac.py on a real device: `make test-gpu`."""
+"""vecenv.train.ppo and sac on a real device: `make test-gpu`."""
 
 import pytest
 import torch
-from example_files import load_example
 
 from vecenv.learn import Graph
+from vecenv.train import ppo, sac
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
-ppo, sac = load_example("ppo"), load_example("sac")
 NUM_UPDATES = 6
 
 
@@ -26,8 +25,8 @@ def updated(graph_type, monkeypatch, env_id, **changes):
         graphs="on", num_minibatches=4, compile="off", **changes,
     )  # fmt: skip
     torch.manual_seed(1)
-    envs = ppo.make_envs(options, 64, on_device=True)
-    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options).to("cuda"))
+    envs = ppo.PPO.make_envs(options, 64, on_device=True)
+    trainer = ppo.PPO(options, envs, ppo.Agent(envs, options).to("cuda"))
     found = [trainer.update() for _ in range(NUM_UPDATES)]
     return trainer, found
 
@@ -76,7 +75,7 @@ def test_graphs_of_sac_do_what_calls_do(prioritized, monkeypatch):
             capacity=1000, device="cuda", prioritized=prioritized, compile="off",
         )  # fmt: skip
         torch.manual_seed(1)
-        trainer = sac.Trainer(options, sac.make_envs(options))
+        trainer = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
         trainer.start()
         for _ in range(30):
             trainer.collect()

@@ -1,19 +1,19 @@
-"""examples/sac.py with envs on a device, which is none: the driver in plain Python."""
+"""vecenv.train.sac with envs on a device, which is none: the driver in plain Python."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from example_files import load_example
 from jit.on_device.host_device import HostDevice, refuse_host, use
 
 from buffers import BufferMisuseError, SharedReplayBuffer, TransitionWriter
 from vecenv import make_vec
 from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.learn import Run, load_checkpoint
+from vecenv.train import OptionsError, replay, sac
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-sac = load_example("sac")
 SMALL = {
     "env_id": "JitPendulum-v1", "num_envs": 3, "total_steps": 90, "learning_starts": 30,
     "batch_size": 16, "hidden": (12, 9), "capacity": 1000, "eval_episodes": 3, "compile": "off",
@@ -29,7 +29,7 @@ def host_device(monkeypatch):
 def trainer_for(backend, **changes):
     options = sac.Options(**{**SMALL, "backend": backend, **changes})
     torch.manual_seed(1)
-    trainer = sac.Trainer(options, sac.make_envs(options))
+    trainer = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
     # On the CPU a buffer looks at values; here it is to be one on a device.
     trainer.buffer._takes_tensors = trainer.buffer._there is not None
     trainer.start()
@@ -43,7 +43,7 @@ def staged(monkeypatch):
     def made(*args, make=SharedReplayBuffer, **options):
         return make(*args, staged=True, **options)
 
-    monkeypatch.setattr(sac, "SharedReplayBuffer", made)
+    monkeypatch.setattr(replay, "SharedReplayBuffer", made)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -106,7 +106,7 @@ def test_losses_that_are_no_numbers_end_a_run_that_waits_for_nothing(tmp_path):
         trainer.check()
     trainer.learn()
     message = "of 1 calls were not finite"
-    with pytest.raises(FloatingPointError, match=message), sac.Run(tmp_path, {}) as run:
+    with pytest.raises(FloatingPointError, match=message), Run(tmp_path, {}) as run:
         trainer.save(run)
     assert not list((tmp_path / "checkpoint").iterdir())
 
@@ -117,11 +117,11 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     assert len(result.returns) == 3
     options.resume, options.total_steps = True, 120
     sac.main(options)
-    state = sac.load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     assert (state["steps"], state["num_updates"]) == (120, 90)
     options.first_ready = True
-    with pytest.raises(SystemExit, match="first-ready is for envs in processes"):
-        sac.Trainer(options, sac.make_envs(options))
+    with pytest.raises(OptionsError, match="first-ready is for envs in processes"):
+        sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
 
 
 def test_a_writer_goes_from_the_device_to_the_host_and_back():

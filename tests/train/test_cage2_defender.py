@@ -5,7 +5,6 @@ import signal
 
 import numpy as np
 import pytest
-from example_files import load_example
 
 from vecenv.cage import evaluate, load_defender
 from vecenv.core.compiling import is_jit_off
@@ -15,9 +14,10 @@ if is_jit_off():
 
 
 @pytest.fixture
-def example(monkeypatch, one_torch_thread):
-    monkeypatch.syspath_prepend("examples")  # of what it imports from another example
-    return load_example("cage2_defender")
+def example(one_torch_thread):
+    from vecenv.train import cage2_defender
+
+    return cage2_defender
 
 
 def options_of(example, folder, **changed):
@@ -50,13 +50,13 @@ def test_training_goes_on_from_a_saved_policy(example, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_learnt(example, tmp_path, monkeypatch, capsys):
-    learn = example.Trainer.learn
+    learn = example.Cage2Defender.learn
 
     def interrupted(trainer):
         signal.raise_signal(signal.SIGINT)
         return learn(trainer)
 
-    monkeypatch.setattr(example.Trainer, "learn", interrupted)
+    monkeypatch.setattr(example.Cage2Defender, "learn", interrupted)
     example.main(options_of(example, tmp_path))
     assert "stopped after 800 steps" in capsys.readouterr().out
     assert (tmp_path / "defender.npz").exists()
@@ -66,9 +66,9 @@ def test_ctrl_c_keeps_what_was_learnt(example, tmp_path, monkeypatch, capsys):
 
 
 def trainer_of(example, folder, num_steps=101):
-    options = example.with_env(options_of(example, folder, num_steps=num_steps))
-    envs = example.ppo.make_envs(options, options.num_envs)
-    return example.Trainer(options, envs, example.ppo.Agent(envs, options))
+    options = options_of(example, folder, num_steps=num_steps)
+    envs = example.Cage2Defender.make_envs(options, options.num_envs)
+    return example.Cage2Defender(options, envs)
 
 
 @pytest.mark.parametrize("num_steps", [101, pytest.param(70, marks=pytest.mark.slow)])

@@ -1,9 +1,7 @@
 """Train a defender for CAGE Challenge 2, compare it with simple ones, and film it at work.
 
-    python examples/cage2_demo.py
-
-It learns as examples/cage2_defender.py does, but for a minute or so. Ctrl-C ends the training
-early and keeps the policy.
+It learns as `vecenv train Cage2-v0` does, but for a minute or so. Ctrl-C ends the training early
+and keeps the policy.
 """
 
 from __future__ import annotations
@@ -16,9 +14,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import cage2_defender
-import ppo
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -26,11 +21,15 @@ from rich.table import Table
 from vecenv.cage import Evaluation, evaluate, save_episode_gif
 from vecenv.files import require_writable
 
+__all__ = ["Options", "compare", "main"]
+
 RIVALS = ("sleep", "random", "react-restore")
 
 
 @dataclass
 class Options:
+    """Options of the demo."""
+
     total_steps: int = 3_000_000  # env steps to train for
     num_envs: int = 64  # envs stepped side by side
     seed: int = 1  # of training, evaluation and the film
@@ -70,18 +69,18 @@ def main(options: Options) -> None:
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise SystemExit(f"{reason}; choose another folder with --save") from None
-    settings = cage2_defender.with_env(
-        cage2_defender.Options(
-            total_steps=options.total_steps,
-            num_envs=options.num_envs,
-            num_epochs=3,
-            learning_rate=2e-3,
-            entropy_weight=0.03,  # with less, a better way to play is found by some seeds only
-            compile="on",  # up to half a minute, the first time; later runs load it
-            seed=options.seed,
-            save=options.save,
-            overwrite=True,
-        )
+    from vecenv.train.cage2_defender import Cage2Defender  # torch
+
+    settings = Cage2Defender.Options(
+        total_steps=options.total_steps,
+        num_envs=options.num_envs,
+        num_epochs=3,
+        learning_rate=2e-3,
+        entropy_weight=0.03,  # with less, a better way to play is found by some seeds only
+        compile="on",  # up to half a minute, the first time; later runs load it
+        seed=options.seed,
+        save=options.save,
+        overwrite=True,
     )
     given: Any = {"episodes": options.episodes, "seed": options.seed}
     # Meanwhile the others play in a process of their own, which leaves their compiled rules on disk
@@ -90,11 +89,11 @@ def main(options: Options) -> None:
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as pool:
         rivals = [pool.submit(evaluate, name, **given) for name in RIVALS]
         console.print("compiling the simulator; the first time ever this takes 20 s or more")
-        ppo.make_envs(settings, 1).close()
+        Cage2Defender.make_envs(settings, 1).close()
         console.print(
             f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
         )
-        ppo.train(settings, cage2_defender.WINNER, cage2_defender.Trainer)
+        Cage2Defender.run(settings)
         with console.status("waiting for the policies it is compared with"):
             scores = [rival.result(timeout=600) for rival in rivals]
     trained = str(options.save / "policy.npz")
@@ -107,7 +106,3 @@ def main(options: Options) -> None:
     scores[0].to_json(options.save / "scores.json")
     for name in ("policy.npz", "curve.png", "scores.json", "episode.gif"):
         console.print(f"{options.save / name}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))

@@ -1,10 +1,9 @@
-"""examples/ppo.py with envs on a device, which is none: the driver in plain Python."""
+"""vecenv.train.ppo with envs on a device, which is none: the driver in plain Python."""
 
 import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from example_files import load_example
 from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
@@ -15,12 +14,13 @@ from buffers.rollout.on_device import DeviceRows
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.learn import Graph, Ranks, load_checkpoint
+from vecenv.train import OptionsError, networks, ppo
+from vecenv.train import envs as train_envs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SMALL = {"num_steps": 16, "total_steps": 3 * 4 * 16, "compile": "off", "hidden": (8,)}
-
-ppo = load_example("ppo")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def make_trainer(kind, mode, **changes):
     envs = kind(TOY, 4, params=PARAMS, max_episode_steps=9, debug=True, autoreset_mode=mode)
     torch.manual_seed(1)
     agent = ppo.Agent(envs, options)
-    return ppo.Trainer(options, envs, agent)
+    return ppo.PPO(options, envs, agent)
 
 
 class OrderOfTheHost:
@@ -115,7 +115,7 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     assert mask.any() and not mask.all()  # and they came from the device, step by step
 
 
-class Twice(ppo.Ranks):
+class Twice(Ranks):
     """Two ranks, of which the other does the same as this one."""
 
     def __init__(self):
@@ -137,8 +137,8 @@ def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
         for kind, wish in ((JitVectorEnv, "auto"), (CudaVectorEnv, "on"))
     )
     names = ("collect", "compute_advantages", "learn_once")
-    assert [isinstance(getattr(device, name), ppo.Graph) for name in names] == [True, True, False]
-    assert not any(isinstance(getattr(cpu, name), ppo.Graph) for name in names)
+    assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]
+    assert not any(isinstance(getattr(cpu, name), Graph) for name in names)
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         assert_same_update(cpu, device)
@@ -157,7 +157,7 @@ def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
         steps.setattr(torch, "from_numpy", refuse)
         steps.setattr(type(trainer.rollout._storage), "download_results", refuse)
         steps.setattr(CudaVectorEnv, "_wait", refuse)
-        steps.setattr(ppo.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
+        steps.setattr(networks.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
         if graphs == "on":  # and nothing else of an update
             trainer.collect()
             trainer.compute_advantages()
@@ -171,7 +171,7 @@ def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
 
 def test_graphs_are_refused_in_a_sentence_where_there_can_be_none():
     for kind, changes, told in ((JitVectorEnv, {}, "the envs are not on the device"),):
-        with pytest.raises(SystemExit, match=f"--graphs on: {told}.*; leave it out"):
+        with pytest.raises(OptionsError, match=f"--graphs on: {told}.*; leave it out"):
             make_trainer(kind, "NextStep", graphs="on", **changes)
 
 
@@ -208,7 +208,7 @@ def test_actions_become_those_of_the_space_as_on_the_cpu(space, given):
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        ppo, "make_vec", lambda *a, make=ppo.make_vec, **k: made.append(make(*a, **k)) or made[-1]
+        train_envs, "make_vec", lambda *a, **k: made.append(make_vec(*a, **k)) or made[-1]
     )
     options = ppo.Options(
         "JitCartPole-v1", backend="cuda", num_envs=2, num_steps=8, total_steps=32, eval_episodes=2,
@@ -224,23 +224,23 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, m
 
 
 def steps_of(folder):
-    return ppo.load_checkpoint(folder / "checkpoint/last.pt")["state"]["steps"]
+    return load_checkpoint(folder / "checkpoint/last.pt")["state"]["steps"]
 
 
 def test_devices_of_envs_follow_the_networks():
     options = ppo.Options("JitCartPole-v1", backend="auto")
-    assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.device = "cuda"
-    with pytest.raises(SystemExit, match="the envs are on cpu"):  # as the stand-in's are
-        ppo.make_envs(options, 2, on_device=True)
+    with pytest.raises(OptionsError, match="the envs are on cpu"):  # as the stand-in's are
+        ppo.PPO.make_envs(options, 2, on_device=True)
     options.backend, options.device = "cuda", "cpu"
-    assert ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    assert train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.device = "cuda"
     for env_id, backend in (("JitCartPole-v1", "jit"), ("CartPole-v1", "sync")):
         options.env_id, options.backend = env_id, backend
-        assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+        assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.env_id, options.backend = "CartPole-v1", "auto"  # not compiled
-    assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
 
 
 @pytest.mark.slow

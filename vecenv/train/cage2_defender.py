@@ -1,0 +1,123 @@
+"""A defender for CAGE Challenge 2, trained from nothing by PPO.
+
+    vecenv train Cage2-v0
+
+Blue sees the challenge's 52 bits, what it remembers of earlier ones and of its own actions
+(`vecenv.cage.BlueMemory`), and chooses from 44 actions instead of 145: the next decoy on a host
+rather than one of eight. One policy plays against both attackers, which its memory tells apart.
+
+The score of the challenge is the sum of mean returns over 30, 50 and 100 steps. These are the first
+steps of the same episode, so rewards of the first 30 steps count three times, up to step 50 twice,
+and then once: with these weights on the rewards PPO maximises the score itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import torch
+from rich.console import Console
+
+from vecenv import VecEnv
+from vecenv.cage import (
+    BlueMemory,
+    Evaluation,
+    cage2_scenario,
+    evaluate,
+    load_defender,
+    save_defender,
+)
+from vecenv.learn import Run, evaluating
+from vecenv.train import ppo
+from vecenv.train.options import OptionsError
+
+__all__ = ["STEP_COLUMN", "WINNER", "Cage2Defender", "Options", "load_policy", "main"]
+
+CELLS = (30, 50, 100)  # lengths of the challenge's episodes
+STEP_COLUMN = BlueMemory(1).step_column  # of an observation: steps made, of a hundred
+# Mean return of the challenge's winner over 100 steps, of B_line and Meander, as published.
+WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}
+
+
+@dataclass
+class Options(ppo.Options):
+    """Those of PPO; what stands here differs from there."""
+
+    env_id: str = "vecenv:Cage2-v0"
+    red_agent: str = "mixed"  # who attacks in training; "mixed": either, drawn for every episode
+    rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
+    total_steps: int = 40_000_000
+    num_envs: int = 512
+    num_steps: int = 101  # an episode of every env, and the step that only resets
+    gamma: float = 0.995
+    entropy_weight: float = 0.03  # with less, which way to play is found depends on the seed
+    entropy_falls: bool = True
+    eval_episodes: int = 1000  # per cell of the table at the end
+    save: Path = Path("runs/cage2_defender")
+    save_every: int = 5_000_000
+
+
+class Cage2Defender(ppo.PPO):
+    """PPO for the score of the challenge, whose episodes end for good after their last step."""
+
+    Options = Options
+
+    @cached_property
+    def shares(self) -> torch.Tensor:
+        """Of the cells of the table, which share has a step at each place of an episode."""
+        counts = [sum(step < end for end in CELLS) for step in range(CELLS[-1] + 1)]
+        return torch.tensor(counts).to(self.rollout.device) / len(CELLS)
+
+    @torch.inference_mode()
+    def compute_advantages(self) -> None:
+        """Weigh rewards as the challenge does; no value is expected after the last step."""
+        rollout = self.rollout
+        steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
+        rollout.rewards.mul_(self.shares[steps])
+        rollout.terminations.logical_or_(rollout.truncations)
+        rollout.truncations.zero_()
+        super().compute_advantages()
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        """Refuse what a defender can't have."""
+        if options.normalize:
+            raise OptionsError("a defender plays without normalised inputs: leave --normalize out")
+        super().check_options(options)
+
+    @classmethod
+    def run(cls, options: Options, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
+        """Train in the env that the options describe, and save."""
+        return super().run(with_env(options), baselines or WINNER)
+
+    @staticmethod
+    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+        """Make envs that attack and observe as the options say."""
+        return ppo.PPO.make_envs(with_env(options), num_envs, on_device=on_device)
+
+    @classmethod
+    def main(cls, options: Options) -> Evaluation:
+        """Train, play the nine cells of the challenge, and save."""
+        cls.run(options)
+        policy, scenario = options.save / "defender.npz", cage2_scenario(options.rules)
+        save_defender(policy, load_defender(options.save / "policy.npz", scenario).layers, scenario)
+        with evaluating(f"{options.eval_episodes} episodes a cell"):
+            result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+        Console().print(result)
+        result.to_json(options.save / "evaluation.json")
+        print(
+            f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}"
+        )
+        return result
+
+
+def with_env(options: Options) -> Options:
+    """Return the options with those of the env filled in."""
+    given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
+    return replace(options, env_kwargs={**given, **options.env_kwargs})
+
+
+load_policy, main = Cage2Defender.load_policy, Cage2Defender.main

@@ -1,0 +1,241 @@
+"""DQN for Box observations, vectors or pictures, and Discrete actions.
+
+    vecenv train CartPole-v1 --algo dqn
+
+Double and dueling networks, rewards over n steps, and prioritized replay are options.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
+
+from vecenv import VecEnv
+from vecenv.learn import Adam, Run, load_checkpoint
+from vecenv.train.envs import make_envs
+from vecenv.train.networks import Encoders, rectified
+from vecenv.train.options import OptionsError
+from vecenv.train.replay import Batch, Replay, ReplayOptions
+
+__all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
+
+
+@dataclass
+class Options(ReplayOptions):
+    """Options of DQN."""
+
+    update_ratio: float = 0.25  # updates per env step made after learning_starts
+    exploration: tuple[float, float] = (1.0, 0.05)  # share of random actions: at first, at last
+    exploration_steps: int = 10_000  # env steps in which it falls linearly
+    batch_size: int = 128  # transitions per update
+    capacity: int = 100_000  # of the replay buffer, in transitions
+    frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
+    max_grad_norm: float = 10.0  # longer gradients are shortened to this
+    tau: float = 0.01  # step of the target towards the network in an update, as a fraction
+    double: bool = True  # the network picks the next action, the target says what it is worth
+    dueling: bool = True  # a value of the observation, and advantages of actions over their mean
+    hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
+    eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
+    eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
+    save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
+
+
+BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
+BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
+BREAKOUT |= {"eval_every": 50_000, "n_step": 3, "learning_starts": 5000}
+DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
+DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
+
+
+class QNetwork(nn.Module):
+    """Values of all actions: (B, *obs_shape) to (B, A)."""
+
+    def __init__(self, space: Any, num_actions: int, options: Options) -> None:
+        super().__init__()
+        self.encoders = Encoders(space)
+        widths = self.encoders.num_features, *options.hidden
+        self.body = rectified(*widths)
+        self.advantages = nn.Linear(widths[-1], num_actions)
+        self.value = nn.Linear(widths[-1], 1) if options.dueling else None
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return values float32 (B, A)."""
+        x = self.body(self.encoders(obs))
+        values = self.advantages(x).float()
+        if self.value is not None:
+            values = values - values.mean(1, keepdim=True) + self.value(x).float()
+        return values
+
+
+class Agent(nn.Module):
+    """The network and its slow copy, the target."""
+
+    def __init__(self, envs: VecEnv, options: Options) -> None:
+        super().__init__()
+        obs_space, space = envs.single_observation_space, envs.single_action_space
+        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
+        if not (is_known and isinstance(space, Discrete)):
+            found = f"{options.env_id} has the spaces {(obs_space, space)}"
+            raise OptionsError(f"{found}, expected (Box, Discrete), no number alone; use a wrapper")
+        self.network = QNetwork(obs_space, int(space.n), options)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.is_double = options.double
+
+    @torch.no_grad()
+    def act(self, obs: Tensor) -> Tensor:
+        """Return the best actions (B,) at obs (B, *obs_shape)."""
+        return self.network(obs).argmax(1)
+
+    def errors(self, batch: Batch) -> Tensor:
+        """Return what values of the actions taken (B,) are above those found a step later."""
+        with torch.no_grad():
+            next_values = self.target(batch.next_obs)
+            picks = self.network(batch.next_obs) if self.is_double else next_values
+            next_values = next_values.gather(1, picks.argmax(1, keepdim=True)).squeeze(1)
+            goals = batch.rewards + batch.discounts * next_values
+        return self.network(batch.obs).gather(1, batch.actions[:, None]).squeeze(1) - goals
+
+    def priorities(self, batch: Batch) -> Tensor:
+        """Return how large the errors (B,) are."""
+        return self.errors(batch).abs()
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move the target towards the network."""
+        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
+        for target, weight in pairs:
+            target.lerp_(weight, tau)
+
+
+def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return half the mean square of the errors, and scalars."""
+    errors = agent.errors(batch)
+    return (batch.importance * errors.square()).mean() / 2, {"error": errors.abs().mean()}
+
+
+class DQN(Replay):
+    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
+
+    Args:
+        options: How.
+        envs: The caller's to close; `train` resets them.
+        agent: On the device of the options; None makes one.
+        earlier: How gradients were computed in the run that goes on.
+    """
+
+    Options = Options
+    make_agent = Agent
+    loss = staticmethod(dqn_loss)
+    PARTS: ClassVar = (*Replay.PARTS, "schedule")
+
+    def __init__(
+        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
+    ) -> None:
+        super().__init__(options, envs, agent, earlier)
+        space: Any = envs.single_action_space
+        obs_space: Any = envs.single_observation_space
+        self.num_actions, self.first_action = int(space.n), int(space.start)
+        self.gradient = self.make_gradient()
+        clip, weights = options.max_grad_norm, self.gradient.parameters()
+        self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
+        self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
+        self.make_buffer(
+            obs_space,
+            space,
+            store_next=len(obs_space.shape) == 1,  # pictures are stored once
+            frame_stack=options.frame_stack or None,  # and each of a stack
+        )
+
+    def start(self) -> None:
+        """Reset the envs."""
+        super().start()
+        if self.envs.has_action_masks:
+            print("dqn ignores the env's action masks: it may take actions that these forbid")
+
+    def choose(self, obs: np.ndarray) -> np.ndarray:
+        """Return the best actions, some of them replaced by random ones."""
+        options, count = self.options, len(obs)
+        random = self.rng.integers(self.num_actions, size=count) + self.first_action
+        if self.steps < options.learning_starts:
+            return random
+        progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
+        first, last = options.exploration
+        is_random = self.rng.random(count) < first + (last - first) * progress
+        best = self.agent.act(torch.from_numpy(obs).to(options.device)).cpu().numpy()
+        return np.where(is_random, random, best + self.first_action)
+
+    def draw(self) -> Batch:
+        """Return transitions of the buffer, valid until the next call."""
+        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
+        importance = drawn.weights if self.options.prioritized else self.ones
+        actions = drawn.actions.long() - self.first_action
+        columns = drawn.obs, drawn.next_obs, actions, drawn.rewards, drawn.discounts
+        return Batch(*columns, importance)
+
+    def learn(self) -> dict[str, Tensor]:
+        """Make an update, and let the learning rate fall."""
+        scalars = super().learn()
+        self.schedule.step()
+        return scalars
+
+    def save_if_due(self, run: Run, before: int) -> None:
+        """Save after an evaluation on the way, whose best policy is kept, or from time to time."""
+        options = self.options
+        if (every := options.eval_every) and before // every < self.steps // every:
+            result = self.evaluate(max(options.eval_episodes // 2, 1), seed=2_000_000)
+            self.save(run, result.mean)
+        else:
+            super().save_if_due(run, before)
+
+    def finish(self, run: Run) -> None:
+        """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
+        super().finish(run)
+        best = self.checkpoint_of(self.options.save)
+        if best.name == "best.pt":
+            self.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+
+    @staticmethod
+    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+        """Make envs on the CPU, wherever the network is: choices are made there."""
+        return make_envs(options, num_envs, **({"autoreset_mode": "SameStep"} if on_device else {}))
+
+    @staticmethod
+    def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
+        """Return the best actions as a function of observations.
+
+        Given a dict as `report`, the function puts the values of all actions into it.
+        """
+        space: Any = envs.single_action_space
+
+        def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
+            if report is not None:  # what `vecenv play --html` shows beside the action
+                report["action_values"] = agent.network(obs).numpy()
+            return agent.act(obs) + int(space.start)
+
+        return act
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        """Refuse stacks of frames in files."""
+        if options.frame_stack and options.storage == "memmap":
+            wanted = "files hold whole observations"
+            raise OptionsError(f"--frame-stack is for --storage memory: {wanted}")
+        super().check_options(options)
+
+    @staticmethod
+    def checkpoint_of(folder: Path) -> Path:
+        """Return the checkpoint of the best policy that was evaluated, or the last one."""
+        best = folder / "checkpoint" / "best.pt"
+        return best if best.exists() else best.with_name("last.pt")
+
+
+load_policy, main = DQN.load_policy, DQN.main

@@ -1,0 +1,50 @@
+"""The options that trainers share, each of them once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["EnvOptions", "GradientOptions", "OptionsError", "RunOptions"]
+
+
+class OptionsError(ValueError):
+    """Options that fit neither the env, nor the machine, nor each other; the message says which."""
+
+
+@dataclass
+class RunOptions:
+    """Options of every trainer."""
+
+    total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
+    learning_rate: float = 1e-3  # of Adam at the start
+    gamma: float = 0.99  # discount
+    seed: int = 1  # the same seed gives the same curve
+    torch_threads: int = 1  # of torch; more are far slower where cores are busy
+    eval_episodes: int = 100  # episodes of the deterministic policy at the end
+    save: Path = Path("runs")  # folder for policy, checkpoints, learning curve and scalars
+    save_every: int = 0  # env steps between two checkpoints; 0: at the end, or when stopped
+    resume: bool = False  # go on from the last checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
+    tensorboard: bool = False  # write scalars for TensorBoard
+
+
+@dataclass
+class GradientOptions:
+    """How gradients are computed, and where."""
+
+    device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
+
+
+@dataclass
+class EnvOptions:
+    """Which envs a single agent acts in."""
+
+    env_id: str = "CartPole-v1"  # registered id, also "module:id"
+    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
+    num_envs: int = 8  # envs stepped side by side, by all processes of torchrun together
+    backend: str | None = None  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
+    # networks on a device; with "ray" the policy of PPO acts in actors

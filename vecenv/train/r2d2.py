@@ -1,0 +1,245 @@
+"""A Q-learner with a memory: sequences with burn-in, stored states and priorities, as in R2D2.
+
+    python examples/r2d2.py --env-kwargs length 10
+
+S. Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
+without its actors, its rescaled values and its noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from buffers import (
+    PrioritizedReplayBuffer,
+    SequenceBatch,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
+from vecenv import VecEnv
+from vecenv.train.options import EnvOptions, OptionsError, RunOptions
+from vecenv.train.replay import Replay
+
+__all__ = ["R2D2", "Agent", "Options", "QNetwork", "load_policy", "main", "r2d2_loss", "td_errors"]
+
+
+@dataclass
+class Options(RunOptions, EnvOptions):
+    """Options of R2D2."""
+
+    num_envs: int = 16  # envs stepped side by side
+    update_every: int = 32  # env steps between two updates
+    learning_starts: int = 2000  # env steps with random actions at the start
+    exploration: tuple[float, float] = (0.4, 0.01)  # share of random actions in first and last env
+    capacity: int = 50_000  # of the replay buffer, in steps
+    batch_size: int = 32  # sequences per update
+    sequence_length: int = 24  # steps of a sequence, burn-in included
+    burn_in: int = 4  # of these, steps that only bring the state up to date
+    overlap: int | None = None  # steps shared with the next sequence; None: begin anywhere
+    prioritized: bool = True  # draw sequences by their errors
+    eta: float = 0.9  # share of the largest error of a sequence in its priority; rest: the mean
+    refresh: bool = True  # store the states that the network has now
+    recurrent: bool = True  # False: the same network without a memory
+    hidden: int = 64  # units of encoder and memory
+    n_step: int = 5  # rewards summed before the value of an observation
+    max_grad_norm: float = 10.0  # longer gradients are shortened to this
+    tau: float = 0.01  # step of the target towards the network in an update, as a fraction
+    save: Path = Path("runs/r2d2")  # folder of the run: options, metrics, weights, curve
+
+
+class QNetwork(nn.Module):
+    """Values of all actions along sequences of observations."""
+
+    def __init__(self, space: Any, num_actions: int, options: Options) -> None:
+        super().__init__()
+        inputs, size = int(np.prod(space.shape)), options.hidden
+        self.encoder = nn.Sequential(nn.Flatten(2), nn.Linear(inputs, size), nn.ReLU())
+        self.memory = nn.GRU(size, size, batch_first=True) if options.recurrent else None
+        self.body = nn.Sequential(nn.Linear(size, size), nn.ReLU())
+        self.value, self.advantages = nn.Linear(size, 1), nn.Linear(size, num_actions)
+
+    def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values (B, L, A), and states (B, L, H) after each of obs (B, L, ...)."""
+        states = features = self.encoder(obs.float())
+        if self.memory is not None:
+            states = features = self.memory(features, state[None])[0]
+        x = self.body(features)
+        advantages = self.advantages(x)
+        return self.value(x) + advantages - advantages.mean(2, keepdim=True), states
+
+
+class Agent(nn.Module):
+    """The network and its slow copy, the target."""
+
+    def __init__(self, envs: VecEnv, options: Options) -> None:
+        super().__init__()
+        space, actions = envs.single_observation_space, envs.single_action_space
+        is_known = isinstance(space, Box) and len(space.shape) > 0
+        if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
+            wanted = "Box with an axis, and Discrete from 0; use a wrapper"
+            raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
+        self.network = QNetwork(space, int(actions.n), options)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move the target towards the network."""
+        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
+        for target, weight in pairs:
+            target.lerp_(weight, tau)
+
+
+def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
+    """Return what values (B, L) are above those found n steps later, and states (B, L, H)."""
+    count, first = batch.mask.sum(1), batch.initial_states["state"]
+    # The observations of all steps, and behind them the one after the last.
+    obs = torch.cat([batch.obs, torch.zeros_like(batch.obs[:, :1])], 1)
+    rows = torch.arange(len(obs))
+    obs[rows, count] = batch.next_obs[rows, count - 1]
+    values, states = agent.network(obs, first)
+    with torch.no_grad():
+        picks = values[:, 1:].argmax(2, keepdim=True)
+        next_values = agent.target(obs, first)[0][:, 1:].gather(2, picks).squeeze(2)
+        discounts = options.gamma * (~batch.terminations)
+        goals = batch.rewards + discounts * next_values
+        for _ in range(options.n_step - 1):  # fewer where the sequence ends
+            later = torch.where(batch.mask[:, 1:], goals[:, 1:], next_values[:, :-1])
+            later = torch.cat([later, next_values[:, -1:]], 1)
+            goals = batch.rewards + discounts * later
+    taken = values[:, :-1].gather(2, batch.actions[..., None].long()).squeeze(2)
+    return taken - goals, torch.cat([first[:, None], states[:, :-2].detach()], 1)
+
+
+def r2d2_loss(
+    agent: Agent, batch: SequenceBatch, options: Options
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of sequences, and errors (B, L) and states (B, L, H) for the buffer."""
+    errors, states = td_errors(agent, batch, options)
+    learn = batch.learn_mask
+    weights = learn if batch.weights is None else learn * batch.weights[:, None]
+    loss = (weights * errors.square()).sum() / learn.sum() / 2
+    return loss, {"errors": errors.detach(), "states": states}
+
+
+class R2D2(Replay):
+    """Steps envs and lets the network learn; see `Trainer` for what can be replaced.
+
+    Gradients are those of autograd: the loss is no mean over rows that could be split.
+
+    Args:
+        options: How.
+        envs: The caller's to close; `train` resets them.
+        agent: None makes one.
+        earlier: Not used.
+    """
+
+    Options = Options
+    make_agent = Agent
+    loss = staticmethod(r2d2_loss)
+    NUMBERS: ClassVar = (*Replay.NUMBERS, "state")
+
+    def __init__(
+        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
+    ) -> None:
+        super().__init__(options, envs, agent, earlier)
+        space: Any = envs.single_observation_space
+        self.num_actions = int(envs.single_action_space.n)
+        weights = self.agent.network.parameters()
+        self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
+        kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
+        self.buffer = kind(
+            options.capacity, space, envs.single_action_space, num_envs=envs.num_envs,
+            track_episodes=True, seed=options.seed,
+            extra_columns={"state": Box(-np.inf, np.inf, (options.hidden,))},
+        )  # fmt: skip
+        self.writer = TransitionWriter(envs, self.buffer)
+        # Each env explores in its own way.
+        self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
+        self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
+
+    def start(self) -> None:
+        """Reset the envs and the memory."""
+        super().start()
+        self.state.zero_()
+
+    @torch.no_grad()
+    def collect(self) -> list[float]:
+        """Step all envs; return the returns of ended episodes."""
+        is_early = self.steps < self.options.learning_starts
+        is_random = self.rng.random(len(self.obs)) < np.where(is_early, 1.0, self.random_share)
+        random = self.rng.integers(self.num_actions, size=len(self.obs))
+        with self.timing.phase("policy"):
+            obs = torch.from_numpy(self.obs)[:, None]
+            values, states = self.agent.network(obs, self.state)
+        actions = np.where(is_random, random, values[:, 0].argmax(1).numpy())
+        result = self.obs, rewards, terminations, truncations, _ = self.envs.step(actions)
+        self.writer.step(actions, *result, state=self.state.numpy())
+        is_over = terminations | truncations
+        self.state = states[:, 0].masked_fill(torch.from_numpy(is_over)[:, None], 0.0)
+        self.steps += len(actions)
+        return self.note_returns(rewards, is_over)
+
+    def num_due(self, before: int) -> int:
+        """Return how many updates are due."""
+        every = self.options.update_every
+        is_early = self.steps < self.options.learning_starts
+        return 0 if is_early else self.steps // every - before // every
+
+    def learn(self) -> dict[str, Tensor]:
+        """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
+        options = self.options
+        batch = self.buffer.sample_sequences(
+            options.batch_size, options.sequence_length, burn_in=options.burn_in,
+            overlap=options.overlap, pad=True, initial_states="state",
+        )  # fmt: skip
+        loss, found = self.loss(self.agent, batch, options)
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.agent.network.parameters(), options.max_grad_norm)
+        self.optimizer.step()
+        self.agent.follow(options.tau)
+        if options.prioritized:
+            self.buffer.update_sequence_priorities(batch, found["errors"], eta=options.eta)
+        if options.refresh:
+            self.buffer.refresh_states(batch, state=found["states"])
+        return {"loss": loss.detach(), "error": found["errors"][batch.learn_mask].abs().mean()}
+
+    @staticmethod
+    def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
+        """Return the greedy policy as a function of observations, and where episodes begin."""
+        state = torch.zeros(envs.num_envs, options.hidden)
+
+        def act(obs: Tensor, starts: Tensor) -> Tensor:
+            nonlocal state
+            state = state.masked_fill(torch.as_tensor(starts)[:, None], 0.0)
+            values, states = agent.network(obs[:, None], state)
+            state = states[:, 0]
+            return values[:, 0].argmax(1)
+
+        return act
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        """Refuse shares of random actions that are 0, and a burn-in as long as sequences."""
+        if not min(options.exploration) > 0:
+            raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
+        if not 0 <= options.burn_in < options.sequence_length:
+            raise OptionsError(
+                f"--burn-in {options.burn_in}: expected 0 or more and less than "
+                f"--sequence-length {options.sequence_length}"
+            )
+        super().check_options(options)
+
+
+load_policy, main = R2D2.load_policy, R2D2.main

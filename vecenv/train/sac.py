@@ -1,0 +1,350 @@
+"""SAC for Box observations and bounded Box actions: `vecenv train Pendulum-v1`.
+
+T. Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018 (arXiv 1812.05905).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from vecenv import VecEnv
+from vecenv.learn import Adam, Graph, Run
+from vecenv.train.networks import rectified
+from vecenv.train.options import OptionsError
+from vecenv.train.replay import Replay, ReplayOptions
+
+__all__ = [
+    "SAC",
+    "Agent",
+    "Batch",
+    "Critics",
+    "Options",
+    "load_policy",
+    "main",
+    "sac_loss",
+    "to_env",
+]
+
+
+@dataclass
+class Options(ReplayOptions):
+    """Options of SAC."""
+
+    env_id: str = "Pendulum-v1"  # registered id, also "module:id"
+    total_steps: int = 20_000  # env steps to train for, those of a resumed run included
+    num_envs: int = 1  # envs stepped side by side
+    hold: int = 1  # steps for which each of the random actions at the start is held
+    alpha: float | None = None  # entropy weight; None learns it, for minus the action's size
+    hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
+    first_ready: bool = False  # envs step while the learner learns; for the backend async
+    graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
+    save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
+
+
+class Batch(NamedTuple):
+    """Transitions, and the noise that the policy draws actions with: the loss is a function."""
+
+    obs: Tensor  # (B, *obs_shape)
+    next_obs: Tensor  # (B, *obs_shape), the one after the last of `n_step` rewards
+    actions: Tensor  # (B, A), from -1 to 1
+    rewards: Tensor  # (B,)
+    discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
+    importance: Tensor  # (B,), of prioritized sampling, else 1
+    noise: Tensor  # (B, A), normal, for the actions at obs
+    next_noise: Tensor  # (B, A), for those at next_obs
+
+
+class Linears(nn.Module):
+    """`count` linear layers side by side, (count, B, K) to (count, B, N), as one product."""
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = inputs**-0.5  # as nn.Linear
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
+        """Return x @ weight + bias; frozen: gradients pass to x, not to weight and bias."""
+        weight, bias = self.weight, self.bias
+        if frozen:
+            weight, bias = weight.detach(), bias.detach()
+        if weight.shape[2] == 1:  # libraries are slow at one column
+            return (x * weight.mT).float().sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
+
+
+class Critics(nn.Module):
+    """`count` networks that tell the value of an action at an observation."""
+
+    def __init__(self, count: int, *widths: int) -> None:
+        super().__init__()
+        self.count = count
+        self.layers = nn.ModuleList(Linears(count, a, b) for a, b in pairwise(widths))
+
+    def forward(self, obs: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
+        """Return values (count, B)."""
+        x = torch.cat([obs.flatten(1), actions], 1)
+        *hidden, last = self.layers
+        x = x.expand(self.count, *x.shape)
+        for layer in hidden:
+            x = layer(x, frozen=frozen).relu()
+        return last(x, frozen=frozen).squeeze(-1).float()
+
+
+class Agent(nn.Module):
+    """Actor, two critics and their targets, and the entropy's weight. Actions are -1 to 1."""
+
+    def __init__(self, envs: VecEnv, options: Options) -> None:
+        super().__init__()
+        obs_space: Any = envs.single_observation_space
+        space: Any = envs.single_action_space
+        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
+        is_row = isinstance(space, Box) and len(space.shape) == 1 and is_bounded(space)
+        if not (is_known and is_row and space.dtype in (np.float32, np.float64)):
+            wanted = "(Box with an axis, bounded Box of floats with one); use a wrapper to convert"
+            found = f"{options.env_id} has the spaces {(obs_space, space)}"
+            raise OptionsError(f"{found}, expected {wanted}")
+        num_inputs, self.num_actions = math.prod(obs_space.shape), len(space.low)
+        widths = num_inputs, *options.hidden
+        hidden = rectified(*widths)
+        last = nn.Linear(widths[-1], 2 * self.num_actions)
+        self.actor = nn.Sequential(nn.Flatten(), *hidden, last)
+        self.critics = Critics(2, num_inputs + self.num_actions, *options.hidden, 1)
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        log_alpha = torch.tensor(math.log(1.0 if options.alpha is None else options.alpha))
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
+
+    def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions (B, A), drawn with normal noise (B, A), and log-probabilities (B,)."""
+        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
+        raw = mean + normal.scale * noise
+        # The normal density over tanh' = 1 - tanh^2, whose logarithm must not be -inf.
+        log_slope = 2 * (math.log(2) - raw - nn.functional.softplus(-2 * raw))
+        return raw.tanh(), (normal.log_prob(raw) - log_slope).sum(-1)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
+        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
+
+    def errors(self, batch: Batch) -> Tensor:
+        """Return what the critics (2, B) are above rewards and the value that the targets tell."""
+        with torch.no_grad():
+            actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
+            values = self.targets(batch.next_obs, actions).amin(0)
+            values = values - self.log_alpha.exp() * log_probs
+            goals = batch.rewards + batch.discounts * values
+        return self.critics(batch.obs, batch.actions) - goals
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move the targets towards the critics."""
+        pairs = zip(self.targets.parameters(), self.critics.parameters(), strict=True)
+        for target, weight in pairs:
+            target.lerp_(weight, tau)
+
+    def priorities(self, batch: Batch) -> Tensor:
+        """Return how much the critics (B,) err."""
+        return self.errors(batch).abs().mean(0)
+
+
+def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the sum of three losses, of which each weight gets the gradient of one, and scalars.
+
+    As in the code of the paper's authors, all three are of the weights before the update.
+    """
+    alpha = agent.log_alpha.exp().detach()
+    critic_loss = (batch.importance * agent.errors(batch).square()).sum(0).mean() / 2
+    actions, log_probs = agent.draw(batch.obs, batch.noise)
+    values = agent.critics(batch.obs, actions, frozen=True).amin(0)
+    actor_loss = (alpha * log_probs - values).mean()
+    entropy = -log_probs.detach().mean()
+    alpha_loss = agent.log_alpha * (entropy + agent.num_actions)
+    scalars = {"critic_loss": critic_loss, "actor_loss": actor_loss, "entropy": entropy}
+    return critic_loss + actor_loss + alpha_loss, scalars
+
+
+class SAC(Replay):
+    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
+
+    Args:
+        options: How.
+        envs: The caller's to close; `train` resets them.
+        agent: On the device of the options; None makes one.
+        earlier: How gradients were computed in the run that goes on.
+    """
+
+    Options = Options
+    make_agent = Agent
+    loss = staticmethod(sac_loss)
+    MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
+    LOG_STEPS: ClassVar = 200
+    NUMBERS: ClassVar = (*Replay.NUMBERS, "held")
+
+    def __init__(
+        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
+    ) -> None:
+        super().__init__(options, envs, agent, earlier)
+        space = self.space = cast("Any", envs.single_action_space)
+        if options.first_ready and hasattr(envs, "device"):
+            raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
+        is_on_gpu = torch.device(options.device).type == "cuda"
+        is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
+        self.gradient = self.make_gradient(deferred=is_captured)
+        parameters, rate = self.gradient.parameters(), options.learning_rate
+        self.optimizer = Adam(parameters, lr=rate, deferred=is_captured)
+        obs_space: Any = envs.single_observation_space
+        self.make_buffer(obs_space, Box(-1, 1, space.shape, space.dtype))
+        self.noise = torch.zeros(2, options.batch_size, *space.shape, device=options.device)
+        self.generator = torch.Generator(options.device).manual_seed(options.seed)
+        self.ids = np.arange(envs.num_envs)
+        self.held = np.zeros_like(envs.action_space.sample())
+        self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
+        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds_of(space))
+        # Envs that are stepping, as first-ready ones are, can't be saved.
+        self.PARTS = ("agent", "optimizer", "buffer", "generator", "rng")
+        if not options.first_ready:
+            self.PARTS = (*self.PARTS, "envs")
+        if is_captured:  # from here on it is replayed, and waits for nothing
+            generators = [self.buffer.generator, self.generator] if is_on_gpu else []
+            self.graphs["update"] = self.learn = Graph(
+                self.learn, options.device, generators=generators, log=print,
+                is_timed=options.profile,
+            )  # fmt: skip
+
+    def start(self) -> None:
+        """Reset the envs."""
+        super().start()
+        self.num_episodes[:] = 0
+        if self.options.first_ready:
+            self.send(self.obs, self.ids)
+
+    def choose(self, obs: Any, ids: Any = ...) -> Any:
+        """Return actions from -1 to 1, at the start random ones, each held for a while.
+
+        Of observations on a device they are a tensor there.
+        """
+        with self.timing.phase("policy"):
+            if self.steps < self.options.learning_starts:
+                if self.steps // len(self.ids) % self.options.hold == 0:
+                    self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
+                held = self.held[ids]
+                return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
+            x = torch.as_tensor(obs).float().to(self.options.device)
+            shape: Any = len(x), *self.space.shape
+            noise = torch.randn(shape, generator=self.generator, device=x.device)
+            actions = self.agent.act(x, noise)
+            if torch.is_tensor(obs):
+                return actions.to(self.low.dtype)
+            return actions.cpu().numpy().astype(self.held.dtype, copy=False)
+
+    def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
+        """Begin steps of the envs `ids` (n,), with the actions for their observations."""
+        actions = self.choose(obs, ids)
+        self.envs.send(to_env(actions, self.space), ids)
+        self.writer.sent(actions, ids)
+
+    def collect(self) -> list[float]:
+        """Step all envs, or take those that are ready; return the returns of ended episodes."""
+        envs, ids = self.envs, self.ids
+        if self.options.first_ready:
+            batch = envs.recv(max(1, len(ids) // 2), timeout=60)
+            ids, rewards = batch.env_ids, batch.rewards
+            flags = batch.terminations, batch.truncations
+            self.writer.received(batch)
+            self.send(batch.obs, ids)
+        else:
+            actions = self.choose(self.obs, ids)
+            given = (
+                self.to_env(actions) if torch.is_tensor(actions) else to_env(actions, self.space)
+            )
+            result = self.obs, rewards, *flags, _ = envs.step(given)
+            self.writer.step(actions, *result)
+        self.steps += len(ids)
+        if torch.is_tensor(rewards):  # which nobody waits for
+            return []
+        return self.note_returns(rewards, np.logical_or(*flags), ids)
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """Turn actions from -1 to 1 into those that the env takes, on the device."""
+        scaled = self.low + (actions + 1) * (0.5 * (self.high - self.low))
+        return scaled.clamp(self.low, self.high)
+
+    def ended(self) -> list[float]:
+        """Wait for envs on a device, and return the newest of the returns of those that ended."""
+        envs: Any = self.envs
+        if not torch.is_tensor(self.obs):
+            return []
+        counts = envs.num_episodes.cpu().numpy()
+        found = envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
+        self.num_episodes = counts
+        return found
+
+    def check(self) -> None:
+        """Raise what was found on the device since the last time, for which nobody has waited."""
+        envs: Any = self.envs
+        super().check()
+        if torch.is_tensor(self.obs):
+            envs.check()
+
+    def draw(self) -> Batch:
+        """Return transitions of the buffer, valid until the next call, and fresh noise."""
+        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
+        noise = self.noise.normal_(generator=self.generator).unbind()
+        columns = drawn.obs.float(), drawn.next_obs.float(), drawn.actions.float()
+        importance = drawn.weights if self.options.prioritized else self.ones
+        return Batch(*columns, drawn.rewards, drawn.discounts, importance, *noise)
+
+    def restore(self, run: Run) -> None:
+        """Go on where the run's checkpoint was made, or begin."""
+        super().restore(run)
+        if torch.is_tensor(self.obs):
+            self.num_episodes = cast("Any", self.envs).num_episodes.cpu().numpy()
+
+    @staticmethod
+    def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
+        """Return the most likely actions as a function of observations."""
+        space = envs.single_action_space
+        return lambda obs: to_env(agent.act(obs.float()).cpu().numpy(), space)
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        """Refuse an entropy weight that is none."""
+        if options.alpha is not None and not options.alpha > 0:
+            wanted = "expected a number above 0; 1e-9 is nearly none"
+            raise OptionsError(f"--alpha {options.alpha}: {wanted}")
+        super().check_options(options)
+
+
+def is_bounded(space: Box) -> bool:
+    """Whether there is a middle between the bounds; some stand for none, as the largest floats."""
+    with np.errstate(over="ignore"):
+        return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
+
+
+def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and largest actions, as arrays of their own."""
+    return space.low.copy(), space.high.copy()
+
+
+def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
+    """Turn actions from -1 to 1 into those that the env takes."""
+    low, high = space.low, space.high
+    return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
+
+
+load_policy, main = SAC.load_policy, SAC.main
