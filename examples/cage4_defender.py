@@ -1,445 +1,57 @@
-"""Five defenders for CAGE Challenge 4, trained from nothing with PPO in half an hour.
+"""Five defenders for CAGE Challenge 4, with a critic and rewards of one's own.
 
-    python examples/cage4_defender.py
+    python examples/cage4_defender.py                                 # half an hour
+    vecenv train Cage4-v0 --algo examples/cage4_defender.py --total-steps 500000
 
-One policy plays all five agents. `Cage4Memory` keeps what an agent has seen and done, and offers
-choices when it is free to act: only these are decisions, and only these are learnt from. The
-network looks at every host with the same weights: what it learns about one it knows about all.
-
-All agents get the same reward, and most of it is what others cause. In training an agent is told
-its own subnets' part in full and the rest in a small share, which the true state gives; the critic
-sees the true state. The policy sees what its agent has seen, and no messages.
+`vecenv.train.cage4_defender`, which `vecenv train Cage4-v0` runs, plays whole episodes and lets one
+policy for all five agents learn from them. What is changed here: a wider critic, and the share of
+what other agents' subnets cause falls from all to `--share` over the training, so that agents learn
+to work together first. `python examples/cage4_defender.py --help` lists all options.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 import tyro
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import nn
 
-from vecenv.cage import (
-    CAGE4_RULES_VERSION,
-    Cage4Memory,
-    Cage4Player,
-    Cage4VectorEnv,
-    evaluate_cage4,
-    save_cage4_defender,
-)
-from vecenv.learn import Adam, Gradient, Run, RunError, evaluating, gradient_options
-
-NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
-BASELINES = {  # the last two as published: the best learned entry, and the winner, of rules
-    "react-restore": -1045.5,
-    "KEEP": -193.68,
-    "the challenge's winner": -113.0,
-}
-# Agents 0 to 3 watch a subnet each, agent 4 the last three: the first, how many, units of each.
-GROUPS = ((0, 4, 1), (4, 1, 3))
-# Whose are the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
-OWN = np.zeros((NUM_AGENTS, 8), np.float32)
-OWN[range(4), range(4)] = OWN[4, 5:] = 1
-CONTRACTORS = 4
+from vecenv.train import cage4_defender
 
 
 @dataclass
-class Options:
-    total_steps: int = 6_000_000  # game steps to train for
-    num_games: int = 64  # played side by side
-    width: int = 32  # units of a layer
-    num_epochs: int = 2  # passes over the decisions of a rollout
-    minibatch: int = 2048  # decisions of agents 0 to 3 in a gradient step, and 1/5 of agent 4
-    learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to 0
-    gamma: float = 0.99  # discount per step
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation, per decision
-    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
-    entropy_weight: float = 0.01  # of the entropy bonus at the start; it falls to a tenth
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    temperature: float = 1.0  # of the saved policy's draws; 0 plays the likeliest choices
-    share: float = 0.2  # of the rewards that other agents' subnets cause
-    eval_episodes: int = 1000
-    seed: int = 1
-    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
-    torch_threads: int = 1
-    save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
-    save_every: int = 300_000  # game steps between checkpoints
-    load: Path | None = None  # defender.npz of an earlier run to begin with
-    resume: bool = False  # go on from the last checkpoint in the folder
-    overwrite: bool = False  # delete an earlier run in the folder
+class Options(cage4_defender.Options):
+    critic_width: int = 128  # units of a layer of the critic
+    save: Path = Path("runs/cage4_own")
 
 
-class Defender(nn.Module):
-    """The policy of all agents, and their critic."""
+class Defender(cage4_defender.Defender):
+    """The policy of all agents, whose layers `vecenv evaluate` knows, and a wider critic."""
 
-    entropy_weight: Tensor  # of the bonus in the loss
-    scale: Tensor  # of the critic's values, which are returns divided by it
-
-    def __init__(self, options: Options, num_truths: int) -> None:
-        super().__init__()
-        width, hosts, units = (
-            options.width,
-            Cage4Memory.num_host_features,
-            Cage4Memory.num_unit_features,
-        )
-        self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
-        self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
-        self.act = nn.Linear(width, 3)  # Remove, Restore, DeployDecoy on a host
-        self.whole = nn.Linear(2 * width + units, width)
-        self.rest, self.direct = nn.Linear(width, 17), nn.Linear(units, 17)  # traffic, Sleep
-        for layer in (self.act, self.rest, self.direct):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
-        with torch.no_grad():  # at first agents mostly wait
-            self.direct.bias[:8], self.direct.bias[16] = -1.0, 3.0
+    def __init__(self, num_truths: int, options: Any) -> None:
+        super().__init__(num_truths, options)
+        width = options.critic_width
         self.critic = nn.Sequential(
-            nn.Linear(num_truths, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
-        )
-        self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight))
-        self.register_buffer("scale", torch.tensor(100.0))
-
-    def log_probs(self, hosts: Tensor, units: Tensor, useless: Tensor) -> Tensor:
-        """Return log-probabilities (B, U * 56 + 1) of the choices of agents with U units.
-
-        hosts (B, U, 16, F), units (B, U, F), useless bool (B, U * 56): see `Cage4Memory`.
-        """
-        first = torch.relu(self.host(hosts) + self.unit(units)[:, :, None])
-        pooled = torch.cat([first.mean(2), first.amax(2)], 2)
-        second = torch.relu(self.again(first) + self.pooled(pooled)[:, :, None])
-        whole = torch.relu(self.whole(torch.cat([pooled, units], 2)))
-        rest = self.rest(whole) + self.direct(units)
-        sign = units[..., -8:]  # 1 where traffic may pass, -1 where it is blocked
-        traffic = rest[..., :8] + sign * rest[..., 8:16]
-        logits = torch.cat([self.act(second).flatten(2), traffic], 2).flatten(1)
-        logits = logits.masked_fill(useless, -1e9)
-        return torch.cat([logits, rest[..., 16].mean(1, keepdim=True)], 1).log_softmax(1)
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """Return the policy as `save_cage4_defender` takes it."""
-        own = {name: x for name, x in self.named_parameters() if not name.startswith("critic")}
-        return {name: x.detach().numpy().copy() for name, x in own.items()}
-
-    def take_over(self, weights: dict[str, np.ndarray]) -> None:
-        """Take over a policy that was saved."""
-        own = dict(self.named_parameters())
-        with torch.no_grad():
-            for name, array in weights.items():
-                own[name].copy_(torch.from_numpy(array))
+            nn.Linear(num_truths, width), nn.LayerNorm(width), nn.Tanh(),
+            nn.Linear(width, width), nn.LayerNorm(width), nn.Tanh(),
+            nn.Linear(width, 1),
+        )  # fmt: skip
 
 
-def ppo_loss(agent: Defender, batch: Any, clip: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch of decisions of both groups, a mean over them."""
-    gains, entropies, errors, count = [], [], [], 0
-    for part in batch:
-        all_log_probs = agent.log_probs(part["hosts"], part["units"], part["useless"])
-        log_probs = all_log_probs.gather(1, part["choices"][:, None])[:, 0]
-        ratio, advantages = (log_probs - part["log_probs"]).exp(), part["advantages"]
-        clipped = ratio.clamp(1 - clip, 1 + clip)
-        gains.append(torch.minimum(advantages * ratio, advantages * clipped).sum())
-        entropies.append(-(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum())
-        errors.append((agent.critic(part["truths"])[:, 0] - part["returns"]).square().sum())
-        count += len(ratio)
-    gain, entropy, error = (torch.stack(x).sum() / count for x in (gains, entropies, errors))
-    loss = error / 2 - gain - agent.entropy_weight * entropy
-    return loss, {"entropy": entropy.detach(), "value_error": error.detach()}
-
-
-class Trainer:
-    """PPO on whole episodes of many games."""
-
-    def __init__(self, options: Options, earlier: dict[str, Any] | None = None) -> None:
-        self.options, count = options, options.num_games
-        self.envs = Cage4VectorEnv(count, messages=True, autoreset_mode="Disabled", num_threads=1)
-        self.memory = Cage4Memory(count)
-        self.begin_episodes(options.seed)
-        num_truths = self.truths().shape[2]
-        self.agent = Defender(options, num_truths)
-        self.num_updates = options.total_steps // (NUM_STEPS * count)
-        how = gradient_options(
-            options.compile,
-            num_calls=self.num_updates * options.num_epochs * 25,
-            num_rows=options.minibatch,
-            earlier=earlier,
-        )
-        self.gradient = Gradient(
-            self.agent,
-            partial(ppo_loss, clip=options.clip),
-            compile=how["compile"],
-            log=print,
-        )
-        self.optimizer = Adam(
-            self.gradient.parameters(), eps=1e-5, max_grad_norm=options.max_grad_norm
-        )
-        self.update = 0
-        self.decisions = [self.make_columns(num, size, num_truths) for _, num, size in GROUPS]
-        shape = (NUM_STEPS, count, NUM_AGENTS)
-        self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        self.totals = np.zeros(count)
-        self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
-
-    def make_columns(self, num_agents: int, size: int, num_truths: int) -> dict[str, Tensor]:
-        """Return memory for all decisions that agents of a group may make in a rollout."""
-        rows = NUM_STEPS * self.options.num_games * num_agents
-        return {
-            "hosts": torch.zeros(rows, size, 16, Cage4Memory.num_host_features),
-            "units": torch.zeros(rows, size, Cage4Memory.num_unit_features),
-            "useless": torch.zeros(rows, size * 56, dtype=torch.bool),
-            "truths": torch.zeros(rows, num_truths),
-            "choices": torch.zeros(rows, dtype=torch.int64),
-            "log_probs": torch.zeros(rows),
-            "place": torch.zeros(rows, dtype=torch.int64),  # step, game and agent in one number
-        }
-
-    def begin_episodes(self, seed: int) -> None:
-        """Begin an episode in every game."""
-        self.obs, _ = self.envs.reset(seed=seed)
-        self.memory.begin(self.envs.agent_masks())
-        self.memory.note(self.envs.agent_obs(self.obs))
-
-    def truths(self) -> np.ndarray:
-        """Return what the critic sees, float32 (G, 5, F): the true state of all, and of its own."""
-        states, memory, count = self.envs.states, self.memory, self.options.num_games
-        numbers = [
-            np.bitwise_count(states[name]) / divisor
-            for name, divisor in (
-                ("red_hosts", 5),
-                ("degraded", 5),
-                ("barred", 4),
-                ("process_events", 2),
-                ("exists", 16),
-            )
-        ]
-        size = states["session_flags"].shape[2]
-        is_there = np.arange(size) < states["num_sessions"][..., None]
-        privileged = ((states["session_flags"] & 2 > 0) & is_there).sum(2)
-        whole = np.concatenate([*numbers, states["num_sessions"] / 5, privileged / 5], axis=1)
-        agents = np.arange(NUM_AGENTS)
-        phase = np.zeros((count, NUM_AGENTS, NUM_AGENTS * 3), np.float32)
-        phase[np.arange(count)[:, None], agents, agents * 3 + memory.phase] = 1
-        own = np.stack([part @ OWN.T for part in numbers[:4]], axis=2)
-        clock = np.repeat(memory.unit_features()[:, :1, 21:24], NUM_AGENTS, axis=1)
-        shape = (count, NUM_AGENTS, whole.shape[1])
-        parts = [np.broadcast_to(whole[:, None], shape), own, phase, clock]
-        return np.concatenate([*parts, memory.busy[..., None] / 5], axis=2, dtype=np.float32)
+class Trainer(cage4_defender.Cage4Defender):
+    Options = Options
+    make_agent = Defender
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
         """Return the rewards that agents are told, float32 (G, 5)."""
-        by_zone = self.envs.zone_rewards()
-        hurt, access = by_zone[:, :, 0] + by_zone[:, :, 2], by_zone[:, :, 1]
-        hurt[:, CONTRACTORS] = 0  # nobody can help there
-        # A block makes green users on either side of it fail: both sides are to blame.
-        sides = (self.envs.states["barred"][..., None] >> np.arange(8) & 1) @ OWN.T > 0
-        is_own = sides | (OWN.T > 0)  # (G, 8, 5)
-        own = hurt @ OWN.T + (access[..., None] * is_own).sum(1)
-        rest = (hurt + access).sum(1, keepdims=True) - own
-        return own - self.memory.restores(actions) + self.options.share * rest
-
-    @torch.no_grad()
-    def collect(self) -> None:
-        """Play one episode in every game."""
-        options, memory = self.options, self.memory
-        self.begin_episodes(options.seed * 1_000_003 + (self.update + 1) * options.num_games)
-        self.sizes = [0] * len(GROUPS)
-        self.totals[:] = 0
-        for step in range(NUM_STEPS):
-            hosts, units, useless = (
-                memory.host_features(),
-                memory.unit_features(),
-                memory.useless(),
-            )
-            truths = self.truths()
-            self.is_free[step] = memory.is_free
-            choices = np.zeros((options.num_games, NUM_AGENTS), np.int64)
-            for group, (first, num, size) in enumerate(GROUPS):
-                games, agents = np.nonzero(memory.is_free[:, first : first + num])
-                if not len(games):
-                    continue
-                rows = slice(self.sizes[group], self.sizes[group] + len(games))
-                self.sizes[group] = rows.stop
-                columns = {name: column[rows] for name, column in self.decisions[group].items()}
-                own = first + agents[:, None] + np.arange(size)  # units of the agent
-                columns["hosts"][:] = torch.from_numpy(hosts[games[:, None], own])
-                columns["units"][:] = torch.from_numpy(units[games[:, None], own])
-                columns["useless"][:] = torch.from_numpy(useless[games[:, None], own]).flatten(1)
-                columns["truths"][:] = torch.from_numpy(truths[games, first + agents])
-                place = (step * options.num_games + games) * NUM_AGENTS + first + agents
-                columns["place"][:] = torch.from_numpy(place)
-                log_probs = self.agent.log_probs(
-                    columns["hosts"], columns["units"], columns["useless"]
-                )
-                noise = torch.empty_like(log_probs).exponential_().log_()
-                chosen = (log_probs - noise).argmax(1)  # a draw from the distribution
-                columns["choices"][:] = chosen
-                columns["log_probs"][:] = log_probs.gather(1, chosen[:, None])[:, 0]
-                choices[games, first + agents] = chosen.numpy()
-            actions = memory.act(choices)
-            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
-            self.rewards[step] = self.told_rewards(actions)
-            self.totals += rewards
-            memory.note(self.envs.agent_obs(self.obs))
-
-    def estimate(self) -> None:
-        """Add advantages and returns to the decisions.
-
-        Between two decisions of an agent lie as many steps as its action takes.
-        """
-        options, scale = self.options, float(self.agent.scale)
-        values = np.zeros(self.rewards.size, np.float32)
-        with torch.no_grad():
-            for columns, size in zip(self.decisions, self.sizes, strict=True):
-                found = self.agent.critic(columns["truths"][:size])[:, 0] * scale
-                values[columns["place"][:size].numpy()] = found.numpy()
-        values = values.reshape(self.rewards.shape)
-        advantages = np.zeros_like(values)
-        shape = self.rewards.shape[1:]
-        reward, discount = np.zeros(shape, np.float32), np.ones(shape, np.float32)
-        next_value, next_advantage = np.zeros((2, *shape), np.float32)
-        for t in reversed(range(NUM_STEPS)):
-            reward = self.rewards[t] + options.gamma * reward  # until the next decision
-            discount = options.gamma * discount
-            error = reward + discount * next_value - values[t]
-            advantages[t] = error + options.gae_lambda * discount * next_advantage
-            is_free = self.is_free[t]
-            next_advantage = np.where(is_free, advantages[t], next_advantage)
-            next_value = np.where(is_free, values[t], next_value)
-            reward, discount = np.where(is_free, 0, reward), np.where(is_free, 1, discount)
-        returns = (advantages + values)[self.is_free]
-        self.agent.scale.fill_(0.8 * scale + 0.2 * float(returns.std() + 1e-3))
-        returns = (advantages + values).reshape(-1) / float(self.agent.scale)
-        for columns, size in zip(self.decisions, self.sizes, strict=True):
-            place = columns["place"][:size].numpy()
-            columns["advantages"] = torch.from_numpy(advantages.reshape(-1)[place])
-            columns["returns"] = torch.from_numpy(returns[place])
-
-    def learn(self, left: float) -> dict[str, float]:
-        """Update policy and critic; `left` falls from 1 to 0 over the training."""
-        options = self.options
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * left
-        self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
-        wanted = (options.minibatch, options.minibatch // 5)
-        num_minibatches = max(1, self.sizes[0] // wanted[0])
-        scalars: dict[str, float] = {}
-        for _ in range(options.num_epochs):
-            orders = []
-            for size, count in zip(self.sizes, wanted, strict=True):
-                rows = -(-num_minibatches * count // size)  # of agent 4 some twice, or not at all
-                order = torch.cat([torch.randperm(size) for _ in range(rows)])
-                orders.append(order[: num_minibatches * count].view(num_minibatches, count))
-            for chosen in zip(*orders, strict=True):
-                batch = [
-                    {name: column[rows] for name, column in columns.items() if name != "place"}
-                    for columns, rows in zip(self.decisions, chosen, strict=True)
-                ]
-                for part in batch:
-                    std, mean = torch.std_mean(part["advantages"])
-                    part["advantages"].sub_(mean).div_(std + 1e-8)
-                scalars = {name: float(x) for name, x in self.gradient(batch).items()}
-                self.optimizer.step()
-        return scalars
-
-    def train(self, run: Run) -> None:
-        """Train and show how it goes, until done or Ctrl-C."""
-        parts = {"agent": self.agent, "optimizer": self.optimizer}
-        if (found := run.restore(parts)) is not None:
-            self.update = found["steps"] // (NUM_STEPS * self.options.num_games)
-            per_update = NUM_STEPS * self.options.num_games
-            left_over = self.options.total_steps % per_update
-            if note := run.finished_note(found["steps"] + left_over, self.options.total_steps):
-                print(note)
-        note = TextColumn("return {task.fields[score]:.1f}, KEEP -193.7")
-        columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-        per_update, minutes = NUM_STEPS * self.options.num_games, int(run.seconds // 60)
-        with Progress(*columns, note, console=Console(stderr=True)) as progress:
-            task = progress.add_task(
-                "training", total=self.num_updates, completed=self.update, score=0.0
-            )
-            while self.update < self.num_updates and not run.should_stop:
-                self.collect()
-                self.estimate()
-                scalars = self.learn(1 - self.update / self.num_updates)
-                self.update += 1
-                steps = self.update * per_update
-                run.add_episodes(steps, self.totals)
-                run.log(steps, {"return": self.totals.mean(), **scalars})
-                score = run.recent_return(10 * len(self.totals))
-                progress.update(task, advance=1, score=score)
-                if not progress.console.is_terminal and run.seconds > 60 * (minutes + 1):
-                    minutes = int(run.seconds // 60)
-                    left = run.seconds / 60 * (self.num_updates / self.update - 1)
-                    about = f"{self.update} of {self.num_updates} updates, return {score:.1f}"
-                    progress.console.print(f"{about}, {minutes} min gone, {left:.0f} to go")
-                if run.is_due(steps):
-                    run.write_json("gradient", self.gradient.describe())
-                    run.save({**parts, "steps": steps}, score=score)
-            run.write_json("gradient", self.gradient.describe())
-            run.save({**parts, "steps": self.update * per_update})
-            if run.should_stop:
-                progress.console.print(f"Stopped; to go on: {run.resume_command}")
+        own, share = super().told_rewards(actions), self.options.share
+        left = max(0.0, 1 - self.num_updates / max(self.total_updates, 1))
+        total = own.mean(1, keepdims=True)  # of all five agents
+        return own + left * (1 - share) * (total - own)
 
 
-def load_policy(options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
-    """Return games and the defender of a run, for `vecenv play`."""
-    envs = Cage4VectorEnv(num_envs, **env_kwargs)
-    player = Cage4Player(options.save / "defender.npz", seed=options.seed)
-
-    def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
-        if starts.all():  # all games have the same length
-            player.reset([mask.copy() for mask in envs.agent_masks()])
-        return player.act(envs.agent_obs(obs.numpy()), report=report)
-
-    return envs, act
-
-
-def main(options: Options) -> float:
-    """Train, save and evaluate; return the mean score."""
-    if options.total_steps < NUM_STEPS * options.num_games:
-        least = NUM_STEPS * options.num_games
-        raise SystemExit(f"--total-steps is less than one rollout, {least}")
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(options.torch_threads)
-    try:
-        run = Run(
-            options.save,
-            options,
-            options.resume,
-            may_change={"save", "save_every", "eval_episodes", "overwrite"},
-            save_every=options.save_every,
-            overwrite=options.overwrite,
-        )
-    except RunError as error:
-        raise SystemExit(str(error)) from None
-    with run:
-        trainer = Trainer(options, run.read_json("gradient") if options.resume else None)
-        if options.load is not None:
-            trainer.agent.take_over(Cage4Player(options.load).weights)
-        trainer.train(run)
-        path = options.save / "defender.npz"
-        steps = trainer.update * NUM_STEPS * options.num_games
-        save_cage4_defender(
-            path,
-            trainer.agent.weights(),
-            steps=steps,
-            temperature=options.temperature,
-            rules_version=CAGE4_RULES_VERSION,
-        )
-        run.draw_curve(f"CAGE Challenge 4, seed {options.seed}", BASELINES)
-    # The run has given back the signals: one is enough now.
-    name = f"defender, {steps:,} steps"
-    with evaluating(f"{options.eval_episodes} episodes"):
-        result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)
-    result.to_json(options.save / "evaluation.json")
-    Console().print(result)
-    print(f"{run.seconds:.0f} s; policy, curve and table: {options.save}")
-    print(f"to watch it: vecenv watch Cage4-v0 --policy {path} --gif episode.gif")
-    return result.score.mean
-
+main, load_policy = Trainer.main, Trainer.load_policy
 
 if __name__ == "__main__":
     main(tyro.cli(Options, description=__doc__))

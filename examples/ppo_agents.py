@@ -1,555 +1,68 @@
-"""PPO for games with several agents: IPPO, or MAPPO with a central critic.
+"""PPO for games with several agents, with a network and a loss of one's own.
 
-    python examples/ppo_agents.py --env mpe2.simple_spread_v3
+    python examples/ppo_agents.py                                  # the compiled Spread-v0
     python examples/ppo_agents.py --env mpe2.simple_spread_v3 --critic central
+    vecenv train agents:Spread-v0 --algo examples/ppo_agents.py    # also with --resume
 
-Agents of equal spaces are a group; each group has a policy, a rollout and an optimizer of its own.
-Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`.
+`vecenv.train.ppo_agents` plays the games and lets each group of equal agents learn. What is changed
+here: layers with normalised inputs in actor and critic, and a bonus for agents of a group that do
+not all do the same. `python examples/ppo_agents.py --help` lists all options.
 """
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import Any
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import torch
 import tyro
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
-from torch.distributions import Categorical, Independent, Normal
-from torch.nn import functional as F
 
-from buffers import RolloutBuffer
-from vecenv import make_vec_agents
-from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import (
-    Adam,
-    EvaluationResult,
-    Gradient,
-    Graph,
-    Run,
-    RunError,
-    evaluate_games,
-    evaluating,
-    gradient_options,
-    load_checkpoint,
-)
+from vecenv.agents import AgentGroup
+from vecenv.train import ppo_agents
 
 
 @dataclass
-class Options:
-    env: str = "mpe2.simple_spread_v3"  # what make_vec_agents takes: an id, or a module
-    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the game
-    critic: Literal["own", "central"] = "own"  # sees what its agent does, or the game's state, too
-    policies: Literal["group", "agent"] = "group"  # one for agents of equal spaces, or one for each
-    indicator: bool = False  # tell a group's policy which of its agents it acts for
-    total_steps: int = 300_000  # steps of agents to train for, at most; 0 evaluates only
-    num_games: int = 8  # games stepped side by side
-    num_steps: int = 128  # steps of each game between two updates
-    num_epochs: int = 8  # passes over the rollout in an update
-    num_minibatches: int = 4  # gradient steps in a pass
-    learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
-    gamma: float = 0.95  # discount
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
-    value_weight: float = 0.5  # of the squared error of the values in the loss
-    entropy_weight: float = 0.0  # of the entropy bonus in the loss
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
-    seed: int = 1  # the same seed gives the same curve
-    backend: str | None = None  # of the games, see vecenv.make_vec
-    num_workers: int | None = None  # processes for the games (async)
-    device: str = "cpu"  # where the networks are: cpu, cuda; there compiled games are, too
-    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
-    graphs: Literal["auto", "off"] = "auto"  # rollout and update as CUDA graphs, if games are there
-    torch_threads: int = 1  # of torch
-    eval_games: int = 100  # games of the deterministic policies at the end
-    save: Path = Path("runs_agents")  # folder for checkpoints, learning curve and scalars
-    save_every: int = 200_000  # steps of agents between two checkpoints
-    resume: bool = False  # go on from the last checkpoint in that folder
-    overwrite: bool = False  # or delete an earlier run in it
-    tensorboard: bool = False  # write scalars for TensorBoard
+class Options(ppo_agents.Options):
+    env: str = "Spread-v0"
+    width: int = 64  # units of a layer
+    entropy_goal: float = 0.5  # entropy below it costs
+    goal_weight: float = 0.01  # of that cost in the loss
 
 
-# ------------------------------------------------------------------------------ what to change
+def network(num_inputs: int, width: int, num_outputs: int) -> nn.Sequential:
+    """Return two normalised layers and a last one, which is small to begin with."""
+    last = nn.Linear(width, num_outputs)
+    nn.init.orthogonal_(last.weight, 0.01)
+    layers = [nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Linear(width, width), nn.LayerNorm(width), nn.SiLU(), last)
 
 
-class Agent(nn.Module):
-    """Actor and critic that the agents of a group share: a tanh network each."""
+class Agent(ppo_agents.Agent):
+    """Actor and critic of a group."""
 
-    low: Tensor
-    high: Tensor
-
-    def __init__(self, group: AgentGroup, state_size: int, options: Options) -> None:
-        super().__init__()
-        self.space, self.num_agents = group.single_observation_space, group.num_agents
-        self.action_space: Any = group.single_action_space
-        self.is_discrete = isinstance(group.single_action_space, Discrete)
-        if not isinstance(group.single_action_space, Discrete | Box):
-            raise SystemExit(
-                f"{options.env}: {group.agents[0]} acts in {self.action_space}, expected Discrete "
-                "or Box; use a wrapper"
-            )
-        self.indicator, self.has_state = options.indicator, state_size > 0
-        num_inputs = num_features(self.space) + (group.num_agents if options.indicator else 0)
-        num_outputs = int(getattr(self.action_space, "n", math.prod(self.action_space.shape)))
-        self.actor = mlp(num_inputs, *options.hidden, num_outputs, gain=0.01)
-        self.critic = mlp(num_inputs + state_size, *options.hidden, 1, gain=1.0)
-        if not self.is_discrete:
-            self.log_std = nn.Parameter(torch.zeros(num_outputs))
-            for name in ("low", "high"):  # on the device, so that games there wait for nothing
-                bound = torch.from_numpy(np.array(getattr(self.action_space, name)))
-                self.register_buffer(name, bound, persistent=False)
-
-    def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
-        """Return a vector (B, F) for each observation; `rows` if they are not those of a step."""
-        found = features(self.space, obs)
-        if self.indicator:  # rows are steps, games and agents, in this order
-            rows = torch.arange(len(found), device=found.device) if rows is None else rows
-            found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
-        return found
-
-    def policy(self, features: Tensor, mask: Tensor | None = None) -> Categorical | Independent:
-        """Return the distribution of actions; choices are possible where `mask` is not 0."""
-        outputs = self.actor(features)
-        if not self.is_discrete:
-            normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
-            return Independent(normal, 1, validate_args=False)
-        if mask is not None:
-            outputs = outputs.masked_fill(mask == 0, -1e9)
-        return Categorical(logits=outputs, validate_args=False)
-
-    def value(self, features: Tensor, state: Tensor | None) -> Tensor:
-        """Return values (B,); a central critic sees the game's state (B, S) besides."""
-        if self.has_state:
-            assert state is not None
-            features = torch.cat([features, state], 1)
-        return self.critic(features).squeeze(1)
-
-    def to_env(self, actions: Any) -> Any:
-        """Turn actions, which begin at 0 or are unbounded, into those that the game takes.
-
-        They are an array, or a tensor on a device.
-        """
-        space: Any = self.action_space
-        if isinstance(actions, Tensor) and not self.is_discrete:
-            return actions.reshape(-1, *space.shape).clamp(self.low, self.high)
-        return (
-            actions + space.start
-            if self.is_discrete
-            else np.clip(actions.reshape(-1, *space.shape), space.low, space.high)
-        )
+    def __init__(self, group: AgentGroup, state_size: int, options: Any) -> None:
+        super().__init__(group, state_size, options)
+        num_outputs = self.actor[-1].out_features
+        num_inputs = self.actor[0].in_features
+        self.actor = network(num_inputs, options.width, num_outputs)
+        self.critic = network(num_inputs + state_size, options.width, 1)
 
 
-def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
+def curious_loss(agent: Any, batch: Any, options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return PPO's loss and a cost of entropies below a goal, and scalars, which are logged."""
+    loss, scalars = ppo_agents.ppo_loss(agent, batch, options)
     features = agent.features(batch.obs, batch.indices)
-    policy = agent.policy(features, batch.extras.get("action_mask"))
-    values = agent.value(features, batch.extras.get("state"))
-    log_ratio = policy.log_prob(batch.actions) - batch.log_probs
-    ratio = log_ratio.exp()
-    gain = batch.advantages * ratio
-    clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
-    rows = {
-        "policy_loss": -torch.minimum(gain, clipped),
-        "value_loss": (values - batch.returns).square(),
-        "entropy": policy.entropy(),
-        "approx_kl": ratio - 1 - log_ratio,
-    }
-    loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
-    loss = loss - options.entropy_weight * rows["entropy"]
-    share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
-    return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
+    entropy = agent.policy(features, batch.extras.get("action_mask")).entropy()
+    missing = (options.entropy_goal - entropy).clamp(min=0)
+    cost = (missing * batch.weights).sum() / batch.weights.sum()
+    return loss + options.goal_weight * cost, {**scalars, "missing_entropy": cost.detach()}
 
 
-# ------------------------------------------------------------------------------ its parts
+class Trainer(ppo_agents.AgentsPPO):
+    Options = Options
+    make_agent = Agent
+    loss = staticmethod(curious_loss)
 
 
-def mlp(*widths: int, gain: float) -> nn.Sequential:
-    """Return linear layers with tanh between them, orthogonal to begin with."""
-    layers: list[nn.Module] = []
-    for number, (a, b) in enumerate(pairwise(widths), 2):
-        layer = nn.Linear(a, b)
-        nn.init.orthogonal_(layer.weight, gain if number == len(widths) else 2**0.5)
-        nn.init.zeros_(layer.bias)
-        layers += [layer, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
-
-
-def num_features(space: Any) -> int:
-    """Return how many numbers `features` makes of an observation."""
-    if isinstance(space, Dict):
-        return sum(num_features(part) for name, part in space.items() if name != "action_mask")
-    if isinstance(space, Discrete | MultiDiscrete):
-        return int(np.sum(space.n if isinstance(space, Discrete) else space.nvec))
-    if isinstance(space, Box | MultiBinary):
-        return math.prod(space.shape)
-    raise SystemExit(f"an observation is {space}, expected arrays or a Dict of them; use a wrapper")
-
-
-def features(space: Any, obs: Any) -> Tensor:
-    """Return observations (B, ...) as vectors float32 (B, F): choices as a one and zeros."""
-    if isinstance(space, Dict):
-        parts = [(part, obs[name]) for name, part in space.items() if name != "action_mask"]
-        return torch.cat([features(part, numbers) for part, numbers in parts], 1)
-    if not isinstance(space, Discrete | MultiDiscrete):
-        return obs.flatten(1).float()
-    sizes = np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
-    pairs = zip(obs.reshape(len(obs), -1).long().unbind(1), np.ravel(space.start), strict=True)
-    # Dead agents see zeros, which need not be choices.
-    places = [(x - int(start)).clamp(min=0) for x, start in pairs]
-    return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
-
-
-def masks_of(group: AgentGroup, device: str) -> Tensor | None:
-    """Return which actions the agents of all rows may take next, int8 (B, n), if games say so."""
-    return torch.as_tensor(group.action_masks()).to(device) if group.has_action_masks else None
-
-
-def is_on_device(group: AgentGroup) -> bool:
-    """Return whether rows of agents are tensors where they are computed."""
-    return isinstance(group.alive, Tensor)
-
-
-# ------------------------------------------------------------------------------ training
-
-
-class Learner:
-    """The policy of a group, and what it learns from: the rows of its agents in all games."""
-
-    def __init__(
-        self,
-        group: AgentGroup,
-        state: Tensor | None,
-        options: Options,
-        num_updates: int,
-        earlier: dict[str, Any] | None = None,
-    ) -> None:
-        self.options, self.group, self.num_agents = options, group, group.num_agents
-        self.is_captured = is_on_device(group) and options.graphs == "auto"
-        self.agent = Agent(group, 0 if state is None else state.shape[1], options)
-        self.agent.to(options.device)
-        masks = masks_of(group, options.device)
-        columns = {} if masks is None else {"action_mask": MultiBinary(masks.shape[1])}
-        states = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
-        self.rollout = RolloutBuffer(
-            options.num_steps,
-            group.num_envs,
-            group.single_observation_space,
-            group.single_action_space,
-            autoreset_mode=group.autoreset_mode,
-            gamma=options.gamma,
-            gae_lambda=options.gae_lambda,
-            device=options.device,
-            seed=options.seed,
-            allocate=group.allocate,
-            extra_columns=columns,
-            game_columns=states,  # stored once for all agents of a game
-            agents_per_game=group.num_agents,
-            deferred=self.is_captured,
-            staged=is_on_device(group),  # where the simulator's memory is the host's, too
-        )
-        self.gradient = Gradient(
-            self.agent,
-            partial(ppo_loss, options=options),
-            **gradient_options(
-                options.compile,
-                num_calls=num_updates * options.num_epochs * options.num_minibatches,
-                num_rows=group.num_envs * options.num_steps // options.num_minibatches,
-                earlier=earlier,
-            ),
-            deferred=self.is_captured,
-            log=lambda text: print(f"{group.name}: {text}"),
-        )
-        self.optimizer = Adam(
-            self.gradient.parameters(),
-            lr=options.learning_rate,
-            eps=1e-5,
-            max_grad_norm=options.max_grad_norm,
-            deferred=self.is_captured,
-        )
-        if self.is_captured:  # from here on it is replayed, and waits for nothing
-            self.learn_once = Graph(
-                self.learn_once, options.device, generators=[self.rollout.generator], log=print
-            )
-
-    def act(self, t: int, state: Tensor | None) -> Any:
-        """Draw the actions of step t, one per row; those of dead agents are ignored."""
-        agent, obs = self.agent, self.rollout.obs_at(t)
-        features, masks = agent.features(obs), masks_of(self.group, self.options.device)
-        policy = agent.policy(features, masks)
-        actions = policy.sample() if agent.is_discrete else policy.rsample()  # which never waits
-        put = {"log_probs": policy.log_prob(actions), "values": self.values(features, state)}
-        if masks is not None:
-            put["action_mask"] = masks
-        if state is not None:
-            put["state"] = state
-        return agent.to_env(self.rollout.put(t, actions=actions, **put))
-
-    def values(self, features: Tensor, state: Tensor | None) -> Tensor:
-        """Return values of all rows, of which those of a game share its state."""
-        each = None if state is None else state.repeat_interleave(self.num_agents, 0)
-        return self.agent.value(features, each)
-
-    def learn(self, state: Tensor | None) -> dict[str, float]:
-        """Make the gradient steps of an update; return means over them of the loss's scalars."""
-        rollout, found = self.rollout, list[dict[str, Tensor]]()
-        with torch.inference_mode():
-            last = self.agent.features(rollout.obs_at(rollout.num_steps))
-            rollout.compute_advantages(self.values(last, state))
-        for _ in range(self.options.num_epochs):
-            found.append({name: mean.clone() for name, mean in self.learn_once().items()})
-        if self.is_captured:  # for which nobody has waited
-            rollout.check()
-            self.gradient.check()
-        return {name: float(mean_of(found, name)) for name in found[0]}
-
-    def learn_once(self) -> dict[str, Tensor]:
-        """Make the gradient steps of a pass over the rollout; return means of the scalars."""
-        count, found = self.options.num_minibatches, list[dict[str, Tensor]]()
-        for batch in self.rollout.minibatches(count, fixed=True, normalize_advantages=True):
-            found.append(self.gradient(batch))
-            self.optimizer.step()
-        return {name: mean_of(found, name) for name in found[0]}
-
-
-def mean_of(found: list[dict[str, Tensor]], name: str) -> Tensor:
-    return torch.stack([scalars[name] for scalars in found]).mean()
-
-
-class Trainer:
-    """Plays the games and lets each group learn from its rows.
-
-    Attributes:
-        steps: Steps made by agents; those of dead ones do not count.
-        learners: By group.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        envs: AgentsVecEnv,
-        earlier: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.options, self.envs, self.steps, self.num_updates = options, envs, 0, 0
-        self.num_rows = sum(group.num_envs for group in envs.groups.values())
-        obs = self.reset(options.seed)
-        num_updates = options.total_steps // (self.num_rows * options.num_steps)
-        self.learners = {
-            name: Learner(group, self.state, options, num_updates, (earlier or {}).get(name))
-            for name, group in envs.groups.items()
-        }
-        for name, learner in self.learners.items():
-            learner.rollout.start(obs[name])
-        self.is_captured = all(learner.is_captured for learner in self.learners.values())
-        if self.is_captured:
-            self.collect = Graph(self.collect, options.device, log=print)
-
-    def reset(self, seed: int) -> dict[str, Any]:
-        """Reset all games; return observations by group."""
-        obs, _ = self.envs.reset(seed=seed)
-        self.state = None
-        self.look()
-        return obs
-
-    def look(self) -> None:
-        """Take note of the games' states (G, S) for a central critic, in memory that stays."""
-        if self.options.critic == "own":
-            return
-        found = torch.as_tensor(self.envs.state()).flatten(1).float().to(self.options.device)
-        if self.state is None:
-            self.state = found.clone()
-        else:
-            self.state.copy_(found)
-
-    @torch.inference_mode()
-    def collect(self) -> None:
-        """Step all games `num_steps` times."""
-        for t in range(self.options.num_steps):
-            actions = {k: learner.act(t, self.state) for k, learner in self.learners.items()}
-            slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
-            self.envs.step(actions, out=slots)
-            self.look()
-        for learner in self.learners.values():
-            learner.rollout.count_episodes()
-
-    def update(self) -> dict[str, float]:
-        """Collect a rollout and learn from it; return scalars by group."""
-        left, scalars = max(0.0, 1 - self.steps / self.options.total_steps), dict[str, float]()
-        self.collect()
-        self.episodes = list[float]()
-        if all(map(is_on_device, self.envs.groups.values())):
-            envs: Any = self.envs
-            envs.check()
-        for name, learner in self.learners.items():
-            learner.optimizer.set_lr(self.options.learning_rate * left)
-            returns = learner.rollout.episodes().returns.tolist()
-            means = learner.learn(self.state)
-            self.steps += learner.rollout.num_valid
-            learner.rollout.advance()
-            if returns:
-                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
-            scalars |= {f"{name}/{key}": value for key, value in means.items()}
-            self.episodes += returns
-        self.num_updates += 1
-        return scalars
-
-    def train(self, run: Run) -> None:
-        """Update while another rollout fits into the steps, and until a signal says to stop."""
-        options = self.options
-        if (saved := run.restore(self.parts())) is not None:
-            self.steps, self.num_updates = saved["steps"], saved["num_updates"]
-            if self.state is not None:
-                self.state.copy_(saved["state"])
-            if run.not_restored:
-                obs = self.reset(options.seed + self.steps)
-                for name, learner in self.learners.items():
-                    learner.rollout.start(obs[name])
-        total, per_rollout = options.total_steps, self.num_rows * options.num_steps
-        with run.progress(options.env, self.steps, total, rollout_steps=per_rollout) as progress:
-            while self.steps + per_rollout <= total:
-                if run.should_stop:
-                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
-                    break
-                with run.updating(self.num_updates + 1, self.steps):
-                    scalars = self.update()
-                run.add_episodes(self.steps, self.episodes)
-                recent, speed = run.recent_return(100), progress.speed(self.steps)
-                text = f"return of an agent {recent:.1f}, {speed:.0f} steps/s"
-                progress.show(self.steps, text)
-                run.log(self.steps, scalars | {"SPS": speed})
-                if run.is_due(self.steps):
-                    self.save(run, score=recent)
-            else:
-                progress.fill(self.steps)  # what no rollout fits into is left out
-        self.save(run)
-
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint restores."""
-        parts: dict[str, Any] = {"envs": self.envs}
-        for name, learner in self.learners.items():
-            parts[f"{name}/agent"], parts[f"{name}/optimizer"] = learner.agent, learner.optimizer
-            parts[f"{name}/rollout"] = learner.rollout
-        return parts
-
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
-        run.write_json(
-            "gradients", {k: lea.gradient.describe() for k, lea in self.learners.items()}
-        )
-        counts = {"steps": self.steps, "num_updates": self.num_updates, "state": self.state}
-        run.save({**self.parts(), **counts}, score=score)
-
-
-def obs_device(obs: Any) -> torch.device:
-    """Return where an observation, or the parts of one, is."""
-    return obs_device(next(iter(obs.values()))) if isinstance(obs, Mapping) else obs.device
-
-
-def player(envs: AgentsVecEnv, agents: Mapping[str, Agent]) -> Callable[[Any], dict[str, Any]]:
-    """Return the likeliest actions, by group, as a function of observations by group."""
-
-    def act(obs: Any) -> dict[str, Any]:
-        found = {}
-        for name, agent in agents.items():
-            device = str(obs_device(obs[name]))
-            policy = agent.policy(agent.features(obs[name]), masks_of(envs.groups[name], device))
-            found[name] = agent.to_env(policy.mode.cpu().numpy())
-        return found
-
-    return act
-
-
-def load_policy(options: Options, num_games: int) -> tuple[AgentsVecEnv, Callable[..., Any]]:
-    """Return games and the policies of a run, for `vecenv play`; also of one that was killed."""
-    envs = make_envs(options, num_games)
-    size = 0
-    if options.critic == "central":
-        envs.reset()
-        size = envs.state()[0].size
-    agents = {name: Agent(group, size, options) for name, group in envs.groups.items()}
-    state = load_checkpoint(options.save / "checkpoint/last.pt")["state"]
-    for name, agent in agents.items():
-        agent.load_state_dict(state[f"{name}/agent"])
-    return envs, player(envs, agents)
-
-
-def make_envs(options: Options, num_games: int, *, on_device: bool = False) -> AgentsVecEnv:
-    """Make the games that the options describe; compiled ones where the networks are, if asked."""
-    env_kwargs: Any = options.env_kwargs
-    if options.policies == "agent":
-        env_kwargs = {**env_kwargs, "groups": str}  # each agent a group of its own name
-    if options.critic == "central":
-        env_kwargs = {**env_kwargs, "central_state": True}
-    workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
-    names_device, backend = torch.device(options.device).type == "cuda", options.backend
-    if backend == "cuda" or (backend in (None, "auto") and names_device and is_compiled(options)):
-        backend = "cuda" if on_device else None
-        if on_device and names_device:
-            env_kwargs = {**env_kwargs, "device": options.device}
-    envs = make_vec_agents(
-        options.env, num_games, backend=backend, vector_kwargs=workers, **env_kwargs
-    )
-    # One group is an ordinary vector env of its rows; here all goes by group.
-    return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-
-
-def is_compiled(options: Options) -> bool:
-    """Whether the games are compiled ones, which may be on a device."""
-    env_kwargs: Any = options.env_kwargs
-    try:  # which makes none of another kind
-        make_vec_agents(options.env, 1, backend="jit", **env_kwargs).close()
-    except ValueError:
-        return False
-    return True
-
-
-def main(options: Options) -> dict[str, EvaluationResult]:
-    """Train, save, evaluate and report; return what a game earns, by group."""
-    torch.set_num_threads(options.torch_threads)
-    torch.manual_seed(options.seed)
-    if options.device != "cpu" and not torch.cuda.is_available():
-        raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
-    changeable = {"total_steps", "save", "save_every", "eval_games", "overwrite", "num_workers"}
-    try:
-        run = Run(
-            options.save,
-            options,
-            options.resume,
-            may_change={*changeable, "tensorboard"},
-            save_every=options.save_every,
-            tensorboard=options.tensorboard,
-            overwrite=options.overwrite,
-        )
-    except RunError as error:
-        raise SystemExit(str(error)) from None
-    with run:
-        envs = make_envs(options, options.num_games, on_device=True)
-        earlier = run.read_json("gradients") if options.resume else None
-        trainer = Trainer(options, envs, earlier)
-        trainer.train(run)
-        envs.close()
-        run.draw_curve(f"{options.env}, seed {options.seed}")
-    # The run has given back the signals: one is enough now.
-    with evaluating(f"{options.eval_games} games"):
-        games = make_envs(options, options.eval_games)
-        act = player(games, {name: lea.agent for name, lea in trainer.learners.items()})
-        given: Any = {"seed": 1_000_000 + options.seed, "device": options.device}
-        found = evaluate_games(act, games, options.eval_games, **given)
-        games.close()
-    run.write_json("evaluation", {k: {"mean": x.mean, "ci95": x.ci95} for k, x in found.items()})
-    print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
-    for name, result in found.items():
-        count = envs.groups[name].num_agents
-        print(f"{name}, {count} agents: {result}, {result.mean / count:.2f} each")
-    return found
-
+main, load_policy = Trainer.main, Trainer.load_policy
 
 if __name__ == "__main__":
     main(tyro.cli(Options, description=__doc__))

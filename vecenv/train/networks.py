@@ -208,7 +208,7 @@ class Pictures(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return vectors float32 (B, num_features)."""
         image = image.permute(0, 3, 1, 2) if self.is_last else image
-        return self.layers(image.float() * (1 / self.scale))
+        return self.layers(image.float() / self.scale)
 
 
 class Encoders(nn.ModuleDict):

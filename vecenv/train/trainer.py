@@ -134,6 +134,11 @@ class Trainer:
         """
         require_device(getattr(options, "device", "cpu"))
 
+    @staticmethod
+    def num_envs_of(options: Any) -> int:
+        """Return how many envs, or games, are stepped side by side."""
+        return getattr(options, "num_envs", None) or options.num_games
+
     @classmethod
     def begin(cls, options: Any) -> None:
         """Prepare the folder of the run and the process, before anything is made."""
@@ -165,7 +170,7 @@ class Trainer:
         prepare(options)
         with refusing():
             cls.check_options(options)
-            return cls.run_in(options.save, options, options.num_envs, baselines)
+            return cls.run_in(options.save, options, cls.num_envs_of(options), baselines)
 
     @classmethod
     def run_in(
@@ -216,7 +221,8 @@ def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def title_of(options: Any) -> str:
     """Return what a run is called in pictures and reports."""
-    return f"{getattr(options, 'env_id', None) or options.env}, seed {options.seed}"
+    name = getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
+    return f"{name}, seed {options.seed}"
 
 
 def prepare(options: Any) -> None:

@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from example_files import load_example
 
 from vecenv.cage import Cage4Player, evaluate_cage4
 from vecenv.cage.challenge4.play.player import defender_logits
@@ -19,7 +18,9 @@ if is_jit_off():
 
 @pytest.fixture
 def example(one_torch_thread):
-    return load_example("cage4_defender")
+    from vecenv.train import cage4_defender
+
+    return cage4_defender
 
 
 def options_of(example, folder, **changed):
@@ -41,16 +42,16 @@ def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(example, tmp_path, monkeypatch, capsys):
     example.main(options_of(example, tmp_path / "through"))
-    learn = example.Trainer.learn
+    learn = example.Cage4Defender.learn
 
     def interrupted(trainer, left):
         signal.raise_signal(signal.SIGINT)
         return learn(trainer, left)
 
     with monkeypatch.context() as patch:
-        patch.setattr(example.Trainer, "learn", interrupted)
+        patch.setattr(example.Cage4Defender, "learn", interrupted)
         example.main(options_of(example, tmp_path / "stopped"))
-    assert "to go on" in capsys.readouterr().err
+    assert "stopped after" in capsys.readouterr().out
     example.main(options_of(example, tmp_path / "stopped", resume=True))
     states = [
         load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
@@ -63,7 +64,7 @@ def test_a_stopped_run_goes_on_where_it_was(example, tmp_path, monkeypatch, caps
 
 
 def test_the_player_computes_what_the_network_does(example):
-    agent = example.Defender(example.Options(width=8), 5)
+    agent = example.Defender(5, example.Options(width=8))
     torch.nn.init.normal_(agent.act.weight)
     torch.nn.init.normal_(agent.rest.weight)
     hosts, units = torch.rand(6, 3, 16, 19), torch.rand(6, 3, 40)

@@ -1,25 +1,21 @@
-"""examples/ppo_agents.py: gradients with agents that die, masks, groups, resuming, a toy solved."""
+"""vecenv.train.ppo_agents: gradients with agents that die, masks, resuming, a toy that is solved."""
 
 import signal
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from example_files import last_state, load_example
+from example_files import last_state
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.learn import load_checkpoint
+from vecenv.train import ppo_agents as ppo
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "ppo_agents.py"
 SMALL = {"num_games": 3, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "compile": "off"}
-
-
-ppo = load_example("ppo_agents")
 
 
 class Game:
@@ -134,8 +130,8 @@ def as_module(monkeypatch):
 def make_trainer(game, **changes):
     options = ppo.Options(**{"env": "a_game", "backend": "sync", **SMALL, **changes})
     torch.manual_seed(options.seed)
-    envs = ppo.make_envs(options, options.num_games)
-    return ppo.Trainer(options, envs)
+    envs = ppo.AgentsPPO.make_envs(options, options.num_games)
+    return ppo.AgentsPPO(options, envs)
 
 
 def lives(factory, trainer, learner):
@@ -239,7 +235,7 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
 def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path):
     """With masks, choices as observations, and a box of actions."""
     names = {"group": ["unit", "unit_2"], "agent": ["unit_0", "unit_1", "unit_2"]}[policies]
-    changes = {"policies": policies, "critic": "central", "total_steps": 300, "eval_games": 3}
+    changes = {"policies": policies, "critic": "central", "total_steps": 300, "eval_episodes": 3}
     options = ppo.Options(
         env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, **changes}
     )
@@ -283,17 +279,17 @@ def test_a_central_critic_sees_the_state_of_its_game(as_module):
 def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
     shared = {"env": as_module(Varied), "backend": "sync", "critic": "central", "total_steps": 600}
-    shared |= {**SMALL, "eval_games": 3}
+    shared |= {**SMALL, "eval_episodes": 3}
     through = ppo.main(ppo.Options(save=tmp_path / "through", **shared))
 
-    update = ppo.Trainer.update
+    update = ppo.AgentsPPO.update
 
     def stop(trainer):
         if trainer.num_updates == 2:
             signal.raise_signal(signal.SIGTERM)
         return update(trainer)
 
-    monkeypatch.setattr(ppo.Trainer, "update", stop)
+    monkeypatch.setattr(ppo.AgentsPPO, "update", stop)
     ppo.main(ppo.Options(save=tmp_path / "stopped", **shared))
     resumed = ppo.main(ppo.Options(save=tmp_path / "stopped", resume=True, **shared))
     states = [last_state(tmp_path / name) for name in ("through", "stopped")]
@@ -308,7 +304,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
 def test_roles_are_learned_where_the_policy_can_tell_agents_apart(changes, as_module, tmp_path):
     options = ppo.Options(
         env=as_module(Roles), save=tmp_path, backend="sync", total_steps=8000, compile="off",
-        num_steps=32, eval_games=10, **changes,
+        num_steps=32, eval_episodes=10, **changes,
     )  # fmt: skip
     result = ppo.main(options)
     mean = sum(found.mean for found in result.values())
@@ -331,6 +327,6 @@ def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
 
 
 def test_steps_for_no_rollout_are_told(as_module, tmp_path, capsys):
-    given = {**SMALL, "total_steps": 20, "eval_games": 2}
+    given = {**SMALL, "total_steps": 20, "eval_episodes": 2}
     ppo.main(ppo.Options(env=as_module(Varied), save=tmp_path, backend="sync", **given))
     assert "less than one rollout, " in capsys.readouterr().out

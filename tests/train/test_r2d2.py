@@ -1,16 +1,19 @@
-"""examples/r2d2.py."""
+"""vecenv.train.r2d2."""
 
 import pytest
 import torch
 from example_files import load_example
 
-r2d2, memory = map(load_example, ("r2d2", "memory"))
+from vecenv import make_vec
+from vecenv.train import r2d2
+
+load_example("memory")  # registers the env
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"env_id": "Pendulum-v1"}, "Pendulum-v1 has the spaces .*, not these: Box with an axis"),
+        ({"env_id": "Pendulum-v1"}, "Pendulum-v1: the spaces are .*, expected Box with an axis"),
         ({"exploration": (0.4, 0.0)}, r"exploration \(0\.4, 0\.0\): expected numbers above 0"),
         ({"burn_in": 30}, "--burn-in 30: expected 0 or more and less than --sequence-length 24"),
     ],
@@ -25,21 +28,22 @@ def test_what_it_cannot_do_is_a_sentence(changed, words, tmp_path):
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_errors_are_those_of_n_steps(recurrent):
     torch.manual_seed(0)
-    options = r2d2.Options(env_kwargs={"length": 4}, n_step=3, hidden=8, recurrent=recurrent,
-                           learning_starts=10**6, prioritized=False)  # fmt: skip
-    envs = r2d2.make_vec(options.env_id, 4, autoreset_mode="SameStep", length=4)
-    trainer = r2d2.Trainer(options, envs)
+    options = r2d2.Options(env_id="memory:TMaze-v0", env_kwargs={"length": 4}, n_step=3, hidden=8,
+                           recurrent=recurrent, learning_starts=10**6, prioritized=False)  # fmt: skip
+    envs = make_vec(options.env_id, 4, autoreset_mode="SameStep", length=4)
+    trainer = r2d2.R2D2(options, envs)
+    trainer.start()
     for _ in range(60):
         trainer.collect()
     batch = trainer.buffer.sample_sequences(8, 6, pad=True, initial_states="state")
-    errors, states = r2d2.td_errors(trainer.network, trainer.target, batch, options)
+    errors, states = r2d2.td_errors(trainer.agent, batch, options)
     assert states.shape == (8, 6, 8)
     for b in range(8):
         count = int(batch.mask[b].sum())
         obs = torch.cat([batch.obs[b, :count], batch.next_obs[b, count - 1 : count]])[None]
         state = batch.initial_states["state"][b : b + 1]
         with torch.no_grad():
-            values, later = trainer.network(obs, state)
+            values, later = trainer.agent.network(obs, state)
         picks = values[0].argmax(1)
         for t in range(count):
             goal, factor = 0.0, 1.0
@@ -58,5 +62,7 @@ def test_errors_are_those_of_n_steps(recurrent):
 @pytest.mark.learn
 @pytest.mark.timeout(900)
 def test_a_memory_task_is_learned(tmp_path):
-    options = r2d2.Options(env_kwargs={"length": 6}, total_steps=30_000, save=tmp_path)
+    options = r2d2.Options(
+        env_id="memory:TMaze-v0", env_kwargs={"length": 6}, total_steps=30_000, save=tmp_path
+    )
     assert r2d2.main(options).mean >= 0.9

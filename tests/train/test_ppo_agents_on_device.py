@@ -1,17 +1,17 @@
-"""examples/ppo_agents.py with games on a device, which is none: the driver in plain Python."""
+"""vecenv.train.ppo_agents with games on a device, which is none: the driver in plain Python."""
 
 import numpy as np
 import pytest
 import torch
 from agents.toy_games import WALK
-from example_files import load_example
 from jit.on_device.host_device import HostDevice, refuse_host, use
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentRowsVecEnv
+from vecenv.learn import load_checkpoint
+from vecenv.train import ppo_agents as example
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-example = load_example("ppo_agents")
 SMALL = {"num_games": 3, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}
 
 
@@ -25,7 +25,7 @@ def trainer_for(kernels, device, **changes):
     torch.manual_seed(1)
     envs = make_vec_agents(kernels, 3, device=device, max_episode_steps=9, debug=True)
     envs = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-    return example.Trainer(options, envs)
+    return example.AgentsPPO(options, envs)
 
 
 def test_games_on_a_device_give_the_rollouts_of_the_cpu():
@@ -67,22 +67,24 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
 
 def test_games_are_on_the_device_for_the_training_alone():
     options = example.Options(env="Spread-v0", device="cuda", env_kwargs={"max_cycles": 9})
-    envs = example.make_envs(options, 2, on_device=True)
+    envs = example.AgentsPPO.make_envs(options, 2, on_device=True)
     assert all(map(example.is_on_device, envs.groups.values()))
     assert options.env_kwargs == {"max_cycles": 9}
-    assert not any(map(example.is_on_device, example.make_envs(options, 2).groups.values()))
+    assert not any(
+        map(example.is_on_device, example.AgentsPPO.make_envs(options, 2).groups.values())
+    )
 
 
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):
     options = example.Options(
-        env="Spread-v0", backend="cuda", total_steps=3 * 3 * 8 * 2, eval_games=2, compile="off",
+        env="Spread-v0", backend="cuda", total_steps=3 * 3 * 8 * 2, eval_episodes=2, compile="off",
         save=tmp_path, env_kwargs={"max_cycles": 9}, **SMALL,
     )  # fmt: skip
     found = example.main(options)
     assert all(len(result.returns) == 2 for result in found.values())
     options.resume, options.total_steps = True, 3 * 3 * 8 * 3
     example.main(options)
-    state = example.load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
+    state = load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     assert state["num_updates"] == 3
     options.critic, options.resume, options.overwrite = "central", False, True
     example.main(options)
