@@ -1,4 +1,4 @@
-"""Learning with several agents: examples/ppo_agents.py beside SuperSuit and stable-baselines3.
+"""Learning with several agents: vecenv.train.ppo_agents beside SuperSuit and stable-baselines3.
 
     pip install 'pettingzoo[sisl]' mpe2 supersuit stable-baselines3
     python benchmarks/agents_learning.py --envs spread pursuit --results learned.jsonl
@@ -25,7 +25,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -38,9 +37,7 @@ from measure import machine, markdown_table
 
 from vecenv import make_vec_agents
 from vecenv.adapters.pettingzoo import GameView
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-ppo: Any = import_module("ppo_agents")  # the example, whose folder comes first now
+from vecenv.train import ppo_agents as ppo
 
 MODULES = {"spread": "mpe2.simple_spread_v3", "pursuit": "pettingzoo.sisl.pursuit_v5"}
 COMPILED = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
@@ -60,14 +57,14 @@ def options_of(env: str, learner: str, seed: int) -> Any:
     if learner.endswith("compiled"):
         backend, name = "jit", COMPILED[env]
     return ppo.Options(
-        name, critic=critic, seed=seed, backend=backend, compile="off", **SETTINGS[env]
+        env=name, critic=critic, seed=seed, backend=backend, compile="off", **SETTINGS[env]
     )
 
 
 def train_example(options: Any) -> Act:
     """Train the example; return its policy."""
-    envs = ppo.make_envs(options, options.num_games)
-    trainer = ppo.Trainer(options, envs)
+    envs = ppo.AgentsPPO.make_envs(options, options.num_games)
+    trainer = ppo.AgentsPPO(options, envs)
     while trainer.steps + trainer.num_rows * options.num_steps <= options.total_steps:
         trainer.update()
     envs.close()
@@ -137,7 +134,7 @@ def play(options: Any, act: Act, draws: bool, num_games: int) -> float:
     """Play each of some games once; return the mean return of an agent."""
     torch.manual_seed(options.seed)
     options = dataclasses.replace(options, critic="own")
-    envs = ppo.make_envs(options, num_games)
+    envs = ppo.AgentsPPO.make_envs(options, num_games)
     ((name, group),) = envs.groups.items()
     obs, _ = envs.reset(seed=1_000_000)
     total, goes_on = 0.0, np.ones(num_games, np.bool_)
@@ -154,7 +151,7 @@ def measure(env: str, learner: str, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     options = options_of(env, learner, seed)
     if options.backend == "jit":  # compile, or load what was
-        envs = ppo.make_envs(options, 1)
+        envs = ppo.AgentsPPO.make_envs(options, 1)
         envs.reset(seed=0)
         envs.step({name: group.action_space.sample() for name, group in envs.groups.items()})
         envs.close()

@@ -26,7 +26,7 @@ one kernel where numba-cuda is installed; "by torch" is what takes its place els
 PPO update (128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into
 host pages and leave everything on the device.
 
-At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
+At the end `vecenv train` trains by PPO and SAC on the device for a little while and tell
 their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph
 does is in the phase in which the host waits for it, that of the learner.
 """
@@ -401,15 +401,24 @@ def time_rollout(timer: Timer, options: dict[str, Any]) -> None:
 
 
 def time_training(device: torch.device) -> None:
-    """Print where the time of the examples goes."""
+    """Print where the time of trainings goes."""
     given = ["--device", str(device), "--profile", "--eval-episodes", "2"]
-    ppo = ["--env-id", "Cage2-v0", "--num-envs", "16384", "--num-steps", "64"]
+    ppo = ["Cage2-v0", "--algo", "ppo", "--num-envs", "16384", "--num-steps", "64"]
     ppo += ["--total-steps", "30000000"]
-    sac = ["--env-id", "JitPendulum-v1", "--num-envs", "64", "--update-ratio", "0.1"]
+    sac = ["JitPendulum-v1", "--algo", "sac", "--num-envs", "64", "--update-ratio", "0.1"]
     sac += ["--total-steps", "60000"]
-    for (name, options), graphs in itertools.product((("ppo", ppo), ("sac", sac)), ("auto", "off")):
+    for options, graphs in itertools.product((ppo, sac), ("auto", "off")):
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, f"examples/{name}.py", *options, *given, "--graphs", graphs]
+            command = [
+                sys.executable,
+                "-m",
+                "vecenv",
+                "train",
+                *options,
+                *given,
+                "--graphs",
+                graphs,
+            ]
             print(f"\n{' '.join(command[1:])}", flush=True)
             subprocess.run([*command, "--save", f"{folder}/run"], check=False)
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu_ppo.py
 
 Without a CUDA device it says so and measures nothing. CAGE 2, 64-64 networks, without masks; the
-trainer is that of `examples/ppo.py`, with CUDA graphs and gradients by autograd. The first five
+trainer is that of `vecenv.train.ppo`, with CUDA graphs and gradients by autograd. The first five
 updates are not counted; then whole updates, and the parts by themselves, are timed nine times each,
 until the device is done (medians). A step is one step of one env in whole updates.
 """
@@ -11,17 +11,13 @@ until the device is done (medians). A step is one step of one env in whole updat
 from __future__ import annotations
 
 import argparse
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_envs import time_calls
 from measure import machine, markdown_table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-ppo: Any = import_module("ppo")
+from vecenv.train import ppo
 
 WARM_UP = 5  # updates, until all is captured
 # Products, envs, steps, passes, minibatches of a pass.
@@ -39,8 +35,8 @@ def time_case(dtype: Any, num_envs: int, num_steps: int, epochs: int, batches: i
         num_epochs=epochs, num_minibatches=batches, masks=False, dtype=dtype, device="cuda",
         compile="off", graphs="on",
     )  # fmt: skip
-    envs = ppo.make_envs(options, num_envs, on_device=True)
-    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options).to("cuda"))
+    envs = ppo.PPO.make_envs(options, num_envs, on_device=True)
+    trainer = ppo.PPO(options, envs)
     for _ in range(WARM_UP):
         trainer.update()
     calls = trainer.update, trainer.collect, trainer.learn

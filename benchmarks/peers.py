@@ -8,7 +8,7 @@
 repetition, as processes of some are busy while they wait. One step is one step of an episode; those
 on which NEXT_STEP autoreset only resets do not count. Compiling and starting are not inside.
 
-*Score*: PPO learns to defend CAGE 2, by examples/cage2_defender.py and by stable-baselines3 with
+*Score*: PPO learns to defend CAGE 2, by vecenv.train and by stable-baselines3 with
 the same settings on the same envs, one after the other, `--minutes` each at most. The clock stands
 still while the policy plays the nine cells of the challenge, in between; compiling is inside. No
 other library that installs from PyPI has the challenge.
@@ -21,12 +21,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +35,7 @@ from measure import machine, markdown_table
 
 from vecenv import make_vec
 from vecenv.cage import cage2_scenario, evaluate, save_defender
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-cage2_defender: Any = import_module("cage2_defender")
-ppo: Any = import_module("ppo")
+from vecenv.train import cage2_defender
 
 ENV_ID, WINNER = "CartPole-v1", -54.57
 Step = tuple[Callable[[np.ndarray], Any], Callable[[], Any]]  # step all envs once; close
@@ -193,8 +188,8 @@ def train_example(options: Any, clock: Clock) -> None:
     """Train the example's defender."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    envs = ppo.make_envs(options, options.num_envs)
-    trainer = cage2_defender.Trainer(options, envs, ppo.Agent(envs, options))
+    envs = cage2_defender.Cage2Defender.make_envs(options, options.num_envs)
+    trainer = cage2_defender.Cage2Defender(options, envs)
     size = options.num_envs * options.num_steps
     while not clock.is_over(trainer.steps, lambda: layers_of(trainer.agent.actor)):
         if trainer.steps + size > options.total_steps:

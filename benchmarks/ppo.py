@@ -1,4 +1,4 @@
-"""Steps per second of examples/ppo.py on CartPole-v1, next to a textbook PPO, and on CAGE 2.
+"""Steps per second of vecenv.train.ppo on CartPole-v1, next to a textbook PPO, and on CAGE 2.
 
     python benchmarks/ppo.py
 
@@ -19,7 +19,6 @@ import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import perf_counter
@@ -29,18 +28,19 @@ import textbook_ppo as textbook
 import torch
 from measure import machine, markdown_table, median_ratio
 
+from vecenv import make_vec
 from vecenv.timing.attribution import ENV_SHARES
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-ppo: Any = import_module("ppo")  # the example, whose folder comes first now
+from vecenv.train import ppo
 
 EXAMPLE = "example"
 CAGE2 = "vecenv:Cage2-v0"
 
 
 def load_example(checkout: Path) -> Any:
-    """Import examples/ppo.py of another checkout, over this one's packages."""
-    spec = spec_from_file_location("ppo_of_another_version", checkout / "examples" / "ppo.py")
+    """Import PPO of another checkout, over this one's packages."""
+    path = checkout / "vecenv" / "train" / "ppo.py"
+    path = path if path.exists() else checkout / "examples" / "ppo.py"
+    spec = spec_from_file_location("ppo_of_another_version", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses look their module up
@@ -53,7 +53,9 @@ def make_trainer(module: Any, env_id: str, backend: str = "auto", **options: Any
     known = {k: v for k, v in options.items() if k in module.Options.__dataclass_fields__}
     settings = module.Options(env_id, **known)
     torch.manual_seed(settings.seed)
-    envs = module.make_vec(env_id, settings.num_envs, backend=backend)
+    envs = make_vec(env_id, settings.num_envs, backend=backend)
+    if hasattr(module, "PPO"):
+        return module.PPO(settings, envs)
     policy = module.Agent if hasattr(module, "Agent") else module.Policy
     return module.Trainer(settings, envs, policy(envs, settings))
 

@@ -1,4 +1,4 @@
-"""PPO of examples/ppo.py beside that of stable-baselines3, with the same settings.
+"""PPO of vecenv.train beside that of stable-baselines3, with the same settings.
 
     pip install stable-baselines3 'gymnasium[box2d]'
     python benchmarks/ppo_sb3.py --env-id LunarLander-v3                     # steps per second
@@ -21,11 +21,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -33,10 +30,9 @@ import numpy as np
 import torch
 from measure import alternate, machine, markdown_table, median_ratio
 
+from vecenv import make_vec
 from vecenv.timing.attribution import ENV_SHARES
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-ppo: Any = import_module("ppo")  # the example, whose folder comes first now
+from vecenv.train import ppo
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {},
@@ -159,8 +155,8 @@ def make_trainer(env_id: str, backend: str) -> Any:
     """Make the example's trainer, and its envs."""
     options = options_of(env_id, total_steps=10**9, backend=backend)
     torch.manual_seed(options.seed)
-    envs = ppo.make_vec(env_id, options.num_envs, backend=backend)
-    return ppo.Trainer(options, envs, ppo.Agent(envs, options))
+    envs = make_vec(env_id, options.num_envs, backend=backend)
+    return ppo.PPO(options, envs)
 
 
 def example_case(env_id: str, backend: str, num_updates: int) -> Case:

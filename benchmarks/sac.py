@@ -1,4 +1,4 @@
-"""Updates and env steps per second of examples/sac.py, next to earlier code and stable-baselines3.
+"""Updates and env steps per second of vecenv.train.sac, next to earlier code and stable-baselines3.
 
     python benchmarks/sac.py --updates                                     # 17-256-256-6
     python benchmarks/sac.py                                               # Pendulum-v1, one env
@@ -34,6 +34,7 @@ from gymnasium.spaces import Box
 from measure import alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec
+from vecenv.train import sac
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = 1000  # steps before those that count
@@ -91,6 +92,8 @@ def make_trainer(example: Any, arguments: Any, **options: Any) -> Any:
     if hasattr(example, "Learner"):  # gradients written by hand
         trainer = example.Trainer(made, envs, example.Learner(envs, made))
         trainer.learn = trainer.learner.learn
+    elif hasattr(example, "SAC"):
+        trainer = example.SAC(made, envs)
     else:
         trainer = example.Trainer(made, envs, log=print)
     trainer.start()
@@ -206,18 +209,17 @@ def make_trainers(arguments: Any) -> dict[str, Any]:
         trainers[f"{arguments.rev}, float32"] = make_trainer(earlier, arguments)
         if not arguments.no_bfloat16:
             trainers[f"{arguments.rev}, bfloat16"] = make_trainer(earlier, arguments, bfloat16=True)
-    example = load(ROOT / "examples", "sac")
-    # With one thread of torch the example splits rows over threads of its own, where it pays.
+    # With one thread of torch the trainer splits rows over threads of its own, where it pays.
     kinds: list[Any] = [
-        ("compiled, float32", {"threads": 2}),
-        ("compiled, float32, rows split", {"threads": 1}),
+        ("compiled, float32", {"torch_threads": 2}),
+        ("compiled, float32, rows split", {"torch_threads": 1}),
     ]
     if not arguments.no_bfloat16:
-        kinds.append(("compiled, bfloat16, rows split", {"threads": 1, "dtype": "bfloat16"}))
+        kinds.append(("compiled, bfloat16, rows split", {"torch_threads": 1, "dtype": "bfloat16"}))
     if arguments.autograd:
         kinds.insert(0, ("autograd, float32", {"compile": "off"}))
     for name, options in kinds:
-        trainer = make_trainer(example, arguments, **{"compile": "on", **options})
+        trainer = make_trainer(sac, arguments, **{"compile": "on", **options})
         trainer.learn()
         print(trainer.gradient.describe())
         trainers[name] = trainer

@@ -499,26 +499,17 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     assert [path.name for path in Path("my").iterdir()] == ["ppo.py"]
     assert main(["train", "CartPole-v1", "--eject", "my"]) == 2
     assert "there already" in capsys.readouterr().err
-    text = Path("my/ppo.py").read_text().replace("nn.Tanh", "nn.ReLU")
+    text = Path("my/ppo.py").read_text().replace("nn.SiLU", "nn.ReLU")
     own = Path("my/own_ppo.py")
-    own.write_text(text.replace("clip: float = 0.2", "my_clip: float = 0.3\n    clip: float = 0.2"))
-    args = ["--backend", "sync", "--my-clip", "0.1", "--save", "run"]
+    own.write_text(text.replace("width: int = 64", "my_width: int = 32\n    width: int = 64"))
+    args = ["--backend", "sync", "--my-width", "16", "--save", "run"]
     assert main(["train", "CartPole-v1", "--algo", str(own), *FAST, *args]) == 0
     play = ["play", "CartPole-v1", "--policy", "run", "--episodes", "1"]
-    assert main(play) == 2  # no example has these options
+    assert main(play) == 2  # no trainer has these options
     assert "give the file that trained it, by --algo" in capsys.readouterr().err
     assert main([*play, "--algo", str(own)]) == 0
     assert "own_ppo of run" in capsys.readouterr().out
     sys.modules.pop("own_ppo")
-
-
-def test_what_an_example_imports_is_copied_with_it(tmp_path):
-    from vecenv.command.trainers import eject
-
-    assert {path.name for path in eject("cage2_defender", tmp_path)} == {
-        "cage2_defender.py",
-        "ppo.py",
-    }
 
 
 @pytest.mark.parametrize(

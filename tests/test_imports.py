@@ -17,17 +17,20 @@ ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": set()}
 FOUNDATION = ("vecenv.core.", "vecenv.files.")  # all that `buffers` imports of `vecenv`
 COMPILES_FOR_DEVICES = "vecenv/core/cuda.py"  # alone knows numba-cuda and NVIDIA's packages
-LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
+LEARN = "vecenv/learn/"  # imports torch; only trainers and, in functions, commands import it
+TRAIN = "vecenv/train/"  # imports torch, `vecenv.learn` and, alone in `vecenv`, `buffers`
 ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
 AGENTS_ON_DEVICES = "vecenv/agents/on_device.py"  # and this, which is itself imported in a function
-PLAYS = "vecenv/command/playing.py"  # but this, in functions: policies that were trained
+COMMAND = "vecenv/command/"  # imports these, in functions: trains, and plays what was trained
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 OPTIONAL |= {"h5py", "pyarrow"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
-PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.wrappers", "buffers.datasets"}
+PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.train", "vecenv.wrappers"}
+PUBLIC_ROOMS |= {"buffers.datasets"}
+TRAINERS = {"cage2_defender", "cage4_defender", "dqn", "ppo", "ppo_agents", "r2d2", "sac"}
 BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)  # what statements are in
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 
@@ -115,14 +118,16 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
     users = defaultdict(set)
     for file, imports in all_imports().items():
         package = Path(file).parts[0]
-        allowed = {"torch"} if file.startswith((LEARN, ON_DEVICES, AGENTS_ON_DEVICES)) else set()
+        with_torch = LEARN, TRAIN, ON_DEVICES, AGENTS_ON_DEVICES
+        allowed = {"torch"} if file.startswith(with_torch) else set()
+        allowed |= {"buffers"} if file.startswith(TRAIN) else set()
         assert not {found.root for found in imports} & (NEVER[package] - allowed), file
         if package == "buffers":
             above = {f"{i.module}." for i in imports if i.root == "vecenv"}
             assert all(module.startswith(FOUNDATION) for module in above), file
-        learning = [i for i in imports if "vecenv.learn" in i.module]
-        may_learn = file.startswith(LEARN) or (
-            file == PLAYS and not any(i.at_top for i in learning)
+        learning = [i for i in imports if i.module.startswith(("vecenv.learn", "vecenv.train"))]
+        may_learn = file.startswith((LEARN, TRAIN)) or (
+            file.startswith(COMMAND) and not any(i.at_top for i in learning)
         )
         assert may_learn or not learning, file
         used = {found.root for found in imports if not found.typing_only}
@@ -162,7 +167,8 @@ def test_examples_and_adapters_use_public_names():
         for found in imports_of(file):
             if found.root in NEVER:
                 assert found.module in {found.root, *PUBLIC_ROOMS}, f"{file}: {found.module}"
-                assert set(found.names) <= public_names(found.module), file
+                modules = TRAINERS if found.module == "vecenv.train" else set()
+                assert set(found.names) <= public_names(found.module) | modules, file
 
 
 def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():

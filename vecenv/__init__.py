@@ -76,7 +76,8 @@ _LATE = {
 
 
 # So are the packages within it that users import from: `vecenv.wrappers.FrameStack`.
-_PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "wrappers")
+_PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "train")
+_PACKAGES += ("wrappers",)
 
 
 def __getattr__(name: str) -> Any:

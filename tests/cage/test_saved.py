@@ -77,7 +77,7 @@ def test_a_file_can_be_evaluated(tmp_path, num_inputs):
 @pytest.mark.parametrize("normalize", fast_are([True], [False, True]))
 def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
     """Train for a moment; the mean return of the example and of the table must agree."""
-    from examples import ppo
+    from vecenv.train import ppo
 
     options = ppo.Options(
         env_id="vecenv:Cage2-v0",

@@ -561,7 +561,7 @@ def change_json(content, rng):
 
 
 def policy_kind(folder, marker):
-    """Policies of examples/ppo.py and of `save_defender`."""
+    """Policies of PPO and of `save_defender`."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
     from vecenv.cage.saved import save_network
 

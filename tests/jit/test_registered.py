@@ -272,10 +272,11 @@ def test_gymnasiums_recorder_takes_the_pictures(beside, monkeypatch):
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(is_jit_off(), reason="too slow in Python")
 def test_ppo_trains_a_users_compiled_env(beside):
-    command = [sys.executable, str(ROOT / "examples" / "ppo.py"), "--total-steps", "1024"]
+    command = [sys.executable, "-m", "vecenv", "train", "warehouse:Warehouse-v0", "--algo", "ppo"]
+    command += ["--total-steps", "1024"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--env-id", "warehouse:Warehouse-v0", "--num-envs", "8", "--save", "runs"],
+        [*command, "--num-envs", "8", "--save", "runs"],
         env=environment,
         cwd=beside,
         capture_output=True,

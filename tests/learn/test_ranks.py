@@ -17,7 +17,7 @@ from tests import programs
 from vecenv.learn import Adam, Gradient, Moments, RankError, Ranks
 
 ROOT = Path(__file__).parents[2]
-PPO = ROOT / "examples" / "ppo.py"
+PPO = ("-m", "vecenv", "train", "CartPole-v1", "--algo", "ppo")
 ROWS = [(0, 5), (5, 12)]  # of each rank
 
 # What a rank is asked to do: learn from its rows, say what came out, and go on without the other.
@@ -152,13 +152,13 @@ def test_ranks_that_are_missing_are_waited_for_until_the_deadline(monkeypatch):
         Ranks.join("cuda")
 
 
-# -- examples/ppo.py under torchrun ----------------------------------------------------------------
+# -- vecenv train under torchrun -------------------------------------------------------------------
 
 
 def torchrun(folder, *options, num_ranks=2):
-    """Start the example in some processes; what they print goes to a file beside the folder."""
+    """Start a training in some processes; what they print goes to a file beside the folder."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), str(PPO), "--backend", "sync"]
+    command += ["--nproc-per-node", str(num_ranks), *PPO, "--backend", "sync"]
     command += ["--save", str(folder), "--compile", "off", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with Path(f"{folder}.log").open("a") as log:
@@ -212,4 +212,4 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path):
     assert status != 0
     assert "of 2: " in text and "another one has ended" in text
     # The others' sentence is all they say: no traceback of theirs.
-    assert 'examples/ppo.py", line' not in text
+    assert 'vecenv/train/ppo.py", line' not in text

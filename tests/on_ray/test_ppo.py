@@ -1,8 +1,7 @@
-"""examples/ppo.py --backend ray: the policy acts in actors and learns what it learns here."""
+"""PPO with --backend ray: the policy acts in actors and learns what it learns here."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from vecenv.files import load_arrays
 
 pytestmark = pytest.mark.ray
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "ppo.py"
 SMALL = ["--num-envs", "4", "--num-steps", "32", "--total-steps", "600", "--eval-episodes", "3"]
 
 
@@ -19,9 +17,7 @@ def train(folder, env_id, *args):
     """Run the script, as a user does; return the tensors of the policy and the last line."""
     command = [
         sys.executable,
-        str(SCRIPT),
-        "--env-id",
-        env_id,
+        *("-m", "vecenv", "train", env_id, "--algo", "ppo"),
         *SMALL,
         "--save",
         str(folder),

@@ -1,4 +1,4 @@
-"""vecenv.train.ppo_agents: gradients with agents that die, masks, resuming, a toy that is solved."""
+"""vecenv.train.ppo_agents: gradients with agents that die, masks, resuming, a solved toy."""
 
 import signal
 import sys

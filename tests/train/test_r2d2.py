@@ -28,8 +28,8 @@ def test_what_it_cannot_do_is_a_sentence(changed, words, tmp_path):
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_errors_are_those_of_n_steps(recurrent):
     torch.manual_seed(0)
-    options = r2d2.Options(env_id="memory:TMaze-v0", env_kwargs={"length": 4}, n_step=3, hidden=8,
-                           recurrent=recurrent, learning_starts=10**6, prioritized=False)  # fmt: skip
+    task = {"env_id": "memory:TMaze-v0", "env_kwargs": {"length": 4}, "recurrent": recurrent}
+    options = r2d2.Options(**task, n_step=3, hidden=8, learning_starts=10**6, prioritized=False)
     envs = make_vec(options.env_id, 4, autoreset_mode="SameStep", length=4)
     trainer = r2d2.R2D2(options, envs)
     trainer.start()

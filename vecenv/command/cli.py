@@ -392,8 +392,8 @@ def evaluate(
     Args:
         policy: sleep, random, defender (the trained one that comes along); of Challenge 2
             react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
-            react-remove, decoy-restore; a file with a saved policy, of examples/ppo.py,
-            examples/cage2_defender.py, examples/cage4_defender.py or stable-baselines3; or
+            react-remove, decoy-restore; a file with a saved policy, which PPO or the
+            trainers of CAGE defenders or stable-baselines3 have left; or
             module:object, a policy of your own; or a run folder of these.
         challenge: Which.
         episodes: How many; of Challenge 2 per cell.

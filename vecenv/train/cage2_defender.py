@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -89,12 +89,12 @@ class Cage2Defender(ppo.PPO):
         super().check_options(options)
 
     @classmethod
-    def run(cls, options: Options, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
+    def run(cls, options: Any, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
         """Train in the env that the options describe, and save."""
         return super().run(with_env(options), baselines or WINNER)
 
     @staticmethod
-    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
         """Make envs that attack and observe as the options say."""
         return ppo.PPO.make_envs(with_env(options), num_envs, on_device=on_device)
 

@@ -206,7 +206,8 @@ class DQN(Replay):
     @staticmethod
     def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
         """Make envs on the CPU, wherever the network is: choices are made there."""
-        return make_envs(options, num_envs, **({"autoreset_mode": "SameStep"} if on_device else {}))
+        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
+        return make_envs(options, num_envs, **given)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:

@@ -302,9 +302,9 @@ class PPO(Trainer):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(options, envs, agent, earlier)
-        agent = self.agent
+        made: Any = self.agent
         if options.load is not None:
-            load_agent(options.load, agent, identity_of(envs))
+            load_agent(options.load, made, identity_of(envs))
         self.episodes = list[float]()
         self.ranks = ranks or Ranks()
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
@@ -312,8 +312,8 @@ class PPO(Trainer):
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed + self.first)
         self.state: Any = None  # of the memory
-        if agent.memory is not None:
-            self.state = torch.zeros(envs.num_envs, agent.memory.state_size).to(options.device)
+        if made.memory is not None:
+            self.state = torch.zeros(envs.num_envs, made.memory.state_size).to(options.device)
         self.rollout = RolloutBuffer(
             options.num_steps,
             envs.num_envs,
@@ -331,7 +331,7 @@ class PPO(Trainer):
         )
         self.rollout.start(obs)
         if isinstance(envs, RayVectorEnv):
-            if agent.memory is not None:
+            if made.memory is not None:
                 raise OptionsError(
                     f"--recurrent {options.recurrent} with --backend ray: the policy acts in "
                     "actors, which keep no memory between rollouts; use another backend"
@@ -343,11 +343,11 @@ class PPO(Trainer):
             options.compile,
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             num_rows=envs.num_envs * options.num_steps // options.num_minibatches,
-            may_split=agent.memory is None,  # steps of a sequence depend on each other
+            may_split=made.memory is None,  # steps of a sequence depend on each other
             earlier=earlier,
         )
         self.gradient = Gradient(
-            agent,
+            made,
             partial(self.loss, options=options),
             **how,
             dtype=options.dtype,

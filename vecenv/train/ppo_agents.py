@@ -450,11 +450,11 @@ class AgentsPPO(Trainer):
         """Play the likeliest actions in games of their own; return what a game earns, by group."""
         options = self.options
         games = self.make_envs(options, episodes)
-        seed = 1_000_000 + options.seed if seed is None else seed
+        first: int = 1_000_000 + options.seed if seed is None else seed
         try:
             agents = {name: learner.agent for name, learner in self.learners.items()}
             act = self.player(games, agents, options)
-            return evaluate_games(act, games, episodes, seed=seed, device=options.device)
+            return evaluate_games(act, games, episodes, seed=first, device=options.device)
         finally:
             games.close()
 

@@ -152,12 +152,13 @@ class R2D2(Replay):
     ) -> None:
         super().__init__(options, envs, agent, earlier)
         space: Any = envs.single_observation_space
-        self.num_actions = int(envs.single_action_space.n)
+        actions: Any = envs.single_action_space
+        self.num_actions = int(actions.n)
         weights = self.agent.network.parameters()
         self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
         kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
         self.buffer = kind(
-            options.capacity, space, envs.single_action_space, num_envs=envs.num_envs,
+            options.capacity, space, actions, num_envs=envs.num_envs,
             track_episodes=True, seed=options.seed,
             extra_columns={"state": Box(-np.inf, np.inf, (options.hidden,))},
         )  # fmt: skip

@@ -75,7 +75,7 @@ class Replay(Trainer):
     NUMBERS: ClassVar = ("steps", "num_updates", "obs", "returns")  # and what is one
 
     optimizer: Any
-    gradient: Gradient | None = None
+    gradient: Any = None
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
@@ -121,7 +121,7 @@ class Replay(Trainer):
     @staticmethod
     def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
         """Make envs to train in, whose next observation is that of a new episode; or to play in."""
-        given = {"autoreset_mode": "SameStep"} if on_device else {}
+        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
         return make_envs(options, num_envs, on_device=on_device, **given)
 
     def start(self) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vecenv.learn import (
-    EvaluationResult,
     Graph,
     RankError,
     Run,
@@ -55,8 +54,8 @@ class Trainer:
     """
 
     Options: ClassVar[type]
-    make_agent: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Any, Any], Any]
+    make_agent: Callable[..., Any]
+    loss: Callable[..., Any]
     MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
     """Options that a resumed run may be given other values of."""
 
@@ -89,7 +88,8 @@ class Trainer:
             )
         static = "make_agent", "loss", "make_envs", "player"
         found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
-        return type(cls.__name__, (cls,), found)
+        made: Any = type(cls.__name__, (cls,), found)
+        return made
 
     @staticmethod
     def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> Any:
@@ -108,13 +108,14 @@ class Trainer:
     def finish(self, run: Run) -> None:
         """Leave in the folder what a finished training has beside its checkpoints."""
 
-    def evaluate(self, episodes: int, seed: int = 1_000_000) -> EvaluationResult:
-        """Play the deterministic policy in envs of its own."""
+    def evaluate(self, episodes: int, seed: int | None = None) -> Any:
+        """Play the deterministic policy in envs of its own; return an `EvaluationResult`."""
         options = self.options
         envs = self.make_envs(options, min(100, episodes))
         try:
             act = self.player(envs, self.agent, options)
             device = getattr(options, "device", "cpu")
+            seed = 1_000_000 if seed is None else seed
             return evaluate(act, envs, episodes, seed=seed, device=device)
         finally:
             envs.close()
@@ -144,7 +145,7 @@ class Trainer:
         """Prepare the folder of the run and the process, before anything is made."""
 
     @classmethod
-    def main(cls, options: Any) -> EvaluationResult:
+    def main(cls, options: Any) -> Any:
         """Train, save, evaluate and report; of several processes all but the first only train."""
         run, trainer = cls.run(options)
         # The run has given back the signals: one is enough now.

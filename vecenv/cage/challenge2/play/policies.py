@@ -260,10 +260,10 @@ def find_policy(
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
             "uniform"; "defender" the trained one that comes along); name of a file with a saved
-            policy, of `examples/ppo.py`, of `save_defender` or of stable-baselines3; an object with
-            `act` and `reset`; a function from observations (N, ...) to actions (N,); a class of
-            either, which is called, with `scenario` and `seed` if it has parameters of these names;
-            or "module:object" for one of these, looked for in the working directory too.
+            policy, of `vecenv.train.ppo`, of `save_defender` or of stable-baselines3; an object
+            with `act` and `reset`; a function from observations (N, ...) to actions (N,); a class
+            of either, which is called, with `scenario` and `seed` if it has parameters of these
+            names; or "module:object" for one of these, looked for in the working directory too.
         scenario: What it is to play in; CAGE 2 by default.
         seed: For policies that draw.
 

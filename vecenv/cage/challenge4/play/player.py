@@ -268,7 +268,7 @@ def defender_logits(
     """Return logits (B, U * 56 + 1) of the choices of agents with U units.
 
     Args:
-        weights: Matrices by name, as `examples/cage4_defender.py` saves them.
+        weights: Matrices by name, as `vecenv.train.cage4_defender` saves them.
         hosts: (B, U, 16, F) of `Cage4Memory.host_features`.
         units: (B, U, F) of `Cage4Memory.unit_features`.
     """
@@ -319,7 +319,7 @@ def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **fact
 
     Args:
         path: File to write; the ending is taken as it is.
-        weights: Matrices and biases by name, as `examples/cage4_defender.py` trains them.
+        weights: Matrices and biases by name, as `vecenv.train.cage4_defender` trains them.
         **facts: What else to keep, such as the steps it was trained for.
 
     Raises:
@@ -340,7 +340,7 @@ class Cage4Player:
     """Plays a saved defender: vectors and masks in, indices out.
 
     Args:
-        path: File that `examples/cage4_defender.py` has saved.
+        path: File that `vecenv.train.cage4_defender` has saved.
         temperature: 0 plays the likeliest choices, 1 draws choices with the probabilities that were
             learnt, numbers between sharpen these; None takes what the file says, or 0.
         seed: Of these draws.
