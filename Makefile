@@ -53,10 +53,10 @@ demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with other
 	$(VENV)/bin/vecenv demo $(DEMO_ARGS)
 
 cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard
-	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
+	$(RUN) -m vecenv train Cage2-v0 $(CAGE2_ARGS)
 
 cage4: $(VENV)/.installed-demo  ## train a defender for CAGE 4, half an hour
-	$(RUN) examples/cage4_defender.py $(CAGE4_ARGS)
+	$(RUN) -m vecenv train Cage4-v0 $(CAGE4_ARGS)
 
 page: $(VENV)/.installed-demo  ## write an episode of CAGE 2 as a page, build/page.html
 	mkdir -p build

@@ -40,10 +40,9 @@ __all__ = [
     "sizes_of",
 ]
 
-# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells:
-# what they leave of it is 3 to 9 cells wide, or 1 to 8 of the largest. The first row are those of
-# Mnih et al., "Human-level control through deep reinforcement learning", 2015, the last is that of
-# Young and Tian, "MinAtar", 2019.
+# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
+# Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
+# control through deep reinforcement learning", 2015, the last that of Young and Tian, "MinAtar".
 _CONVOLUTIONS = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     (18, ((32, 4, 2), (64, 4, 2), (64, 3, 1))),
