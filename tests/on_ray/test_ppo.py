@@ -37,3 +37,10 @@ def test_the_same_policy_is_learned_in_actors(tmp_path, env_id):
     for name, wanted in expected.items():
         np.testing.assert_allclose(tensors[name], wanted, rtol=1e-3, atol=1e-4, err_msg=name)
     assert ray_line.partition(";")[0] == last_line.partition(";")[0]
+
+
+def test_masked_policies_act_in_actors_and_memories_are_refused(tmp_path):
+    args = ["--backend", "ray", "--num-workers", "2", "--ray-lost", "share"]
+    train(tmp_path / "masks", "vecenv:Cage2-v0", *args)
+    with pytest.raises(AssertionError, match="--recurrent gru with --backend ray: the policy acts"):
+        train(tmp_path / "memory", "CartPole-v1", *args, "--recurrent", "gru")

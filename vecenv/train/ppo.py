@@ -667,7 +667,7 @@ class Actor:
     ) -> None:
         self.agent, self.shape = make_agent(envs, options), envs.single_action_space.shape or ()
         self.to_env, self.envs = self.agent.to_env, envs
-        self.has_masks = options.masks and envs.has_action_masks
+        self.takes_masks = options.masks
 
     def load(self, weights: dict[str, Tensor]) -> None:
         """Take over the weights of the learner."""
@@ -677,7 +677,7 @@ class Actor:
     def act(self, obs: Any, quantiles: np.ndarray) -> tuple[Tensor, dict[str, Any]]:
         """Return actions (n, *action_shape), and the masks that they were drawn with."""
         mask, found = None, dict[str, Any]()
-        if self.has_masks:
+        if self.takes_masks and self.envs.has_action_masks:
             found["action_mask"] = np.array(self.envs.action_masks(), np.int8)
             mask = torch.from_numpy(found["action_mask"])
         x = each(obs, torch.as_tensor)

@@ -1,0 +1,67 @@
+"""Networks for any space: pictures by one rule, hidden layers behind all parts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from torch import nn
+
+from vecenv.train import OptionsError, ppo
+from vecenv.train.networks import Encoders, Pictures
+
+PICTURE = Box(0, 255, (35, 40, 3), np.uint8)
+
+
+def agent_of(space, **options):
+    envs = SimpleNamespace(single_observation_space=space, single_action_space=Discrete(3))
+    return ppo.Agent(envs, ppo.Options(**options))
+
+
+@pytest.mark.parametrize("side", range(5, 97))
+def test_pictures_of_each_size_leave_a_map_of_one_to_nine_cells(side):
+    encoder = Pictures(Box(0, 255, (side, side + 3, 1), np.uint8))
+    maps = encoder.layers[:-1](torch.zeros(1, 1, side, side + 3))
+    assert 1 <= maps.shape[2] <= 9
+    assert encoder(torch.zeros(2, side, side + 3, 1)).shape == (2, encoder.num_features)
+    assert encoder.num_features <= 5000
+
+
+def test_smaller_pictures_are_refused():
+    with pytest.raises(OptionsError, match=r"pictures are \(4, 9, 3\), expected 5 cells a side"):
+        Pictures(Box(0, 255, (4, 9, 3), np.uint8))
+
+
+def test_hidden_layers_are_as_asked_for_behind_pictures_too():
+    agent = agent_of(PICTURE, hidden=(48, 24))
+    linear = [layer for layer in agent.trunk if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in linear] == [48, 24]
+    assert [agent.actor[0].in_features, agent.critic[0].in_features] == [24, 24]
+    assert "hidden (48, 24)" in agent.kind
+    default = agent_of(PICTURE)
+    assert default.trunk[0].out_features == 512
+    plain = agent_of(Box(-1, 1, (3,)))
+    assert len(plain.trunk) == 0 and [plain.actor[0].out_features] == [64]
+
+
+def test_the_numbers_of_a_dict_meet_the_hidden_layers_beside_its_picture():
+    """Their effect on an action depends on the picture, which it cannot without a layer."""
+    torch.manual_seed(0)
+    agent = agent_of(Dict(picture=PICTURE, x=Box(-1, 1, (2,))))
+    assert agent.trunk[0].in_features == agent.encoders.num_features
+    pictures = torch.randint(0, 255, (2, *PICTURE.shape))
+    x = torch.tensor([[0.0, 0.0], [3.0, -3.0]])
+
+    def output(k, j):
+        return agent.actor(agent.features({"picture": pictures[k : k + 1], "x": x[j : j + 1]}))
+
+    changes = [output(k, 1) - output(k, 0) for k in range(2)]
+    assert not torch.allclose(*changes, rtol=1e-3, atol=1e-6)
+
+
+def test_choices_below_the_first_one_are_taken_for_it():
+    """As dead agents' rows of zeros."""
+    encoders = Encoders(Dict(a=Discrete(3, start=2), b=MultiDiscrete([2, 2])))
+    found = encoders({"a": torch.tensor([0, 4]), "b": torch.tensor([[0, 1], [1, 0]])})
+    assert found.tolist() == [[1, 0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 1, 1, 0]]
