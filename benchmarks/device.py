@@ -21,8 +21,9 @@ than what the device has to do. "draw and update" is a captured draw by priority
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
 TorchRL's buffer on the device where it is installed. Adds are of arrays of the host; those of
 "tensors" are on the device already. "busy" adds are those behind a queue of matrix products of a
-learner, whose time counts for the device and not for the host. GAE and the PPO update (128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into
-host pages and leave everything on the device.
+learner, whose time counts for the device and not for the host. GAE and the PPO update (128 steps of
+2048 envs, four times 16 minibatches) take what the environment wrote into host pages and leave
+everything on the device.
 
 At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
 their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph

@@ -9,7 +9,7 @@ import torch
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
-from buffers.rollout.kernels import filler
+from buffers.rollout.kernels import fill_advantages
 
 __all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "gae"]
 
@@ -183,8 +183,8 @@ def _run_compiled(inputs: GaeInputs, results: Any, gamma: float, gae_lambda: flo
     assert rewards is not None
     assert terminations is not None
     assert truncations is not None
-    scalar, fill = rewards.dtype.type, filler(rewards.shape[1])
-    fill(
+    scalar = rewards.dtype.type
+    fill_advantages(
         rewards,
         values,
         terminations.view(np.uint8),

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers import BufferMisuseError, gae
-from buffers.rollout.kernels import NARROW_ENVS
 
-WIDE = NARROW_ENVS + 5  # takes the other branch of the kernel
+WIDE = 101
 PATHS = [True, False]  # the compiled kernel, and what other devices use
 
 
@@ -100,7 +99,7 @@ def test_float64_keeps_its_precision(compiled):
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_steps=st.integers(1, 12),
-    num_envs=st.sampled_from([1, 2, 7, NARROW_ENVS, NARROW_ENVS + 1]),
+    num_envs=st.sampled_from([1, 2, 7, 96, 97]),
     flag_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     gamma=st.floats(0, 1),
     gae_lambda=st.floats(0, 1),
