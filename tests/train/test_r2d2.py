@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from example_files import load_example
+from example_files import last_state, load_example
 
 from vecenv import make_vec
 from vecenv.train import r2d2
@@ -66,3 +66,14 @@ def test_a_memory_task_is_learned(tmp_path):
         env_id="memory:TMaze-v0", env_kwargs={"length": 6}, total_steps=30_000, save=tmp_path
     )
     assert r2d2.main(options).mean >= 0.9
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_one_that_went_on(tmp_path):
+    given = {"env_id": "memory:TMaze-v0", "env_kwargs": {"length": 5}, "learning_starts": 320}
+    given |= {"hidden": 8, "batch_size": 4, "eval_episodes": 2}
+    r2d2.main(r2d2.Options(**given, total_steps=960, save=tmp_path / "whole"))
+    r2d2.main(r2d2.Options(**given, total_steps=640, save=tmp_path / "half"))
+    r2d2.main(r2d2.Options(**given, total_steps=960, save=tmp_path / "half", resume=True))
+    whole, half = (last_state(tmp_path / name) for name in ("whole", "half"))
+    assert [name for name in whole if whole[name] != half[name]] == []

@@ -78,8 +78,8 @@ class Train:
     """Registered id, also "module:id", or "module:name" of a factory or of EnvKernels;
     "agents:NAME" is a game with several agents."""
     algo: str | None = None
-    """ppo, sac, dqn, ppo_agents, cage2_defender, cage4_defender; or a file of your own, such as
-    --eject writes. By default chosen by the env's spaces."""
+    """ppo, sac, dqn, r2d2, ppo_agents, cage2_defender, cage4_defender; or a file of your own, such
+    as --eject writes. By default chosen by the env's spaces."""
     config: Path | None = None
     """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
     bundled settings of this env, if it has some. Those given here go first."""

@@ -255,7 +255,8 @@ def load_policy(
         # Arguments of another env may be none of this one's.
         given["env_kwargs"] = kwargs if _takes(source, kwargs) else dict(env_kwargs)
         _check_spaces(home, source, given["env_kwargs"], trained_in)
-    options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
+    given |= {"env_id": env_id} | ({"device": "cpu"} if "device" in fields else {})
+    options = dataclasses.replace(options, **given)
     if policy.parent == home / "checkpoint" and policy.suffix == ".pt":
         return _load_checkpoint(policy, module, options, num_envs)
     return _load_run(module, options, num_envs)

@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
-ALGORITHMS = ("ppo", "sac", "dqn", "ppo_agents", "cage2_defender", "cage4_defender")
+ALGORITHMS = ("ppo", "sac", "dqn", "r2d2", "ppo_agents", "cage2_defender", "cage4_defender")
 OF_ENVS = {"Cage2-v0": "cage2_defender", "Cage4-v0": "cage4_defender"}
 OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 

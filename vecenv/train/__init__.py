@@ -1,8 +1,8 @@
 """Trainers as a library: PPO, of several agents too, SAC, DQN, R2D2, and defenders for CAGE.
 
 Each module here has `Options`, a dataclass; a class that trains, such as `vecenv.train.ppo.PPO`;
-`main(options)`, which trains, saves and evaluates; and `load_policy(options, num_envs)`, except
-R2D2. `vecenv train` and `vecenv play` call these, and so can a program:
+`main(options)`, which trains, saves and evaluates; and `load_policy(options, num_envs)`.
+`vecenv train` and `vecenv play` call these, and so can a program:
 
     from vecenv.train import ppo
 

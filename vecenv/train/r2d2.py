@@ -1,6 +1,6 @@
 """A Q-learner with a memory: sequences with burn-in, stored states and priorities, as in R2D2.
 
-    python examples/r2d2.py --env-kwargs length 10
+    vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10
 
 S. Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
 without its actors, its rescaled values and its noise.
@@ -145,6 +145,7 @@ class R2D2(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
+    MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     NUMBERS: ClassVar = (*Replay.NUMBERS, "state")
 
     def __init__(
