@@ -1,4 +1,4 @@
-"""SAC with critics of one's own: about -150 in Pendulum-v1 after 20 000 steps, in two minutes.
+"""SAC with critics of one's own: about -150 points in Pendulum-v1 after 20 000 steps.
 
     python examples/sac.py
     vecenv train Pendulum-v1 --algo examples/sac.py     # the same, also with --resume

@@ -198,9 +198,8 @@ def _check_counts(options: Any) -> None:
     steps = getattr(options, "total_steps", 0)
     if steps < 0:
         raise ValueError(f"total_steps is {steps}, expected a number of steps, or 0 for none")
-    for name in ("eval_episodes", "eval_games"):
-        if (count := getattr(options, name, 1)) < 1:
-            raise ValueError(f"{name} is {count}, expected at least 1: training ends by these")
+    if (count := getattr(options, "eval_episodes", 1)) < 1:
+        raise ValueError(f"eval_episodes is {count}, expected at least 1: training ends by these")
     for name in ("num_epochs", "hold"):
         if (count := getattr(options, name, 1)) < 1:
             raise ValueError(f"{name} is {count}, expected at least 1")
