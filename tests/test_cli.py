@@ -659,7 +659,16 @@ def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
 @pytest.mark.usefixtures("one_torch_thread")
 def test_policies_of_several_agents_play_games(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--total-steps", "300", "--num-games", "2", "--num-steps", "16", "--eval-episodes", "2"]
+    options = [
+        "--total-steps",
+        "300",
+        "--num-games",
+        "2",
+        "--num-steps",
+        "16",
+        "--eval-episodes",
+        "2",
+    ]
     options += ["--compile", "off", "--backend", "sync", "--save", "run", "--critic", "central"]
     assert main(["train", "agents:agents.parallel_tag", *options]) == 0
     evaluation = json.loads(Path("run/evaluation.json").read_text())
@@ -679,7 +688,16 @@ def test_policies_of_several_agents_play_games(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow  # compiles
 def test_a_game_with_several_agents_is_filmed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--total-steps", "300", "--num-games", "2", "--num-steps", "16", "--eval-episodes", "2"]
+    options = [
+        "--total-steps",
+        "300",
+        "--num-games",
+        "2",
+        "--num-steps",
+        "16",
+        "--eval-episodes",
+        "2",
+    ]
     assert main(["train", "agents:Spread-v0", *options, "--compile", "off", "--save", "run"]) == 0
     play = ["play", "agents:Spread-v0", "--policy", "run", "--episodes", "2", "--frames", "5"]
     assert main([*play, "--html", "a.html", "--gif", "a.gif"]) == 0
