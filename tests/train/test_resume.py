@@ -58,11 +58,17 @@ CASES = {
     "cage2_defender, compiled": [*DEFENDER, "--compile", "on"],
 }
 
+# Trains by the trainer that is named first.
+PROGRAM = """
+import importlib, sys, tyro
+trainer = importlib.import_module("vecenv.train." + sys.argv.pop(1))
+trainer.main(tyro.cli(trainer.Options))
+"""
+
 
 def begin(case, folder, *more):
     name, *options = CASES[case]
-    run = f"import tyro; from vecenv.train.{name} import Options, main; main(tyro.cli(Options))"
-    command = [sys.executable, "-c", run, *options, "--save", str(folder)]
+    command = [sys.executable, "-c", PROGRAM, name, *options, "--save", str(folder)]
     changed = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (folder.parent / "output.txt").open("ab") as output:
         return subprocess.Popen(
