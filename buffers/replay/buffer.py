@@ -65,7 +65,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
     _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
-    takes_steps = True  # rows without env_ids are whole steps
+    takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
 
     def __init__(
         self,

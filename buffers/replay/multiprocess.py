@@ -486,6 +486,8 @@ class ReplayWriter:
         index: Which of the buffer's writers it is; None before.
     """
 
+    takes_steps = True  # as of `ReplayBuffer`
+
     def __init__(
         self, address: Address, arguments: tuple[Any, ...], index: int | None, timeout: float
     ):

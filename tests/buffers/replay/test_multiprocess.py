@@ -26,7 +26,7 @@ from buffers import (
 )
 from buffers.replay import multiprocess as module
 from buffers.replay import table as tables
-from buffers.replay.table import scatter
+from buffers.replay.table import write_columns
 
 
 def simple(capacity=100, num_writers=1, **options):
@@ -157,8 +157,8 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
     table = writer._table
     write_links = table._write_links
 
-    def write_half(pages, places, *rest):
-        scatter(pages, places[:3], *rest)
+    def write_half(columns, *rest):
+        write_columns(dict([*columns.items()][:3]), *rest)
         stop()
 
     def stop_behind(*args):
@@ -166,7 +166,7 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
         stop()
 
     owner, name, instead = {
-        "begun": (table, "_write", stop), "half written": (tables, "scatter", write_half),
+        "begun": (table, "_write", stop), "half written": (tables, "write_columns", write_half),
         "links": (table, "_write_links", stop_behind), "written": (table, "_finish", stop),
     }[stage]  # fmt: skip
     monkeypatch.setattr(owner, name, instead)
