@@ -193,9 +193,9 @@ class TransitionWriter:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
                 changed, neither here nor in the buffer.
         """
-        if self._goes_on and valid is None and not extras:
-            if self._step_on(actions, obs, rewards, terminations, truncations):
-                return
+        is_plain = self._goes_on and valid is None and not extras
+        if is_plain and self._step_on(actions, obs, rewards, terminations, truncations):
+            return
         if self._is_sent.any():
             raise BufferMisuseError(
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "

@@ -48,9 +48,9 @@ MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is coun
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
-# K rows to store: arrays (K, ...) by path, as of `read_steps`; env ids int64 (K,), or (0,) for whole
-# steps, or where envs are not told apart; bool (K,), rows after which their env is interrupted; and
-# int64 (C,), envs that are interrupted before their first row.
+# K rows to store: arrays (K, ...) by path, as of `read_steps`; env ids int64 (K,), or (0,) for
+# whole steps, or where envs are not told apart; bool (K,), rows after which their env is
+# interrupted; and int64 (C,), envs that are interrupted before their first row.
 Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 

@@ -22,9 +22,9 @@ from buffers.core.arguments import (
 )
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.guard import Guard, exclusive
+from buffers.core.guard import Guard
 from buffers.core.memory import allocation, check_room
-from buffers.core.prefetch import Prefetch, end_prefetch
+from buffers.core.prefetch import Prefetch
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import draw_uniform
 from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
@@ -287,6 +287,11 @@ class MultiprocessReplayBuffer:
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
+        if self._guard.ahead is not None:
+            raise BufferMisuseError(
+                "a prefetch of this buffer is open, and draws on a thread of its own; take batches "
+                "from that, or close it first"
+            )
         return self._sample(batch_size, out, columns, timeout, lambda: False)
 
     def _sample(
@@ -298,7 +303,7 @@ class MultiprocessReplayBuffer:
         is_ending: Callable[[], bool],
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
-        self._check_usable()  # also before the lock, which a fork may have left taken
+        self._check_usable()
         batch = self._reader.batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == _DONE:
@@ -356,7 +361,6 @@ class MultiprocessReplayBuffer:
             is_ordered=False,
         )
 
-    @exclusive
     def _fill(self, batch: ReplayBatch) -> int:
         """Draw whole rows and gather them.
 
@@ -443,19 +447,12 @@ class MultiprocessReplayBuffer:
         A buffer that is no longer referred to, or whose process ends, is closed, too; and so is its
         prefetch.
         """
-        if self._pid != os.getpid():  # a fork, which may have been made in the middle of a draw
-            self._memory.close()
-            return
         ahead = self._guard.ahead
         try:
             if ahead is not None:
-                end_prefetch(ahead, self._guard)
+                ahead.close()
         finally:
-            self._close()
-
-    @exclusive
-    def _close(self) -> None:
-        self._memory.close()
+            self._memory.close()
 
     def __enter__(self) -> MultiprocessReplayBuffer:
         return self
@@ -494,7 +491,7 @@ class ReplayWriter:
         self._given = address, arguments, index, timeout
         self._timeout, self._asked, self.index = timeout, index, index
         self._plan: Plan | None = None
-        self._guard, self._pid = Guard(), 0
+        self._pid = 0
         self._release: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -566,12 +563,6 @@ class ReplayWriter:
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
         given = obs, next_obs, actions, rewards, terminations, truncations
-        self._add(given, extras, env_ids, valid)
-
-    @exclusive
-    def _add(
-        self, given: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
-    ) -> None:
         self.open()
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table
@@ -613,7 +604,6 @@ class ReplayWriter:
                 )
             time.sleep(min(_PAUSE, max(0.0, deadline - now)))
 
-    @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
         self.open()
@@ -621,7 +611,6 @@ class ReplayWriter:
         if self._plan.num_envs:
             self._table.cut(read_distinct_ids(env_ids, self._plan.num_envs, _CPU))
 
-    @exclusive
     def close(self) -> None:
         """Let another be this writer; what was added stays. Twice does no harm.
 

@@ -125,23 +125,3 @@ class SequenceDraws:
     def _new_sequence_value(self) -> float:
         """What sequences get that nobody has given a priority yet."""
         return 1.0
-
-    def _note_sequences(
-        self,
-        ids: np.ndarray,
-        terminations: np.ndarray,
-        truncations: np.ndarray,
-        stops: np.ndarray | None,
-        cuts: np.ndarray | None,
-    ) -> None:
-        """Let the index know of an add of rows of ids int64 (K,), or of whole steps."""
-        index, plan, count = self._sequences, self._table.plan, len(terminations)
-        if index is None:
-            return
-        if cuts is not None:
-            index.cut(cuts)
-        if count > plan.capacity:
-            is_over = terminations | truncations
-            is_over = is_over if stops is None else is_over | stops
-            index.pass_over(ids if len(ids) else np.arange(count) % plan.num_envs, is_over)
-        index.follow(self._new_sequence_value())

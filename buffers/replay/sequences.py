@@ -128,16 +128,6 @@ class SequenceIndex:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
         self._per_env[3, env_ids] = 0
 
-    def pass_over(self, envs: np.ndarray, is_over: np.ndarray) -> None:
-        """Count the rows of an add that it has overwritten itself; `follow` comes next.
-
-        Args:
-            envs: int64 (K,), of all rows of the add.
-            is_over: bool (K,), the next row of the env begins another episode.
-        """
-        left = np.zeros(len(self._done), np.int64)
-        count_overwritten(envs, is_over, self._table.plan.capacity, left, self._per_env[3])
-
     def follow(self, value: float) -> None:
         """Take note of the rows that were added since the last call.
 
@@ -434,28 +424,6 @@ def follow_rows(rows, live, known, kept, tree, wanted, value):
                 candidates[env] = following[start]
                 reaches[env] -= 1
         done[ring] = end[ring]
-
-
-@njit(cache=True)
-def count_overwritten(envs, is_over, capacity, left, nexts):
-    """Count the rows of an add that are overwritten by later rows of it.
-
-    Args:
-        envs: int64 (K,), of the rows.
-        is_over: bool (K,), the next row of the env begins another episode.
-        capacity: Of a ring.
-        left: int64 (rings,), zeros; written.
-        nexts: int64 (N,), numbers of the next rows, see `Steps`; written.
-    """
-    last_ring, last = left.shape[0] - 1, nexts.shape[0] - 1
-    for i in range(envs.shape[0]):
-        left[min(max(envs[i], 0), last_ring)] += 1
-    for i in range(envs.shape[0]):
-        env = min(max(envs[i], 0), last)  # as another thread may have changed it
-        ring = min(env, last_ring)
-        if left[ring] > capacity:
-            nexts[env] = 0 if is_over[i] else nexts[env] + 1
-        left[ring] -= 1
 
 
 @njit(cache=True)

@@ -143,8 +143,8 @@ class ArrayReader:
             if value.shape != expected:
                 return None
             found[path] = value
-        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot` does
-        # not warn of sums that are not.
+        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
+        # does not warn of sums that are not.
         return found if np.vdot(rewards, rewards) < _SMALL else None
 
 
@@ -185,6 +185,7 @@ class Table:
         committed: The same.
         once: Observations stored once, or None.
         is_torn: An add has begun and not ended.
+        is_plain: Rows follow on nothing, in a single ring.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class Table:
         self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
         self.is_torn = False
         self._commit: Commit | None = None
-        self._is_plain = plan.num_rings == 1 and not plan.is_linked
+        self.is_plain = plan.num_rings == 1 and not plan.is_linked
         self._has_ids = "env_ids" in plan.layout.fields
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._all_envs = np.arange(plan.num_envs)
@@ -351,7 +352,8 @@ class Table:
         """Write checked transitions.
 
         Args:
-            arrays: (K, ...) by path, of the dtypes of the layout.
+            arrays: (K, ...) by path, of the dtypes of the layout. Unless the table is plain they
+                are no more in each ring than it has rows.
             env_ids: int64 (K,), or (0,) for whole steps.
             stops: bool (K,), rows after which another episode begins besides those with a flag.
             cuts: int64 (C,), environments whose episodes are cut before.
@@ -368,7 +370,7 @@ class Table:
                 if array.base is not None and np.may_share_memory(array, self._pages):
                     arrays = {**arrays, path: array.copy()}
         count = len(arrays["rewards"])
-        if self._is_plain:
+        if self.is_plain:
             if count:
                 self._append(arrays, env_ids, count)
             return
@@ -377,6 +379,18 @@ class Table:
                 self.cut(cuts)
             return
         self._write_placed(arrays, self._place(arrays, env_ids, stops, cuts, count))
+
+    def check_frames(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+    ) -> None:
+        """Raise what `add` raises of stacks, of any number of transitions; the rest is as there."""
+        if self.once is not None and self.plan.layout.frames is not None:
+            placed = self._place(arrays, env_ids, stops, cuts, len(arrays["rewards"]))
+            self.once.complete(self.plan.layout.frames, arrays, placed)
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
@@ -425,19 +439,18 @@ class Table:
         is_over = is_over if stops is None else is_over | stops
         ids, cuts = np.array(ids), _NO_ROWS if cuts is None else np.array(cuts)
         ends, envs = self.committed.copy(), self.envs.copy()
-        found, flags = np.empty((5, count), np.int64), np.empty((3, count), np.bool_)
+        found, flags = np.empty((5, count), np.int64), np.empty((2, count), np.bool_)
         newest, sizes = np.full(plan.num_envs, _NONE), (self._envs_per_ring, plan.span)
         has_several = place(ids, is_over, cuts, sizes, newest, envs, ends, (found, flags))
         numbers, rows, before, before_rows, previous = found
-        is_kept, is_open, is_joined = flags
+        is_open, is_joined = flags
         return Placed(
-            ids, rows, numbers, is_kept if count > plan.span else None,
-            previous if has_several else None, before, before_rows, is_open, is_joined, is_over,
-            ends, envs,
+            ids, rows, numbers, previous if has_several else None, before, before_rows, is_open,
+            is_joined, is_over, ends, envs,
         )  # fmt: skip
 
     def _write_placed(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
-        ids, rows, previous, is_kept = placed.ids, placed.rows, placed.previous, placed.is_kept
+        ids, rows, previous = placed.ids, placed.rows, placed.previous
         is_joined, codes = placed.is_joined, None
         once = None if self.once is None else self.once.prepare(arrays, placed)
         if self._has_ids:
@@ -460,12 +473,7 @@ class Table:
             self._order()
         if once is not None and self.once is not None:
             arrays = {**arrays, **self.once.write(once)}
-        if is_kept is not None:
-            fields, rows_kept = self.plan.layout.fields, rows[is_kept]
-            arrays = {path: arrays[path][is_kept] for path in fields}
-        else:
-            rows_kept = rows
-        self._write(arrays, rows_kept)
+        self._write(arrays, rows)
         if codes is not None:
             joined = is_joined if previous is None else is_joined & (previous < 0)
             codes = rows[joined] + 1 + self._first_row
@@ -598,9 +606,8 @@ def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
         envs: ENVS (N,), brought up to date.
         ends: int64 (R,), transitions ever added to each ring; brought up to date.
         written: int64 (5, K): numbers in the ring; rows; the number of the row before of the same
-            env, or -1; that row; the place of that among these, or -1. And bool (3, K): not
-            overwritten by the same add; the episode of the row before goes on; and that row is
-            still there.
+            env, or -1; that row; the place of that among these, or -1. And bool (2, K): the
+            episode of the row before goes on; and that row is still there.
 
     Returns:
         Whether an environment has several rows.
@@ -617,12 +624,11 @@ def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
         has_several |= previous >= 0
         found[0, i], found[1, i] = number, ring * span + number % span
         found[2, i], found[3, i] = before, ring * span + before % span
-        found[4, i], flags[1, i] = previous, envs[env]["is_open"]
+        found[4, i], flags[0, i] = previous, envs[env]["is_open"]
         envs[env]["last"], envs[env]["is_open"] = number + 1, not is_over[i]
         newest[env] = i
         ends[ring] = number + 1
     for i in range(ids.shape[0]):
         first = max(ends[ids[i] // per_ring] - span, 0)
-        flags[0, i] = found[0, i] >= first
-        flags[2, i] = flags[1, i] and found[2, i] >= first
+        flags[1, i] = flags[0, i] and found[2, i] >= first
     return has_several

@@ -1,5 +1,6 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
+import concurrent.futures
 import contextlib
 import os
 import pickle
@@ -350,8 +351,7 @@ def test_a_draw_that_nobody_waited_for_is_made_again():
     writer.add(**rows(*range(10)))
     with buffer.prefetch(4, depth=1) as batches:
         next(batches)
-        while not batches._work._drawn:  # the second one
-            time.sleep(0.001)
+        concurrent.futures.wait(batches._work._asked, 10)  # the second one
         buffer._header["min_size"] = 20  # so that the thread waits in vain for the third
         next(batches)
         time.sleep(0.3)
@@ -360,28 +360,14 @@ def test_a_draw_that_nobody_waited_for_is_made_again():
             assert len(next(batches)) == 4
 
 
-def test_a_prefetch_is_closed_within_a_call_of_the_buffer_too():
-    """As a finalizer or a signal handler may."""
-    buffer, ended = simple(64, timeout=60.0, min_size_to_sample=10), []
-    batches = buffer.prefetch(4)
-
-    def take():
-        with pytest.raises(BufferMisuseError, match="closed"):
-            next(batches)
-        ended.append(True)
-
-    taker = threading.Thread(target=take)
-    taker.start()
-    while (thread := batches._work._thread) is None:
-        time.sleep(0.001)
-    with buffer._guard.lock:
-        batches.close()  # waits for no thread that waits for the lock
-    for each in (taker, thread):
-        each.join(10)
-        assert not each.is_alive()
-    assert ended
-    with buffer.prefetch(4):
-        pass
+def test_a_buffer_draws_by_its_prefetch_alone():
+    buffer = simple(64)
+    buffer.writer().add(**rows(*range(10)))
+    with buffer.prefetch(4) as batches:
+        with pytest.raises(BufferMisuseError, match="take batches from that, or close it first"):
+            buffer.sample(4)
+        assert len(next(batches)) == 4
+    assert len(buffer.sample(4)) == 4
 
 
 def test_a_draw_ahead_that_waits_too_long_says_why():
