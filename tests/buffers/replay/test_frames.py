@@ -330,7 +330,7 @@ def test_a_state_that_contradicts_itself_is_refused(change, message):
 
 
 def test_adds_that_find_no_memory_change_nothing(monkeypatch, set_free_bytes):
-    buffer = made(capacity=4)
+    buffer = made(capacity=400)
     buffer.add(**step(4))
     before = bytes_of(buffer)
     set_free_bytes(0)
