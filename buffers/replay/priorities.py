@@ -13,8 +13,6 @@ it waits for the device; what the host would have to look at stays there.
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import torch
 
@@ -22,10 +20,10 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
 
 __all__ = [
+    "MAX_VALUE",
     "BlockSums",
     "SumTree",
     "check_update",
-    "largest_value",
     "level_sizes",
     "nodes_of",
     "sum_node",
@@ -35,7 +33,7 @@ __all__ = [
 FAN_OUT = 16
 GROUP = 32  # rows
 BLOCK = GROUP * GROUP
-ROUNDING = 1e-6  # of powers
+MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
 _NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
 
 
@@ -52,15 +50,9 @@ def level_sizes(capacity: int) -> list[int]:
     return sizes
 
 
-def largest_value(capacity: int) -> float:
-    """The largest value so many leaves may have, or their sum would overflow."""
-    return sys.float_info.max / (4 * capacity)
-
-
 def values_fit(values: np.ndarray) -> bool:
-    """Whether saved values float64 (capacity,) are those of leaves, or nearly; false of NaN."""
-    limit = largest_value(len(values)) * (1.0 + ROUNDING)
-    return bool(0.0 <= values.min() <= values.max() <= limit)
+    """Whether values float64 (K,) are those of leaves, or nearly; false of NaN."""
+    return bool(0.0 <= values.min() <= values.max() <= 1.001 * MAX_VALUE)
 
 
 class SumTree:

@@ -238,15 +238,6 @@ class SequenceIndex:
             self.tree.update(starts, priorities**alpha)
         self.is_updated = True
 
-    def raise_to(self, before: float, alpha: float) -> None:
-        """Let priorities count by another exponent than before."""
-        values = self.tree.leaves
-        if before:
-            values = np.where(values > 0, values ** (alpha / before), 0.0)
-        else:  # nothing is known of the priorities: all are like new
-            values = np.where(values > 0, self.largest**alpha, 0.0)
-        fill_leaves(*self.tree.arrays, values)
-
     def state(self, *, has_priorities: bool) -> dict[str, torch.Tensor]:
         """What does not follow from the rows."""
         arrays = {_STEPS: self._steps, _NEXTS: self._per_env[3]}

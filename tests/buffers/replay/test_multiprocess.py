@@ -447,16 +447,9 @@ def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_kn
         assert third.index == 0 and third.num_added == 2
     assert buffer.writer_pids[0] == 0
     address, (capacity, spaces, *rest), *more = third._given
-    for changed, text in (
-        ((capacity, (Box(-1, 1, (5,)), spaces[1]), *rest), "bytes, expected"),
-        ((capacity, (Box(0, 255, (4,), np.int32), spaces[1]), *rest), "another layout of rows"),
-    ):
-        with pytest.raises(BufferMisuseError, match=text):
-            module.ReplayWriter(address, changed, *more).open()
-    buffer._header["version"] = 99
-    with pytest.raises(BufferMisuseError, match="version 99, expected version 2"):
-        third.open()
-    buffer._header["version"] = 2
+    for space in (Box(-1, 1, (5,)), Box(0, 255, (4,), np.int32)):
+        with pytest.raises(BufferMisuseError, match="another layout of rows"):
+            module.ReplayWriter(address, (capacity, (space, spaces[1]), *rest), *more).open()
     for wrong in (address._replace(token=1), address._replace(start=1), address._replace(file=0)):
         with pytest.raises(BufferClosedError, match="is gone"):
             module.ReplayWriter(wrong, third._given[1], *more).open()
