@@ -20,7 +20,7 @@ import torch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
 from buffers.core.rows import FrameLayout
-from buffers.core.state import check_bools, checked_array, contradiction
+from buffers.core.state import check_bools, contradiction
 from buffers.replay.plan import Plan
 
 __all__ = ["Once", "Placed", "Prepared", "first_break"]
@@ -200,10 +200,10 @@ class Once:
         return found
 
     def check_links(self, found: Mapping[str, np.ndarray], links: np.ndarray) -> None:
-        """Raise BufferMisuseError if two rows of a state that was `checked` have the same slot.
+        """Raise BufferMisuseError if two rows of a state have the same slot.
 
         Args:
-            found: What `checked` returned.
+            found: See `check`.
             links: int64 (num_rows,), 0 in rows that hold nothing.
         """
         if "back" not in found:
@@ -418,23 +418,17 @@ class Once:
         found = {"units": self.units.cpu().numpy(), "heads": self._heads}
         return {**found, "back": self.back} if self._frames is not None else found
 
-    def checked(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The same of a state, checked; raise BufferMisuseError if it does not fit."""
-        num_rows, heads = self._plan.num_rows, self._heads.shape
-        found = {
-            "units": checked_array("units", state["units"], np.uint8, (None, self.units.shape[1])),
-            "heads": checked_array("heads", state["heads"], np.uint8, heads),
-        }
-        num_slots = len(found["units"])
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raise BufferMisuseError if the same of a state does not fit."""
+        num_slots, back = len(state["units"]), state.get("back")
         if not self._plan.first_slots <= num_slots <= MAX_SLOTS:
             raise contradiction(f"it has {num_slots} observations beside its rows")
-        if self._frames is not None:
-            back = checked_array("back", state["back"], np.int32, (num_rows + num_slots,))
-            if back.min() < 0 or back.max() >= len(back):
-                raise contradiction("it has frames that lead to none")
-            found["back"] = back
-        self._check_bools(found)
-        return found
+        if back is not None and (
+            len(back) != self._plan.num_rows + num_slots
+            or not 0 <= back.min() <= back.max() < len(back)
+        ):
+            raise contradiction("it has frames that lead to none")
+        self._check_bools(state)
 
     def _check_bools(self, found: Mapping[str, np.ndarray]) -> None:
         layout = self._plan.layout

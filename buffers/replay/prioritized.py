@@ -16,7 +16,7 @@ from buffers.core.arguments import as_array, as_tensor, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.core.state import checked_array, contradiction
+from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import ReplayBuffer
 from buffers.replay.folder import Folder
@@ -29,7 +29,6 @@ from buffers.replay.priorities import (
     level_sizes,
     values_fit,
 )
-from buffers.replay.state import Taken
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -461,12 +460,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         exponents = torch.from_numpy(np.array([largest, self.alpha, self.beta]))
         return {**super()._own_state(), "exponents": exponents, "priorities": self.priorities.cpu()}
 
-    def _check_own_state(self, state: Mapping[str, Any], taken: Taken) -> Any:
-        own, span = super()._check_own_state(state, taken), self._table.plan.span
-        values = checked_array("priorities", state["priorities"], np.float64, (span,))
-        exponents = checked_array("exponents", state["exponents"], np.float64, (3,))
-        largest, alpha, beta = exponents.tolist()
-        begun, committed = (int(numbers[0]) for numbers in taken.rings.T)
+    def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        super()._check_own_state(state)
+        span, values = self._table.plan.span, state["priorities"]
+        largest, alpha, beta = state["exponents"].tolist()
+        ((begun, committed),) = state["rings"].tolist()
         begin = min(max(begun - self.capacity, 0), committed)
         is_live = (np.arange(span) - begin) % span < committed - begin
         fits = (
@@ -479,12 +477,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 "it has priorities or exponents that cannot be: "
                 f"alpha {alpha}, beta {beta}, largest {largest}"
             )
-        return own, (largest, alpha, beta, values)
 
-    def _take_own_state(self, found: Any) -> None:
-        own, priorities = found
-        super()._take_own_state(own)
-        self._restore(*priorities)
+    def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        super()._take_own_state(state)
+        self._restore(*state["exponents"].tolist(), state["priorities"])
 
     def _restore(self, largest: float, alpha: float, beta: float, values: np.ndarray) -> None:
         self.alpha, self.beta = alpha, beta

@@ -11,7 +11,7 @@ start of a whole sequence, and removes what it overwrites, so that no draw searc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.sequences import SequenceOptions
-from buffers.core.state import checked_array, contradiction
+from buffers.core.state import contradiction
 from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
 from buffers.replay.table import Table
 
@@ -247,42 +247,34 @@ class SequenceIndex:
             arrays |= {"sequence_options": numbers, "sequence_priorities": self.tree.leaves}
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
-    def checked(
+    def check(
         self,
-        state: Mapping[str, Any],
-        rings: np.ndarray,
+        state: Mapping[str, np.ndarray],
         read: Callable[..., SequenceOptions],
         *,
         has_priorities: bool,
-    ) -> dict[str, np.ndarray]:
-        """The same of a state; raise BufferMisuseError unless it can be restored.
+    ) -> None:
+        """Raise BufferMisuseError unless the same of a state can be restored.
 
         Args:
-            state: With the entries of `state`.
-            rings: int64 (R, 2), numbers begun and committed.
+            state: With the entries of `state`, and of the table.
             read: Checks options.
             has_priorities: See `state`.
         """
-        plan, num_rows = self._table.plan, self._num_rows
-        steps = checked_array(_STEPS, state[_STEPS], np.int32, (num_rows,))
-        nexts = checked_array(_NEXTS, state[_NEXTS], np.int64, (plan.num_envs,))
-        begun, committed = np.repeat(rings.T, plan.span, axis=1)
+        plan, num_rows, steps = self._table.plan, self._num_rows, state[_STEPS]
+        begun, committed = np.repeat(state["rings"].T, plan.span, axis=1)
         numbers = committed - 1 - (committed - 1 - np.arange(num_rows) % plan.span) % plan.span
         is_live = numbers >= np.maximum(begun - plan.capacity, 0)
-        held = steps[is_live]
+        held, nexts = steps[is_live], state[_NEXTS]
         if (steps[~is_live] != _EMPTY).any() or (
             len(held) and not 0 <= held.min() <= held.max() <= _MAX_STEPS
         ):
             raise contradiction("it has numbers of steps that cannot be")
         if nexts.min() < 0 or nexts.max() > _MAX_STEPS:
             raise contradiction("it has numbers of following steps that cannot be")
-        found = {_STEPS: steps, _NEXTS: nexts}
         if not has_priorities:
-            return found
-        name = "sequence_options"
-        numbers = found[name] = checked_array(name, state[name], np.float64, (6,))
-        name = "sequence_priorities"
-        values = found[name] = checked_array(name, state[name], np.float64, (num_rows,))
+            return
+        numbers, values = state["sequence_options"], state["sequence_priorities"]
         fits = (  # false of NaN
             np.isfinite(numbers).all()
             and (numbers[:5] == numbers[:5].astype(np.int64)).all()
@@ -294,10 +286,9 @@ class SequenceIndex:
             fits = read(length, burn_in, length - period, pad) == (length, burn_in, period, pad)
         if not fits:
             raise contradiction("it has sequences or priorities of these that cannot be")
-        return found
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
-        """Take over what `checked` returned, when the table is that of the state."""
+        """Take over a state, when the table is that of it."""
         self.reset()
         table = self._table
         begin, end = table.live()

@@ -289,7 +289,7 @@ def test_states_of_other_settings_are_refused(tmp_path):
         (lambda s: s["back"][-1:].fill_(-1), "frames that lead to none"),
         (lambda s: s["back"][1:2].copy_(s["back"][:1]), "two rows lead back to the same frame"),
         (lambda s: s["slot"].fill_(3), "newest transition of env 0 is another one"),
-        (lambda s: s.update(heads=s["heads"][:, :2]), r"uint8 .2, 2, 6. for 'heads'"),
+        (lambda s: s.update(heads=s["heads"][:, :2]), r"uint8 .2, 2, 6. for heads"),
         (lambda s: s.update(units=s["units"][:2]), "2 observations beside its rows"),
     ],
 )
