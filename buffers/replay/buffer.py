@@ -43,8 +43,7 @@ from buffers.replay.plan import (
     plan_replay,
     read_options,
 )
-from buffers.replay.sequence_draws import SequenceDraws
-from buffers.replay.sequences import SequenceIndex, sequence_bytes
+from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
 from buffers.replay.shared_memory import fence
 from buffers.replay.state import TableState, check_described, describe
 from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table

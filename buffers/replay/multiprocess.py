@@ -151,7 +151,7 @@ class MultiprocessReplayBuffer:
         memory = self._memory
         with torch.inference_mode(False):
             parts = Memory(memory.rows, memory.slots, memory.envs)
-            self._table = Table(plan, self.device, memory=parts)
+            self._table = Table(plan, self.device, memory=parts, order=fence)
         self._reader, self._random = (
             Reader(self._table, has_weights=False),
             DeviceGenerator(seed, _CPU),
@@ -181,20 +181,13 @@ class MultiprocessReplayBuffer:
     @property
     def counts(self) -> np.ndarray:
         """int64 (num_writers,), transitions of each writer that can be drawn; a copy."""
-        begin, end = self._live()
+        begin, end = self._table.live()
         return end - begin
-
-    def _live(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers that are whole, from .. to, int64 (num_writers,) each."""
-        table = self._table
-        end = table.committed.copy()
-        fence()
-        return np.minimum(np.maximum(table.begun - self._plan.capacity, 0), end), end
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added."""
-        return int(self._table.committed.sum())
+        return self._table.num_added
 
     @property
     def num_sampled(self) -> int:
@@ -370,7 +363,7 @@ class MultiprocessReplayBuffer:
         self._check_usable()
         table, rows, capacity = self._table, batch.memory.indices, self._plan.capacity
         for _ in range(_TRIES):
-            first, end = self._live()
+            first, end = table.live()
             margin = self._margin
             latest = end - np.minimum(capacity, end) // 2
             begin = np.maximum(first, np.minimum(table.begun - capacity + margin, latest))
@@ -380,10 +373,8 @@ class MultiprocessReplayBuffer:
             spans = torch.from_numpy(begin), torch.from_numpy(end)
             draw_uniform(*spans, self._plan.span, self._random.torch, rows)
             self._reader.fill(batch)
-            fence()
-            oldest = np.maximum(table.begun - capacity, 0)
-            num_begun = int((oldest - first).max())
-            is_whole = bool((oldest <= begin).all()) or self._are_whole(rows.numpy(), begin, oldest)
+            is_whole = table.were_whole(rows.numpy(), end)
+            num_begun = int((np.maximum(table.begun - capacity, 0) - first).max())
             # Leave out what the next draw would lose: as much again as was begun in this one.
             most = 2 * (num_begun if is_whole else max(num_begun, margin))
             self._margin = min(max(most, margin - 1 - margin // 8, 0), capacity)
@@ -391,12 +382,6 @@ class MultiprocessReplayBuffer:
                 self._header["num_sampled"] += batch.size
                 return _DONE
         return _LOST
-
-    def _are_whole(self, rows: np.ndarray, begin: np.ndarray, oldest: np.ndarray) -> bool:
-        """Whether none of the rows int64 (B,) is older than the oldest of its ring."""
-        rings, places = np.divmod(rows, self._plan.span)
-        numbers = begin[rings] + (places - begin[rings]) % self._plan.span
-        return bool((numbers >= oldest[rings]).all())
 
     def _may_draw(self, num_added: int) -> bool:
         header = self._header

@@ -23,7 +23,6 @@ __all__ = [
     "MAX_VALUE",
     "BlockSums",
     "SumTree",
-    "check_update",
     "level_sizes",
     "nodes_of",
     "sum_node",
@@ -34,7 +33,6 @@ FAN_OUT = 16
 GROUP = 32  # rows
 BLOCK = GROUP * GROUP
 MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
-_NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
 
 
 def level_sizes(capacity: int) -> list[int]:
@@ -87,13 +85,8 @@ class SumTree:
 
     def set_numbers(self, first: int, stop: int, value: float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        count = min(stop - first, self._capacity)
-        if count > 0:
-            begin = (stop - count) % self._capacity
-            end = min(begin + count, self._capacity)
-            set_range(*self.arrays, begin, end, value)
-            if (rest := begin + count - self._capacity) > 0:
-                set_range(*self.arrays, 0, rest, value)
+        numbers = np.arange(max(first, stop - self._capacity), stop)
+        self.update(numbers % self._capacity, np.full(len(numbers), value))
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
@@ -158,33 +151,19 @@ class BlockSums:
 
     def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        count = min(stop - first, self._capacity)
-        if count > 0:
-            begin = (stop - count) % self._capacity
-            end = min(begin + count, self._capacity)
-            self._fill(begin, end, value)
-            if (rest := begin + count - self._capacity) > 0:
-                self._fill(0, rest, value)
+        first = max(first, stop - self._capacity)
+        if first < stop:
+            numbers = torch.arange(first, stop, device=self.leaves.device)
+            values = torch.as_tensor(value, dtype=torch.float64, device=self.leaves.device)
+            self._write(numbers % self._capacity, values.expand(len(numbers)))
 
     def new_value(self) -> torch.Tensor:
         """The value of new rows, float64 ()."""
         return self.largest.pow(self.alpha)
 
-    def _fill(self, begin: int, stop: int, value: torch.Tensor | float) -> None:
-        self.leaves[begin:stop] = value
-        self._sum_up(begin, stop)
-
     def insert_rows(self, leaves: torch.Tensor) -> None:
         """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
         self._write(leaves, self.new_value().expand(len(leaves)))
-
-    def _sum_up(self, begin: int, stop: int) -> None:
-        """Add up what leaves begin .. stop - 1 are a part of."""
-        values, groups = self._values.view(-1, GROUP), self._groups.view(-1)
-        first, last = begin // GROUP, (stop - 1) // GROUP + 1
-        torch.sum(values[first:last], 1, out=groups[first:last])
-        first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
-        torch.sum(self._groups[first:last], 1, out=self._sums[first:last])
 
     def update(
         self,
@@ -268,7 +247,8 @@ class BlockSums:
     def restore(self, values: torch.Tensor) -> None:
         """Take over all values, float64 (capacity,)."""
         self.leaves.copy_(values)
-        self._sum_up(0, self._capacity)
+        torch.sum(self._values.view(-1, GROUP), 1, out=self._groups.view(-1))
+        torch.sum(self._groups, 1, out=self._sums)
 
 
 def _find(
@@ -334,19 +314,6 @@ def set_leaves(tree, starts, leaves, values, nodes):
         count = kept
 
 
-@njit(nogil=True, cache=True)
-def set_range(tree, starts, begin, stop, value):
-    """Write one value to leaves begin .. stop - 1, at least one; refresh the sums."""
-    for leaf in range(begin, stop):
-        tree[leaf] = value
-    rows, first, last = nodes_of(tree), begin, stop - 1
-    for level in range(1, starts.shape[0]):
-        below, here = starts[level - 1] >> 4, starts[level]
-        first, last = first >> 4, last >> 4
-        for node in range(first, last + 1):
-            tree[here + node] = sum_node(rows, below + node)
-
-
 @njit(nogil=True, cache=True, inline="always")
 def sum_four(tree, begin):
     """Sum of four values."""
@@ -366,29 +333,6 @@ def choose(mass, a, b, c, d):
     return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
 
 
-@njit(nogil=True, cache=True)
-def walk_level(tree, starts, level, masses, nodes):
-    """Find the node of a level that covers each of some points, if they lie end to end.
-
-    Args:
-        tree, starts: See above.
-        level: See above.
-        masses: float64 (B or more,), the points, ascending; written: how far each is in its node.
-        nodes: int64 (B,), written; never a node that is 0. One of them must not be.
-    """
-    here = starts[level]
-    last = (starts[level + 1] if level + 1 < starts.shape[0] else tree.shape[0]) - here - 1
-    while last > 0 and not tree[here + last] > 0.0:
-        last -= 1
-    node, begin = 0, 0.0
-    for i in range(nodes.shape[0]):
-        while node < last and masses[i] >= begin + tree[here + node]:
-            begin += tree[here + node]
-            node += 1
-        masses[i] -= begin
-        nodes[i] = node
-
-
 @njit(cache=True)
 def draw_leaves(tree, starts, leaves, masses, ratios):
     """Draw leaves with probability proportional to their values, one from each B-th of the sum.
@@ -404,10 +348,6 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
     for i in range(size):
         masses[i] = (i + masses[i]) * share
         leaves[i] = 0
-    # The points ascend, so levels of few nodes are passed through once for all of them.
-    while top > 0 and starts[top] - starts[top - 1] <= _NODES_EACH * size:
-        top -= 1
-    walk_level(tree, starts, top, masses, leaves)
     for level in range(top - 1, -1, -1):
         here = starts[level]
         for i in range(size):
@@ -430,34 +370,3 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
         smallest = min(smallest, tree[leaves[i]])
     for i in range(size):
         ratios[i] = np.float32(smallest / tree[leaves[i]])
-
-
-@njit(cache=True)
-def check_update(leaves, priorities, live, bound, largest, rows, values):
-    """Look for a leaf that holds nothing, or a priority not in 0 .. bound.
-
-    Args:
-        leaves: int64 (K,).
-        priorities: float64 (K,).
-        live: The first number that can be drawn, the one behind the last, and the rows there are.
-        bound: See above.
-        largest: float64 (1,), raised to the largest priority if all is well.
-        rows: int64 (K,), written: the leaves that can be drawn.
-        values: float64 (K,), written: their priorities.
-
-    Returns:
-        -1 - the number of these, or the index of the first that is wrong.
-    """
-    begin, end, span = live
-    found, count, first = largest[0], 0, begin % span
-    for i in range(leaves.shape[0]):
-        row, value = leaves[i], priorities[i]
-        if not (0 <= row < span and row < end and 0.0 <= value <= bound):
-            return i
-        found = max(found, value)
-        age = row - first
-        if age + (span if age < 0 else 0) < end - begin:  # else it can't be drawn any more
-            rows[count], values[count] = row, value
-            count += 1
-    largest[0] = found
-    return -1 - count

@@ -25,7 +25,6 @@ from buffers.replay.priorities import (
     MAX_VALUE,
     BlockSums,
     SumTree,
-    check_update,
     level_sizes,
     values_fit,
 )
@@ -321,16 +320,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             )
         bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
         self._insert_new()
-        rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
-        wrong = check_update(leaves, given, (begin, end, span), bound, self._largest, rows, values)
-        if wrong >= 0:
+        is_good = (leaves >= 0) & (leaves < min(end, span)) & (given >= 0.0) & (given <= bound)
+        if not is_good.all():
+            wrong = int(np.argmin(is_good))
             raise BufferMisuseError(
                 f"indices[{wrong}] is {leaves[wrong]} and priorities[{wrong}] {given[wrong]}, "
                 f"expected a row from 0 to {min(end, span) - 1} and a priority from 0 to "
                 f"{bound:.4g}, so that no sum overflows"
             )
-        count = -1 - wrong
-        rows, values = rows[:count], values[:count]
+        self._largest[0] = given.max(initial=self._largest[0])
+        is_there = (leaves - begin) % span < end - begin  # else it can't be drawn any more
+        rows, values = leaves[is_there], given[is_there]
         if self._tree is not None:
             self._tree.update(rows, np.power(values, self.alpha, out=values))
             self._note_numbers()
