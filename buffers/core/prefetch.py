@@ -8,7 +8,6 @@ import functools
 import inspect
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -26,7 +25,6 @@ __all__ = ["Prefetch", "bound_draw"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
-_PAUSE = 0.02  # seconds, after a draw that has waited in vain, before the next
 _TIMEOUT = 60.0  # seconds in which a batch has to be drawn
 
 
@@ -51,11 +49,10 @@ class Prefetch(Iterator[_B], Generic[_B]):
         guard: Of the buffer.
         depth: See above.
         device: Where batches are copied to; None leaves them.
-        timeout: Seconds in which a batch has to be drawn.
-        patience: Of these, seconds that the draw itself may wait, then raising TimeoutError, which
-            is told to whoever has waited as long; else the thread draws anew.
+        timeout: Seconds that `next` waits for a batch.
+        why: Says why there is none by then.
         is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
-            Without, a draw may wait for what other processes add.
+            Without, a draw may wait for what other processes add, as long as nobody closes this.
 
     Raises:
         BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
@@ -70,7 +67,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
         device: torch.device | str | None,
         *,
         timeout: float = _TIMEOUT,
-        patience: float = 0.0,
+        why: Callable[[], str] = lambda: "a draw ahead takes too long; is a disk gone?",
         is_ordered: bool = True,
     ):
         self._depth = check_count("depth", depth, _MAX_DEPTH)
@@ -81,7 +78,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
                 "certain order"
             )
         self._work = guard.ahead = _Work(
-            draw, generator, target, timeout, patience, is_ordered=is_ordered
+            draw, generator, target, timeout, why, is_ordered=is_ordered
         )
         # Also when nobody has it any more, and when Python ends.
         self._stop = weakref.finalize(self, _end, self._work, guard)
@@ -152,13 +149,12 @@ class _Work:
         generator: Callable[[], Any],
         device: torch.device | None,
         timeout: float,
-        patience: float,
+        why: Callable[[], str],
         *,
         is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
-        self._timeout, self._patience, self._is_ordered = timeout, patience, is_ordered
-        self._awaited_since: float | None = None
+        self._timeout, self._why, self._is_ordered = timeout, why, is_ordered
         self._thread, self._pid = 0, os.getpid()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch", self._note_thread)
         self._asked: collections.deque[concurrent.futures.Future] = collections.deque()
@@ -176,18 +172,18 @@ class _Work:
             )
         while len(self._asked) < depth + 1:
             self._asked.append(self._pool.submit(self._run))
-        first, self._awaited_since = self._asked[0], time.monotonic()
+        first = self._asked[0]
         try:
             batch, _ = first.result(self._timeout)
         except concurrent.futures.CancelledError:
             raise BufferMisuseError("this prefetch was closed by another thread") from None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not first.done():
+                raise TimeoutError(self._why()) from None
             if first.done():  # what was asked for behind it would fail as well
                 self._wait()
                 self._asked.clear()
             raise
-        finally:
-            self._awaited_since = None
         self._asked.popleft()
         if self._device is not None and self._device.type == "cuda":
             _each(batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device)))
@@ -203,10 +199,8 @@ class _Work:
             self._wait()
 
     def _wait(self) -> None:
-        if self._pid == os.getpid() and concurrent.futures.wait(self._asked, self._timeout)[1]:
-            raise TimeoutError(
-                f"draws ahead are not done after {self._timeout:g} s; is a disk gone?"
-            )
+        if self._pid == os.getpid() and concurrent.futures.wait(self._asked, _TIMEOUT)[1]:
+            raise TimeoutError(f"draws ahead are not done after {_TIMEOUT:g} s; is a disk gone?")
 
     def rewind(self) -> None:
         """Drop what was drawn and not taken; nothing is asked for."""
@@ -230,19 +224,10 @@ class _Work:
 
     def _run(self) -> tuple[Any, np.ndarray]:
         """A batch, and where the generator stood before it."""
-        while True:
-            try:
-                before = self._generator().get_state()
-                batch = self._draw() if self._is_ordered else self._draw(self._is_ending)
-                self._after = self._generator().get_state()
-                return batch if self._device is None else self._moved(batch, self._device), before
-            except TimeoutError:
-                # Of whoever waits for other processes, and has not waited for as long yet.
-                since = self._awaited_since
-                has_waited = since is not None and time.monotonic() - since >= self._patience
-                if self._is_ordered or self._is_ending() or has_waited:
-                    raise
-            time.sleep(_PAUSE)
+        before = self._generator().get_state()
+        batch = self._draw() if self._is_ordered else self._draw(self._is_ending)
+        self._after = self._generator().get_state()
+        return batch if self._device is None else self._moved(batch, self._device), before
 
     def _is_ending(self) -> bool:
         """Whether nobody takes batches any more: Python waits for the thread when it ends."""

@@ -42,7 +42,8 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 _CPU = torch.device("cpu")
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
-_DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
+_DRAW_TIME = 1.0  # seconds that a draw ahead may take besides waiting
+_FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _DONE, _WAIT, _LOST = range(3)  # what came of a draw
 
@@ -305,7 +306,7 @@ class MultiprocessReplayBuffer:
         deadline = time.monotonic() + seconds
         while (answer := self._fill(batch)) != _DONE:
             if time.monotonic() >= deadline:
-                raise TimeoutError(self._missing(seconds, answer))
+                raise TimeoutError(self._missing(seconds))
             if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
             if answer == _WAIT:
@@ -332,8 +333,8 @@ class MultiprocessReplayBuffer:
             depth: Batches drawn ahead, 1 to 64.
             device: Where batches are copied to; None leaves them.
             columns: As in `sample`, like the next.
-            timeout: Seconds that `next` waits for transitions before it raises TimeoutError, up to
-                twice as long if the thread began to wait before it; None takes that of the buffer.
+            timeout: Seconds that `next` waits for transitions, and one more for the draw, before it
+                raises TimeoutError; None takes that of the buffer.
 
         Raises:
             BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
@@ -344,13 +345,13 @@ class MultiprocessReplayBuffer:
         names = None if chosen is None else (*chosen, "indices")
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
-            lambda is_ending: self._sample(size, None, names, seconds, is_ending),
+            lambda is_ending: self._sample(size, None, names, _FOREVER, is_ending),
             lambda: self._random,
             self._guard,
             depth,
             device,
-            timeout=2 * seconds + _DRAW_TIME,
-            patience=seconds,
+            timeout=seconds + _DRAW_TIME,
+            why=lambda: self._missing(seconds),
             is_ordered=False,
         )
 
@@ -390,12 +391,12 @@ class MultiprocessReplayBuffer:
         ahead = num_added * header["ratio"] - header["num_sampled"]
         return not header["is_limited"] or bool(ahead >= header["least"])
 
-    def _missing(self, seconds: float, answer: int) -> str:
+    def _missing(self, seconds: float) -> str:
         header = self._header
         ratio, least = float(header["ratio"]), float(header["least"])
         min_size = int(header["min_size"])
         added, sampled = self.num_added, self.num_sampled
-        if answer == _LOST:
+        if self._may_draw(added):
             what = (
                 f"rows were overwritten while they were copied, each time: {self.capacity} "
                 "transitions are too few for how fast writers add; make the capacity larger, or "
