@@ -480,7 +480,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
-        self._restore(*state["exponents"].tolist(), state["priorities"])
+        largest, alpha, beta = state["exponents"].tolist()
+        self._restore(largest, alpha, beta, state["priorities"])
 
     def _restore(self, largest: float, alpha: float, beta: float, values: np.ndarray) -> None:
         self.alpha, self.beta = alpha, beta
