@@ -6,9 +6,9 @@ begins. A node is always computed anew from its children, never changed by a dif
 drifts. Levels are handled one after the other for the whole batch, so that waits for memory
 overlap.
 
-On devices sums are kept for groups of 32 rows, and for blocks of 32 groups: a draw searches the
-sums of the blocks, then those of the groups of its block, then its group, 512 bytes in all. None of
-it waits for the device; what the host would have to look at stays there.
+On devices there are the values alone: a draw sums them up, which takes a device microseconds for
+a million rows, and searches the sums. None of it waits for the device; what the host would have to
+look at stays there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from buffers.core.kernels import prefetch
 
 __all__ = [
     "MAX_VALUE",
-    "BlockSums",
+    "DeviceValues",
     "SumTree",
     "level_sizes",
     "nodes_of",
@@ -30,8 +30,6 @@ __all__ = [
 ]
 
 FAN_OUT = 16
-GROUP = 32  # rows
-BLOCK = GROUP * GROUP
 MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
 
 
@@ -113,8 +111,8 @@ class SumTree:
         self.update(np.arange(self._capacity), values)
 
 
-class BlockSums:
-    """Values of the leaves 0 .. capacity - 1, and the sums of their groups and blocks.
+class DeviceValues:
+    """Values of the leaves 0 .. capacity - 1 on a device.
 
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
@@ -126,19 +124,14 @@ class BlockSums:
     """
 
     def __init__(self, capacity: int, device: torch.device):
-        num_blocks = -(-capacity // BLOCK)
         self._capacity = capacity
         with torch.inference_mode(False):  # what is made in it can't be changed outside
-            self._allocate(num_blocks, capacity, device)
+            self._allocate(capacity, device)
 
-    def _allocate(self, num_blocks: int, capacity: int, device: torch.device) -> None:
-        # The last block takes what is refused: the others are written without looking at it.
-        self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
-        self._written_groups = torch.zeros_like(self._written[:, :GROUP])
-        self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
-        self._values, self._sums = self._written[:-1], self._written_sums[:-1]
-        self._groups = self._written_groups[:-1]
-        self.leaves = self._values.view(-1)[:capacity]
+    def _allocate(self, capacity: int, device: torch.device) -> None:
+        # The last takes what is refused: the others are written without looking at it.
+        self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+        self.leaves = self._written[:-1]
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
         exponents = torch.zeros(3, dtype=torch.float64, device=device)
@@ -147,7 +140,7 @@ class BlockSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._written.nbytes + self._written_groups.nbytes + self._written_sums.nbytes
+        return self._written.nbytes
 
     def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
@@ -155,7 +148,8 @@ class BlockSums:
         if first < stop:
             numbers = torch.arange(first, stop, device=self.leaves.device)
             values = torch.as_tensor(value, dtype=torch.float64, device=self.leaves.device)
-            self._write(numbers % self._capacity, values.expand(len(numbers)))
+            leaves = numbers % self._capacity
+            self._written.index_copy_(0, leaves, values.expand(len(numbers)))
 
     def new_value(self) -> torch.Tensor:
         """The value of new rows, float64 ()."""
@@ -163,7 +157,7 @@ class BlockSums:
 
     def insert_rows(self, leaves: torch.Tensor) -> None:
         """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
-        self._write(leaves, self.new_value().expand(len(leaves)))
+        self._written.index_copy_(0, leaves, self.new_value().expand(len(leaves)))
 
     def update(
         self,
@@ -186,24 +180,11 @@ class BlockSums:
         is_there = (leaves >= 0) & (leaves < self._capacity)
         is_there &= (leaves - begin).remainder(self._capacity) < end - begin
         is_good = (given >= 0) & (given <= self.bound) & is_there
-        leaves = torch.where(is_good, leaves.long(), self._values.numel())
-        self._write(leaves, given.pow(self.alpha))
+        leaves = torch.where(is_good, leaves.long(), self._capacity)
+        self._written.index_copy_(0, leaves, given.pow(self.alpha))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
-
-    def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
-        self._written.view(-1).index_copy_(0, leaves, values)
-        self._sum_parts(leaves)
-
-    def _sum_parts(self, leaves: torch.Tensor) -> None:
-        """Sum anew what leaves int64 (K,) are a part of."""
-        written, groups = self._written.view(-1, GROUP), self._written_groups
-        parts = torch.div(leaves, GROUP, rounding_mode="floor")
-        groups.view(-1).index_copy_(0, parts, written.index_select(0, parts).sum(1))
-        parts = torch.div(leaves, BLOCK, rounding_mode="floor")
-        self._written_sums.index_copy_(0, parts, groups.index_select(0, parts).sum(1))
 
     def draw(
         self,
@@ -222,53 +203,19 @@ class BlockSums:
         """
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        ends = self._sums.cumsum(0)
-        drawn = self._find_leaves(uniforms, ends, leaves)
+        ends = self.leaves.cumsum(0)
+        points = torch.arange(size, dtype=torch.float64, device=device).add_(uniforms)
+        found = torch.searchsorted(ends, points * (ends[-1] / size), right=True)
+        found.clamp_(max=self._capacity - 1)
+        # Rounding may lead to a leaf without a value, or past the last.
+        is_good = self.leaves.index_select(0, found) > 0
+        torch.where(is_good, found, self.leaves.argmax(), out=leaves)
+        drawn = self.leaves.index_select(0, leaves)
         weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
-
-    def _find_leaves(
-        self, uniforms: torch.Tensor, ends: torch.Tensor, leaves: torch.Tensor
-    ) -> torch.Tensor:
-        """Find the leaves that cover points, written; return their values."""
-        size = len(uniforms)
-        places = torch.arange(size, dtype=torch.float64, device=uniforms.device).add_(uniforms)
-        masses = places * (ends[-1] / size)
-        block = torch.searchsorted(ends, masses, right=True)
-        # Rounding may lead past the last block, or into one without values.
-        block = torch.where(block < len(ends), block, self._sums.argmax())
-        block = torch.where(self._sums.index_select(0, block) > 0, block, self._sums.argmax())
-        rest = masses - (ends.index_select(0, block) - self._sums.index_select(0, block))
-        place, rest, _ = _find(self._groups.index_select(0, block), rest)
-        group = torch.add(place, block, alpha=GROUP)
-        place, _, drawn = _find(self._values.view(-1, GROUP).index_select(0, group), rest)
-        torch.add(place, group, alpha=GROUP, out=leaves)
-        return drawn
 
     def restore(self, values: torch.Tensor) -> None:
         """Take over all values, float64 (capacity,)."""
         self.leaves.copy_(values)
-        torch.sum(self._values.view(-1, GROUP), 1, out=self._groups.view(-1))
-        torch.sum(self._groups, 1, out=self._sums)
-
-
-def _find(
-    values: torch.Tensor, points: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find which values cover points, if they lie end to end; never one that is 0.
-
-    Args:
-        values: float64 (B, K), of which one in each row is positive.
-        points: float64 (B,).
-
-    Returns:
-        Columns int64 (B,), how far the points are in there, and the values there, float64 (B,).
-    """
-    ends = values.cumsum(1)
-    place = torch.searchsorted(ends, points[:, None], right=True).clamp_(max=values.shape[1] - 1)
-    # Rounding may lead past the last that is not 0.
-    place = torch.where(values.gather(1, place) > 0, place, values.argmax(1, keepdim=True))
-    found = values.gather(1, place)
-    return place[:, 0], (points[:, None] - (ends.gather(1, place) - found))[:, 0], found[:, 0]
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -23,7 +23,7 @@ from buffers.replay.folder import Folder
 from buffers.replay.plan import Plan, ReplayOptions
 from buffers.replay.priorities import (
     MAX_VALUE,
-    BlockSums,
+    DeviceValues,
     SumTree,
     level_sizes,
     values_fit,
@@ -93,7 +93,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         num_envs: int | None = None,
         **options: Unpack[ReplayOptions],
     ):
-        self._sums: BlockSums | None = None
+        self._sums: DeviceValues | None = None
         self.alpha, self.beta = alpha, beta
         if options.get("read_only"):
             raise BufferMisuseError(
@@ -170,7 +170,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _make_priorities(self, plan: Plan) -> None:
         memory = None if self._folder is None else self._folder.arrays["priorities"]
         self._tree = None if self._is_staged else SumTree(plan.span, memory)
-        self._sums = BlockSums(plan.span, self.device) if self._is_staged else None
+        self._sums = DeviceValues(plan.span, self.device) if self._is_staged else None
         self.alpha, self.beta = self._alpha, self._beta  # on the device, too
 
     def memory(self) -> dict[str, int]:

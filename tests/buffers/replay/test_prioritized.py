@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.priorities import BlockSums, SumTree
+from buffers.replay.priorities import DeviceValues, SumTree
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -184,7 +184,7 @@ def test_exponents_go_on_as_they_were_saved(staged):
     ("row", "priority"), [(500, 7.0), (-1, 7.0), (0, math.nan), (0, -1.0), (0, 1e300)]
 )
 def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
-    sums = BlockSums(100, torch.device("cpu"))
+    sums = DeviceValues(100, torch.device("cpu"))
     sums.alpha.fill_(1.0)
     sums.bound.fill_(1e9)
     sums.set_numbers(0, 100, 1.0)
@@ -197,8 +197,8 @@ def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, pr
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
 
 
-def test_rows_of_later_blocks_are_drawn_as_often_as_their_priority_says():
-    sums = BlockSums(3000, torch.device("cpu"))
+def test_rows_of_a_device_are_drawn_as_often_as_their_priority_says():
+    sums = DeviceValues(3000, torch.device("cpu"))
     sums.alpha.fill_(1.0)
     sums.bound.fill_(4.0)
     for first, stop, value in [(0, 1500, 1.0), (1500, 2900, 1.0), (2100, 2200, 3.0)]:
