@@ -53,7 +53,8 @@ class Memory(NamedTuple):
         owner: The reader that fills it.
         columns: Names of those that were chosen, None for all.
         plan: What there is.
-        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B).
+        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B), of
+            which "indices" are the first.
         pages: On hosts the memory of all of them, uint8 (size,); else None.
         arrays: Over that, by name; "lists" among them.
     """
@@ -252,17 +253,18 @@ class Reader:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
-        pages, arrays = None, {}
+        pages, arrays, (lists, *columns_of) = None, {}, plan.places
         if self._pages is not None:
             pages = _new_pages(plan.size_bytes)
-            arrays = {n: np.ndarray(shape, dtype, pages, at) for n, shape, dtype, at in plan.places}
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            arrays = {n: np.ndarray(shape, dtype, pages, at) for n, shape, dtype, at in columns_of}
+            tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
+            arrays["lists"] = np.ndarray(*lists[1:3], pages, lists[3])
         else:
             tensors = {
                 name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
                 for name, shape, dtype, _ in plan.places
             }
-        tensors["indices"] = tensors["lists"][0]
+            tensors["indices"] = tensors["lists"][0]
         batch = ReplayBatch.__new__(ReplayBatch)
         batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
         for name in plan.names:
@@ -293,6 +295,8 @@ class Reader:
             begins[name] = end
             places.append((name, shape, dtype, end))
             end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+        if self._pages is not None:
+            places.append(("indices", (size,), _INT64, begins["lists"]))  # the first of the lists
         if end > _NO_MATTER_BYTES:
             check_fits(f"a batch of {size}", end, self.table.device, "draw fewer at once")
         plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
@@ -361,7 +365,8 @@ class Reader:
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
         if table.is_staged or memory.pages is None:
-            lists = memory.tensors["lists"]
+            there = memory.tensors.get("lists")
+            lists = torch.from_numpy(memory.arrays["lists"]) if there is None else there
             if self._is_long and num_lists > 1:
                 sums = memory.tensors["rewards"], memory.tensors["discounts"]
                 n_step, gamma = table.plan.n_step, self._gamma
@@ -374,10 +379,10 @@ class Reader:
             sums = memory.arrays["rewards"], memory.arrays["discounts"]
             find_windows(
                 self._walked, table.committed, table.plan.span, lists, table.plan.n_step,
-                self._gamma, np.empty(batch.size), sums,
+                self._gamma, sums,
             )  # fmt: skip
         if num_lists > self._next and table.once is not None:
-            self._find_units(memory.tensors["lists"])
+            self._find_units(torch.from_numpy(lists))
         others = self._pages if table.once is None else table.once.units.numpy()
         gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
 

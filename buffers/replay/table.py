@@ -233,6 +233,7 @@ class Table:
         self.is_torn = False
         self._commit: Commit | None = None
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
+        self._is_unsure = plan.num_rings > 1 or order is not None  # by the first ring's count alone
         self._has_ids = "env_ids" in plan.layout.fields
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._all_envs = np.arange(plan.num_envs)
@@ -268,8 +269,7 @@ class Table:
     @property
     def is_empty(self) -> bool:
         """Whether that may be so: the number of transitions that can be drawn is 0."""
-        begin, end = self.live_of_one() if self.plan.num_rings == 1 else (0, 0)
-        return begin == end
+        return not self._counts[1] or self._is_unsure or self.is_torn
 
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same on the device, which does not wait for it."""
