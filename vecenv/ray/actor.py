@@ -22,7 +22,6 @@ from vecenv.core.rows import copy_batch
 from vecenv.core.slots import slot_rows
 from vecenv.ray.parts import Fragment, infos_by_env
 from vecenv.sync import SyncVectorEnv
-from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
 
 __all__ = ["EnvActor", "Reply", "Start"]
@@ -41,7 +40,6 @@ class Start(NamedTuple):
             whether an env that raises is replaced.
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
-        is_stamped: Whether the steps of its envs are stamped.
         restarts: int64 (n,), how often its envs have been replaced.
         loss: Of an actor that replaces one with episodes under way: why that is gone, the batch of
             the last observations, and a seed, or None, for each env.
@@ -53,7 +51,6 @@ class Start(NamedTuple):
     maker: bytes
     registry: bytes
     policy: bytes | None = None
-    is_stamped: bool = False
     restarts: Any = 0
     loss: tuple[str, Any, list[int | None]] | None = None
 
@@ -81,15 +78,13 @@ class Reply(NamedTuple):
         result: Result of the call; None if it failed.
         faults: Faults of envs.
         restarts: int64 (n,), how often each env has been replaced; None if none ever was.
-        stamps: If enabled, of the env steps that have ended since the last reply: env ids int64
-            (R,), counted from the actor's first env, env by env; records int64 (R, RECORD_WORDS),
-            as in a ring, by the actor's clock; and the time of sending by that clock.
+        busy_ns: Nanoseconds that the call took.
     """
 
     result: Any
     faults: Sequence[EnvFault] = ()
     restarts: np.ndarray | None = None
-    stamps: tuple[np.ndarray, np.ndarray, int] | None = None
+    busy_ns: int = 0
 
 
 class EnvActor:
@@ -101,23 +96,19 @@ class EnvActor:
     envs: VecEnv
     _policy: Any = None
     _successors: Successors | None = None  # until all lost episodes have been reported
-    _stamps: EnvStamps | None = None
     _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the step under way
 
     def answer(self, method: str, *args: Any) -> Reply:
         """Call a method; the reply has its result, or a fault if that is what it has led to."""
-        self._acting = None
+        self._acting, begin_ns = None, perf_counter_ns()
         try:
             result = getattr(self, method)(*args)
         except Exception as error:
             result = self._fault(error, method)
         if isinstance(result, EnvFault):
             return Reply(None, [result])
-        stamps, restarts = None, self._counts.copy() if self._counts.any() else None
-        if self._stamps is not None:
-            env_ids, words, self._taken = self._stamps.words_since(self._taken)
-            stamps = env_ids, words.T, perf_counter_ns()
-        return Reply(result, (), restarts, stamps)
+        restarts = self._counts.copy() if self._counts.any() else None
+        return Reply(result, (), restarts, perf_counter_ns() - begin_ns)
 
     def _fault(self, error: Exception, method: str) -> EnvFault:
         """Describe an exception: which env raised it, and for which action."""
@@ -158,7 +149,6 @@ class EnvActor:
         self._rows = StepRows.make(envs.single_observation_space, start.num_envs)
         if start.loss is not None:
             self._successors = Successors(envs, self._rows, start.loss, self._counts)
-        self.stamp(start.is_stamped)
         faults = self.answer("set_policy", start.policy).faults if start.policy else ()
         return faults[0] if faults else found
 
@@ -172,7 +162,6 @@ class EnvActor:
         if self._successors is not None:
             self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
         self._rows.obs.put(self._every, obs)
-        self._mark_done()
         return obs, infos_by_env(self.envs, infos, self._every)
 
     def step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
@@ -200,23 +189,8 @@ class EnvActor:
         else:
             envs.send(actions, env_ids)
             *results, infos, env_ids = envs.recv()
-        self._mark_done()
         ids = self._every if env_ids is None else env_ids
         return (*results, infos_by_env(envs, infos, ids), env_ids)
-
-    def stamp(self, is_on: bool) -> bool:
-        """Stamp the envs' steps from now on, or no longer; return whether that is done."""
-        envs = self.envs
-        if isinstance(envs, SyncVectorEnv):  # of compiled envs there is but one call to be seen
-            envs._end_stamps()
-            self._stamps = envs._begin_stamps() if is_on else None
-            self._taken = np.zeros(envs.num_envs, np.int64)
-        return self._stamps is not None
-
-    def _mark_done(self) -> None:
-        """Stamp that the results of a call are written."""
-        if self._stamps is not None and isinstance(self.envs, SyncVectorEnv):
-            self.envs._group.mark_done(-1)
 
     # -- the policy --------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class Cluster:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
+        if not isinstance(address, str | None):
+            raise TypeError(f"address is {address!r}, expected text such as 'host:port', or None")
         rest = dict(runtime_env or {})
         files = {name: rest.pop(name) for name in _FILES if name in rest}
         self.runtime_env = rest or None

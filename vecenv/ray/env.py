@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,8 @@ from vecenv.ray.cluster import Cluster
 from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each
 from vecenv.ray.parts import checked_rows
 from vecenv.ray.pool import ActorPool, Call
-from vecenv.ray.stamping import StampMirror
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["RayVectorEnv"]
 
@@ -89,6 +88,8 @@ class RayVectorEnv(GymVecEnv):
     Attributes:
         num_workers: Number of actors.
         restarts: int64 (num_envs,), how often each env has been replaced.
+        busy_ns: int64 (num_workers,), nanoseconds that each actor has spent in calls so far; larger
+            where envs are slower than those of other actors.
 
     Raises:
         ImportError: Ray is not installed.
@@ -102,7 +103,6 @@ class RayVectorEnv(GymVecEnv):
 
     _steps = 0
     _has_policy = False
-    _mirror: StampMirror | None = None  # while timing is enabled
 
     def __init__(
         self,
@@ -167,6 +167,7 @@ class RayVectorEnv(GymVecEnv):
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
+        self.busy_ns = np.zeros(self.num_workers, np.int64)
         self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
         pool.left_by_fork = self._calls.leave_to_parent
         if on_error == "restart":
@@ -451,20 +452,22 @@ class RayVectorEnv(GymVecEnv):
         self, method: str, count: int, deadline: Deadline, doing: str, replaces_late: bool = False
     ) -> list[tuple[Call, Reply]]:
         """Wait for replies as `ActorPool.wait` does; close everything if a worker is gone."""
+        begin_ns = perf_counter_ns()
         try:
-            with self._waiting():
-                replies = self._pool.wait(method, count, deadline, doing, replaces_late)
+            replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
             self._calls.note_fault(retold(error))
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise
         for call, reply in replies:
+            self.busy_ns[call.worker] += reply.busy_ns
             if reply.restarts is not None:
                 self.restarts[self._envs_of(call)] = reply.restarts
-            if reply.stamps is not None and self._mirror is not None:
-                pid = self._pool.seats[call.worker].local_pid
-                self._mirror.enter(reply.stamps, self._envs_of(call).start, (call.worker, pid))
+        if self._log is not None:  # of actors' calls the longest counts, the rest is hand-over
+            end_ns = perf_counter_ns()
+            longest_ns = max((reply.busy_ns for _, reply in replies), default=0)
+            self._log.note_kernel(max(end_ns - longest_ns, begin_ns), end_ns)
         return replies
 
     def _ask_all(
@@ -528,20 +531,9 @@ class RayVectorEnv(GymVecEnv):
 
     # -- timing ----------------------------------------------------------------------------
 
-    def _begin_stamps(self) -> EnvStamps | None:
+    def _begin_stamps(self) -> int:
         self._calls.require_idle("timing.enable")
-        if not all(self._ask_all("stamp", [(True,)] * self.num_workers)):
-            return None  # of compiled envs there is but one call to be seen
-        self._change_starts(is_stamped=True)
-        self._mirror = StampMirror(self.num_envs, self.timing.count_stamps)
-        return self._mirror.stamps
-
-    def _end_stamps(self) -> None:
-        if not self.closed and self._mirror is not None:
-            self._calls.require_idle("timing.disable")
-            self._ask_all("stamp", [(False,)] * self.num_workers)
-            self._change_starts(is_stamped=False)
-        self._mirror = None
+        return 0  # calls of actors are stamped, as those of compiled code
 
     def _env_chunks(self) -> list[int]:
         return [0, *(start.envs.stop for start in self._starts())]

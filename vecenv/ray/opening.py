@@ -27,7 +27,8 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
 
     Args:
         amounts: Of "CPU", "GPU" and "memory"; None for none.
-        resources, strategy: As given to `RayVectorEnv`.
+        resources: Further ones by name, as given to `RayVectorEnv`.
+        strategy: As given there.
 
     Raises:
         ValueError: An amount or a name is invalid.

@@ -282,7 +282,6 @@ class ActorPool:
             StepTimeoutError: The deadline has passed; the calls stay pending.
             WorkerDiedError: An actor is gone and is not replaced.
         """
-        is_first = True
         while True:
             found = [pair for pair in self._done if pair[0].method == method]
             if sum(call.num_envs for call, _ in found) >= num_envs:
@@ -290,8 +289,7 @@ class ActorPool:
                 return found
             self._require_ray()
             is_all = sum(call.num_envs for call in self._pending.values()) == num_envs
-            has_come = self._take(deadline, doing, all_at_once=is_first and is_all)
-            is_first = False
+            has_come = self._take(deadline, doing, all_at_once=is_all)
             if has_come or not deadline.is_over:
                 continue
             late = sorted({call.worker for call in self._pending.values()})
