@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.priorities import BlockSums, SumTree
+from buffers.replay.priorities import BlockSums, SumTree, walk_level
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -255,3 +255,31 @@ def test_priorities_of_batches_of_another_state_are_refused():
         first.update_priorities(batch, np.full(4, 9.0))
     assert (first.priorities == before).all()
     first.update_priorities(first.sample(4), np.full(4, 9.0))
+
+
+def test_every_pattern_of_zeros_in_a_node_keeps_the_law():
+    """Where the last of four values are 0, rounding must not lead past the others."""
+    buffer = filled(256, alpha=1.0)
+    bits = np.arange(64)[:, None] >> np.arange(4) & 1  # every pattern of four, in turn
+    priorities = (bits * [1.0, 3.0, 2.0, 5.0]).reshape(-1)
+    buffer.update_priorities(np.arange(256), priorities)
+    check_law(drawn(buffer, 60, 400), priorities)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_point_at_the_very_end_finds_the_last_node_that_is_not_0(level):
+    """As rounding may give it: nodes of other levels, which lie behind, are not reached."""
+    tree = SumTree(40)  # 48 leaves, 16 nodes above them, and the root
+    tree.update(np.arange(40), np.where(np.arange(40) < 33, 1.0, 0.0))
+    nodes, masses = np.empty(2, np.int64), np.array([0.5, 33.0])
+    walk_level(*tree.arrays, level, masses, nodes)
+    assert nodes.tolist() == [0, [32, 2][level]]
+
+
+def test_the_largest_priority_that_errors_name_can_be_set():
+    buffer = filled(4, alpha=1.0)
+    most = buffer._largest_priority()
+    buffer.update_priorities([1], [most])
+    assert buffer.priorities[1] == most
+    with pytest.raises(BufferMisuseError, match=r"priorities\[0\]"):
+        buffer.update_priorities([1], [np.nextafter(most, np.inf)])
