@@ -527,7 +527,7 @@ def test_masks_of_infos_that_stay_apart_are_those_of_batched_ones():
 
 
 def test_a_single_env_that_has_ended_may_allow_nothing():
-    envs = saying([[1, 0, 1], np.zeros(3, np.int8)], autoreset_mode="Disabled")
+    envs = saying([GOOD, np.zeros(3, np.int8)], autoreset_mode="Disabled")
     assert envs.action_masks().tolist() == [[1, 0, 1]]
     for _ in range(9):
         is_over = envs.step([0])[2][0]
