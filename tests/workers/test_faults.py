@@ -114,6 +114,18 @@ def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
     pool.step(actions(0, FINE))
 
 
+def test_a_fault_of_an_env_that_the_caller_steps_is_logged_by_the_envs_number(monkeypatch):
+    lines = []
+    monkeypatch.setattr(gym.logger, "error", lines.append)
+    env_fns = [functools.partial(FaultyEnv, name) for name in range(2)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1, caller_steps=True)
+    pool.reset()
+    with pytest.raises(ValueError, match="broken joint 0"):
+        pool.step([RAISE, FINE])
+    assert lines[0] == "Received the following error from Worker-0 - Shutting it down"
+    pool.close()
+
+
 def test_the_other_envs_have_been_stepped(make):
     pool = make()
     pool.reset()
@@ -386,7 +398,8 @@ def test_restarts_in_first_ready_stepping(make, action, most):
 
 
 def test_exits_are_described():
-    for code, words in ((-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (None, "gone")):
+    ends = (-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (0, "exited with code 0"), (None, "gone")
+    for code, words in ends:
         assert words in describe_exit(code)
 
 
