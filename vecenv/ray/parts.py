@@ -34,9 +34,13 @@ def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
     """Return one row of batched infos, of the keys that it has."""
     found: dict[str, Any] = {}
     for key, column in infos.items():
-        if f"_{key}" in infos and infos[f"_{key}"][row]:
-            value = _row_of(column, row) if isinstance(column, dict) else column[row]
-            found[key] = bool(value) if isinstance(value, np.bool_) else value
+        if f"_{key}" not in infos or not infos[f"_{key}"][row]:
+            continue
+        if isinstance(column, dict):
+            found[key] = _row_of(column, row)
+        else:  # a bit as `bool`, of which a column of bits is made again
+            is_bits = column.dtype == np.bool_ and column.ndim == 1
+            found[key] = bool(column[row]) if is_bits else column[row]
     return found
 
 
