@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from vecenv.core.infos import add_info, take_infos
+from vecenv.jit.cartpole import CartPoleVectorEnv
 from vecenv.ray.parts import infos_by_env
 
 NUM_ENVS = 4
@@ -95,7 +96,7 @@ def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again
     infos, again = {}, {}
     for index, info in enumerate(per_env):
         add_info(infos, info, index, NUM_ENVS)
-    apart = infos_by_env(None, infos, np.arange(10, 10 + NUM_ENVS))
+    apart = infos_by_env(CartPoleVectorEnv(NUM_ENVS), infos, np.arange(10, 10 + NUM_ENVS))
     envs = np.arange(-10, NUM_ENVS)  # row k of the batch is that of env 10 + k
     apart.enter(again, envs, NUM_ENVS, envs)
     assert_same(again, infos)
