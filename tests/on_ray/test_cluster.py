@@ -145,9 +145,9 @@ def test_nobody_at_the_address():
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
         with pytest.raises(ConnectionError, match=f"no Ray cluster at '{address}'.*ray start"):
             RayVectorEnv(faulty(2), address=address)
-    with pytest.raises((ConnectionError, ValueError), match="somewhere"):
+    with pytest.raises(ConnectionError, match="somewhere.*'host:port'"):
         RayVectorEnv(faulty(2), address="somewhere")
-    assert time.monotonic() - begin < 120
+    assert time.monotonic() - begin < 30
 
 
 def test_somebody_else_at_the_address():

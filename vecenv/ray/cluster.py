@@ -7,6 +7,7 @@ import functools
 import importlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -131,7 +132,7 @@ class Cluster:
     def _connect(self, address: str, files: dict[str, Any]) -> None:
         global _uploaded  # noqa: PLW0603, as there is one connection per process
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        if ":" in address and not address.startswith("ray://"):
+        if address not in ("auto", "local"):
             _require_head(address)
         try:
             given = dict(files)  # Ray changes it
@@ -140,7 +141,7 @@ class Cluster:
             self._ray.shutdown()  # perhaps connected, but the upload has failed
             told = ConnectionError, RuntimeError, self._ray.exceptions.RayError, SystemExit
             if address != "local" and isinstance(error, told):
-                raise _no_cluster(address, str(error)) from error
+                raise _no_cluster(address, f"{type(error).__name__}: {error}") from error
             raise
         _uploaded = files
 
@@ -318,6 +319,13 @@ def _require_head(address: str) -> None:
     Raises:
         ConnectionError: There is no head, or it refuses this process.
     """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, str(error)) from error
+    if address.startswith("ray://"):
+        return
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PROBE_S)
@@ -325,15 +333,15 @@ def _require_head(address: str) -> None:
         told = f"no Ray head has answered within {_PROBE_S:g} seconds"
         raise _no_cluster(address, told) from error
     except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "Error:" in line]
-        raise _no_cluster(address, lines[-1] if lines else error.stderr) from error
+        if lines := [line for line in error.stderr.splitlines() if "Error:" in line]:
+            raise _no_cluster(address, lines[-1]) from error  # else `ray.init` tells
 
 
 def _no_cluster(address: Any, why: str) -> ConnectionError:
     return ConnectionError(
         f"there is no Ray cluster at {address!r} for this process: {shorten(why, 400)}. Start one "
         "with `ray start --head`, or leave the address out for one on this machine; `ray status` "
-        "on the head's machine names the address"
+        "on the head's machine names the address, 'host:port' (or 'ray://host:port', 'auto')"
     )
 
 
