@@ -145,7 +145,7 @@ def test_nobody_at_the_address():
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
         with pytest.raises(ConnectionError, match=f"no Ray cluster at '{address}'.*ray start"):
             RayVectorEnv(faulty(2), address=address)
-    with pytest.raises(ConnectionError, match="somewhere.*'host:port'"):
+    with pytest.raises(ConnectionError, match=r"somewhere.*'host:port'"):
         RayVectorEnv(faulty(2), address="somewhere")
     assert time.monotonic() - begin < 30
 
