@@ -16,7 +16,8 @@ places (at which env a worker is, which full reset was the last). Each worker ha
 (`Channel`); the caller waits for all at once.
 
 *A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
-and observations without fixed shape come as the reply's payload.
+and observations without fixed shape come as the reply's payload; infos that are the same numbers
+each time lie in memory (`InfoTable`).
 *send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
 *An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
 same, and the caller raises it.
