@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -40,7 +41,7 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
     given = {name: amount for name, amount in amounts.items() if amount is not None}
     given |= resources or {}
     for name, amount in given.items():
-        if not (isinstance(amount, int | float) and amount > 0):
+        if not (isinstance(amount, Real) and amount > 0):
             who = _OWN.get(name, f"resources[{name!r}]")
             raise ValueError(f"{who} is {amount!r}, expected more than 0")
     if isinstance(strategy, str):
