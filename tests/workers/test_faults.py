@@ -1193,3 +1193,23 @@ def test_envs_that_have_not_begun_a_step_that_is_given_up_do_not_do_it():
     pool.step([FINE] * 4)
     assert pool.call("ever")[3] == 1
     pool.close()
+
+
+def test_half_a_reply_that_an_interrupt_has_cut_is_never_read_on(make):
+    pool = make(4)
+    pool.reset()
+    channel = pool._pool.seats[1].channel
+    whole = channel.recv
+
+    def cut(size):
+        whole(3)
+        raise KeyboardInterrupt
+
+    channel.recv = cut
+    pool.send([FINE] * 4)
+    with pytest.raises(KeyboardInterrupt):
+        pool.recv()
+    channel.recv = whole
+    assert pool.reset(seed=0)[0][:, 1].tolist() == [0] * 4
+    for count in (1, 2):
+        assert pool.step([FINE] * 4)[0][:, 1].tolist() == [count] * 4
