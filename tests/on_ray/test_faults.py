@@ -302,6 +302,7 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
         ({"worker_options": {"num_workers": 2}}, "an actor per core"),
         ({"num_workers": 5}, "an integer from 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
+        ({"cpus_per_worker": None}, "cpus_per_worker is None, expected more than 0"),
         ({"gpus_per_worker": -1}, "gpus_per_worker is -1"),
         ({"memory_per_worker": 0}, "memory_per_worker is 0, expected more than 0"),
         ({"resources": {"GPU": 1}}, "which is gpus_per_worker here"),

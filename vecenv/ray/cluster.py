@@ -94,8 +94,8 @@ class Cluster:
     Raises:
         ImportError: Ray is not installed.
         ConnectionError: There is no cluster at the address, or it demands another token.
-        ValueError: The address is invalid; Ray is connected to another one, or was connected to
-            without the folders and modules of `runtime_env`; or these don't exist.
+        ValueError: Ray is connected to another address, or was connected to without the folders and
+            modules of `runtime_env`; or these don't exist.
     """
 
     def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:

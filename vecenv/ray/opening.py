@@ -27,7 +27,7 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
     """Read the options about an actor's resources and placement.
 
     Args:
-        amounts: Of "CPU", "GPU" and "memory"; None for none.
+        amounts: Of "CPU", "GPU" and "memory"; None for none of the latter.
         resources: Further ones by name, as given to `RayVectorEnv`.
         strategy: As given there.
 
@@ -38,7 +38,7 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
         raise ValueError(f"resources is {resources!r}, expected amounts by name")
     for name in _OWN.keys() & (resources or {}):
         raise ValueError(f"resources has {name!r}, which is {_OWN[name]} here")
-    given = {name: amount for name, amount in amounts.items() if amount is not None}
+    given = {name: x for name, x in amounts.items() if x is not None or name == "CPU"}
     given |= resources or {}
     for name, amount in given.items():
         if not (isinstance(amount, Real) and amount > 0):
