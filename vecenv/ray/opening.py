@@ -38,7 +38,7 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
         raise ValueError(f"resources is {resources!r}, expected amounts by name")
     for name in _OWN.keys() & (resources or {}):
         raise ValueError(f"resources has {name!r}, which is {_OWN[name]} here")
-    given = {name: x for name, x in amounts.items() if x is not None or name == "CPU"}
+    given: dict[str, Any] = {k: x for k, x in amounts.items() if x is not None or k == "CPU"}
     given |= resources or {}
     for name, amount in given.items():
         if not (isinstance(amount, Real) and amount > 0):
