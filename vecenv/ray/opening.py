@@ -41,7 +41,7 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
     given: dict[str, Any] = {k: x for k, x in amounts.items() if x is not None or k == "CPU"}
     given |= resources or {}
     for name, amount in given.items():
-        if not (isinstance(amount, Real) and amount > 0):
+        if not (isinstance(amount, Real) and float(amount) > 0):
             who = _OWN.get(name, f"resources[{name!r}]")
             raise ValueError(f"{who} is {amount!r}, expected more than 0")
     if isinstance(strategy, str):
