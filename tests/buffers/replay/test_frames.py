@@ -342,3 +342,18 @@ def test_an_interrupt_leaves_no_row_without_frames(staged, after, monkeypatch):
     assert len(buffer) == len(other) == 4
     compare(buffer.get(buffer.order()), other.get(other.order()))
     assert buffer.get(buffer.order()).obs[:, -1, 0, 0].tolist() == [4, 4, 30, 30]
+
+
+@pytest.mark.parametrize("num_steps", [15, 27, 41])
+def test_rows_that_only_stacks_still_read_are_not_drawn_after_an_update(num_steps):
+    """There are more rows than the capacity; priorities of the oldest are not taken."""
+    buffer = made(capacity=20, kind=PrioritizedReplayBuffer, store_next=False)
+    span = buffer._table.plan.span
+    assert span > 20
+    for t in range(3, 3 + num_steps):
+        buffer.add(**step(t))
+    buffer.update_priorities(np.arange(min(span, 2 * num_steps)), np.ones(min(span, 2 * num_steps)))
+    begin, end = buffer._live()
+    live = {number % span for number in range(begin, end)}
+    assert set(buffer.sample(500).indices.tolist()) <= live
+    assert {k for k, priority in enumerate(buffer.priorities.tolist()) if priority} <= live

@@ -230,3 +230,12 @@ def test_priorities_of_batches_of_another_state_are_refused():
         first.update_priorities(batch, np.full(4, 9.0))
     assert (first.priorities == before).all()
     first.update_priorities(first.sample(4), np.full(4, 9.0))
+
+
+def test_every_pattern_of_zeros_in_a_node_keeps_the_law():
+    """Where the last of four values are 0, rounding must not lead past the others."""
+    buffer = filled(256, alpha=1.0)
+    bits = np.arange(64)[:, None] >> np.arange(4) & 1  # every pattern of four, in turn
+    priorities = (bits * [1.0, 3.0, 2.0, 5.0]).reshape(-1)
+    buffer.update_priorities(np.arange(256), priorities)
+    check_law(drawn(buffer, 60, 400), priorities)
