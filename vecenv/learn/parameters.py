@@ -68,7 +68,7 @@ class FlatParameters:
         Raises:
             RuntimeError: They are not, as after `.to()` or `.data = ...`, or others are there.
         """
-        if names or not all([p.requires_grad for p in self.parameters]):
+        if names or not all(p.requires_grad for p in self.parameters):
             now = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
             before = dict(zip(self.names, self.parameters, strict=True))
             changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
