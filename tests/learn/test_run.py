@@ -445,6 +445,7 @@ def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
         assert load_checkpoint(best)["state"]["steps"] == 600
     assert sorted(path.name for path in last.parent.iterdir()) == ["best.pt", "last.pt"]
 
+
 def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_again(
     options, monkeypatch
 ):

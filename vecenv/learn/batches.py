@@ -56,7 +56,8 @@ def take_apart(batch: Any, leaves: dict[str, Tensor], name: str = "batch") -> La
         kind = "named tuple" if isinstance(batch, tuple) else "object"
         order = tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
         parts = tuple(take_apart(part, leaves, f"{name}.{k}") for k, part in columns.items())
-        size = len(batch) if hasattr(batch, "__len__") else 0
+        size: Any = batch
+        size = len(size) if hasattr(size, "__len__") else 0
         value = type(batch) if kind == "named tuple" else size
         return Layout(kind, value, tuple(columns), order, parts)
     if isinstance(batch, tuple | list):

@@ -465,11 +465,9 @@ class Run:
             KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
         steps, best = int(state["steps"]), self.best_score
-        last, is_best = self.folder / _LAST, score is not None and not math.isnan(score)
-        if is_best and (best is None or float(score) > best):
-            best = float(score)
-        else:
-            is_best = False
+        last, own = self.folder / _LAST, math.nan if score is None else float(score)
+        if is_best := own > (-math.inf if best is None else best):  # never of NaN
+            best = own
         states, kinds, unsaved = states_of(state)
         for name in unsaved.keys() - self._unsaved:
             _logger.warning(
