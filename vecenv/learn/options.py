@@ -82,7 +82,7 @@ def _plain(value: Any, where: str) -> Any:
 
 def _revived(value: Any, hint: Any) -> Any:
     """Return a value of JSON as its annotation says."""
-    kind = typing.cast("Any", typing.get_origin(hint) or hint)
+    kind, made = typing.get_origin(hint) or hint, typing.cast("Any", hint)
     inner = typing.get_args(hint)
     if kind is typing.Annotated:
         return _revived(value, inner[0])
@@ -102,10 +102,10 @@ def _revived(value: Any, hint: Any) -> Any:
         hints = typing.get_type_hints(hint, include_extras=True)
         names = {field.name for field in dataclasses.fields(hint) if field.init}
         if unknown := sorted(set(value) - names):
-            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-        return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
-    if isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
-        return kind[value] if issubclass(kind, Enum) else kind(value)
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    if isinstance(hint, type) and issubclass(hint, PurePath | Enum) and isinstance(value, str):
+        return hint[value] if issubclass(hint, Enum) else hint(value)
     if kind is float and type(value) is int:
         return float(value)
     expected = type(None) if kind is None else kind
