@@ -21,7 +21,8 @@ from vecenv.learn.private_torch import MODULE_TABLES
 __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_FOREIGN = {"torch", "numpy", *sys.stdlib_module_names}
+_FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
+_LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _MOST = 10_000  # places
 _GONE = object()
 
@@ -30,7 +31,8 @@ class Watch:
     """What a loss and its module may read, apart from tensors.
 
     Not noticed are attributes that are found by other means than their names, such as `getattr`,
-    and those of objects that no name in the loss, its closure and globals, or the module leads to.
+    those of objects that no name in the loss, its closure and globals, or the module leads to, and
+    what lies in objects of torch (other than layers), NumPy and Gymnasium.
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
@@ -102,7 +104,8 @@ class Watch:
     def _visit_function(self, function: FunctionType) -> None:
         """Watch the globals that a function names, and the variables around it."""
         for name in _names_of(function.__code__):
-            self._names.add(name)
+            if not name.startswith("__"):
+                self._names.add(name)
             if name in function.__globals__:
                 self._note(function.__globals__, function.__globals__.get, name, name)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -119,7 +122,8 @@ class Watch:
                 self._note(own, own.get, table, f"{label}.{table}")
         is_class = isinstance(owner, type)
         kinds = [kind for kind in (owner if is_class else type(owner)).__mro__ if _is_watched(kind)]
-        for name in list(self._names):
+        is_module = isinstance(owner, nn.Module) or (is_class and issubclass(owner, nn.Module))
+        for name in self._names - {"__init__"} if is_module else set(self._names):
             if name in own and not is_class:
                 self._note(own, own.get, name, f"{label}.{name}")
             kind = next((kind for kind in kinds if name in vars(kind)), None)
@@ -140,7 +144,8 @@ def _is_watched(value: Any) -> bool:
     """Whether a function, class, object or module of code is the user's, or of a layer."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     name = name if isinstance(name, str) else ""
-    return name.startswith("torch.nn.modules.") or name.partition(".")[0] not in _FOREIGN
+    is_layer = name.startswith(_LAYERS) and name != _BASE
+    return is_layer or name.partition(".")[0] not in _FOREIGN
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
