@@ -282,7 +282,8 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch
             no_validation(),
         ):
             copies = [x.detach().clone() for x in inputs]
-            graph = make_fx(function)(*copies)
+            table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
+            graph = make_fx(function, decomposition_table=table)(*copies)
     except Refusal:
         raise
     except Exception as error:
@@ -291,6 +292,27 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch
         raise Refusal("computing the loss changes buffers of the module, or the batch")
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """Compute tanh as a quotient of polynomials, those of Eigen's `ptanh`, off by 4e-7 at most.
+
+    A compiled one costs hardly more than a sum; torch's costs a sixth of a gradient of two layers.
+    """
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
+    square = limited * limited
+    above: Any = -2.76076847742355e-16
+    for coefficient in (
+        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    ):  # fmt: skip
+        above = above * square + coefficient
+    below: Any = 1.19825839466702e-06
+    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+        below = below * square + coefficient
+    return (limited * above / below).to(x.dtype)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
