@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -232,6 +233,14 @@ def check_kind(kind, threads, dtype):
         assert_equal(gradient, make_batch(kind, rows=rows, seed=seed), tolerance)
     assert gradient.path == "compiled", gradient.reason
     assert gradient.describe()["threads"] == threads, gradient.reason
+
+
+def test_the_tanh_of_compiled_gradients_is_that_of_torch_but_for_rounding():
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([-0.0, 1e-30, 1e30, math.inf])])
+    assert float((compiled._tanh(x).double() - x.double().tanh()).abs().max()) < 4e-7
+    assert compiled._tanh(torch.tensor([-math.inf, math.nan])).isnan().tolist() == [False, True]
+    assert compiled._tanh(x.bfloat16()).dtype == torch.bfloat16
+    assert compiled._tanh(x.double()) is NotImplemented
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
