@@ -154,7 +154,7 @@ def test_lines_and_episodes_after_the_checkpoint_are_cut(options):
     with (options.folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"steps": 40')
     with resume(options) as run:
-        assert run.load() == {"steps": 20}
+        assert run.restore({}) == {"steps": 20}
         assert run.curve_steps.tolist() == [10, 10, 20, 20]
         assert run.curve_returns.tolist() == [1, 10, 1, 20]
         assert run.recent_return(2) == 10.5
@@ -460,7 +460,7 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
     with resume(options) as run:
-        assert run.load() == {"steps": 1}
+        assert run.restore({}) == {"steps": 1}
         run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(best)["state"] == load_checkpoint(last)["state"] == {"steps": 2}
 
@@ -494,7 +494,7 @@ def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
     assert [line["x"] for line in lines(options)] == [1, 3]
     assert [path.name for path in (options.folder / "checkpoint").iterdir()] == ["last.pt"]
     with resume(options) as run:
-        assert run.load() == {"steps": 1}
+        assert run.restore({}) == {"steps": 1}
 
 
 # -- the folder ------------------------------------------------------------------------------------
@@ -522,14 +522,14 @@ def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
     with pytest.raises(RunError, match=message):
         resume(options)
     with resume(options, may_change=["learning_rate"]) as run:
-        assert run.load() == {"steps": 1}
+        assert run.restore({}) == {"steps": 1}
         assert run.read_json("gradient") == {"path": "compiled"}
         assert run.read_json("other") is None
     moved = options.folder.rename(options.folder.with_name("moved"))
     with resume(Options(moved, 0.5)) as run:
-        assert run.load() == {"steps": 1}
+        assert run.restore({}) == {"steps": 1}
     with begin(Options(moved), overwrite=True) as run:
-        assert run.load() is None
+        assert run.restore({}) is None
         assert sorted(path.name for path in moved.rglob("*.pt")) == []
     assert load_options(moved, Options) == Options(moved)
 
@@ -538,7 +538,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
     with begin(options) as run:
         run.log(1, {"x": 1})
     with resume(options) as run:
-        assert run.load() is None
         assert run.restore({}) is None
     assert "has no checkpoint yet: the run begins anew" in caplog.text
     assert lines(options) == []
@@ -557,7 +556,7 @@ def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeyp
         run.save({"steps": 1})
     monkeypatch.setattr("vecenv.__version__", "9.9")
     with resume(options) as run:
-        assert run.load() == {"steps": 1}
+        assert run.restore({}) == {"steps": 1}
     assert "was written with vecenv 0.1.0" in caplog.text and "not bit for bit" in caplog.text
 
 

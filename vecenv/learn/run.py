@@ -70,7 +70,7 @@ class Run:
     Args:
         folder: Made if it is not there.
         options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` and `load` return it, lines of the metrics
+        resume: Go on from the last checkpoint: `restore` returns it, lines of the metrics
             that are later are cut. Where there is none yet, the run begins anew.
         may_change: Names of options that a resumed run may be given other values of, such as
             "total_steps". All others have to be as they were, but "resume", which is not kept.
@@ -450,7 +450,7 @@ class Run:
         the metrics are saved, too. Saving changes nothing in the training.
 
         Args:
-            state: What `restore` or `load` returns: env steps made so far as "steps", and by name
+            state: What `restore` returns: env steps made so far as "steps", and by name
                 objects with a `state_dict` (modules, optimizers, schedulers, buffers, vector envs),
                 generators of torch and NumPy, and plain values: see `save_checkpoint`. Of vector
                 envs that can't be saved the reason is kept instead, and the log says so.
@@ -500,21 +500,6 @@ class Run:
             self._board.flush()
         return last
 
-    def load(self) -> dict[str, Any] | None:
-        """Return what `save` was given last, if the run is resumed and has a checkpoint.
-
-        In place of objects with a `state_dict` there is what that returned. The global random
-        streams go on from where they were: call it after all that draws from them has been made.
-        """
-        if self._saved is None:
-            return None
-        try:
-            restore_random_streams(self._saved["random"])
-        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            path = self.folder / _LAST
-            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
-        return dict(self._saved["state"])
-
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
@@ -522,10 +507,11 @@ class Run:
         them has been made. States that have been restored are dropped, as buffers are large.
 
         Args:
-            parts: Objects by the names that `save` was given them under.
+            parts: Objects by the names that `save` was given them under; some of them, or none.
 
         Returns:
-            The other values of the checkpoint; None if the run begins anew.
+            The rest of what `save` was given, by name, in place of objects with a `state_dict` what
+            that returned; None if the run begins anew.
 
         Raises:
             CheckpointError: The checkpoint is of other modules or envs: it says what was expected
@@ -554,7 +540,11 @@ class Run:
             if reason is not None:
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        return self.load()
+        try:
+            restore_random_streams(self._saved["random"])
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+        return dict(states)
 
 
 def _give_name(file: Path, other: Path) -> None:
