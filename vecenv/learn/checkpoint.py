@@ -114,7 +114,9 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 # -- parts of a training, by their kind ------------------------------------------------------------
 
 
-def states_of(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+def states_of(
+    parts: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, str]]:
     """Return the states of parts by name; what vector envs are, and why some have no state.
 
     Raises:
@@ -152,12 +154,16 @@ def _state_of(part: Any) -> Any:
     return part
 
 
-def _kind_of(envs: VectorEnv) -> str:
-    spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
-    return f"{envs.num_envs} envs of {spaces}, {envs.metadata.get('autoreset_mode')}"
+def _kind_of(envs: VectorEnv) -> dict[str, Any]:
+    return {
+        "number of envs": envs.num_envs,
+        "observation space": str(envs.single_observation_space),
+        "action space": str(envs.single_action_space),
+        "autoreset mode": str(envs.metadata.get("autoreset_mode")),
+    }
 
 
-def restore_part(part: Any, state: Any, kind: str | None) -> str | None:
+def restore_part(part: Any, state: Any, kind: Mapping[str, Any] | None) -> str | None:
     """Bring a part into a state; return why that can't be, of envs that have to be reset.
 
     Args:
@@ -174,8 +180,10 @@ def restore_part(part: Any, state: Any, kind: str | None) -> str | None:
         _require_numpy_state(state)
         part.bit_generator.state = state
     elif isinstance(part, VectorEnv):
-        if kind != (own := _kind_of(part)):
-            raise ValueError(f"it has {kind!s:.300}, expected {own:.300}")
+        for key, own in _kind_of(part).items():
+            found = None if kind is None else kind.get(key)
+            if found != own:
+                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
         envs: Any = part
         try:
             envs.load_state_dict(state)
