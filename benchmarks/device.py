@@ -21,10 +21,9 @@ than what the device has to do. "draw and update" is a captured draw by priority
 `index_select` of as many packed rows, a buffer on the CPU whose batches are copied over, and
 TorchRL's buffer on the device where it is installed. Adds are of arrays of the host; those of
 "tensors" are on the device already. "busy" adds are those behind a queue of matrix products of a
-learner, whose time counts for the device and not for the host. GAE, and gathering of windows, are
-one kernel where numba-cuda is installed; "by torch" is what takes its place elsewhere. GAE and the
-PPO update (128 steps of 2048 envs, four times 16 minibatches) take what the environment wrote into
-host pages and leave everything on the device.
+learner, whose time counts for the device and not for the host. GAE and the PPO update (128 steps of
+2048 envs, four times 16 minibatches) take what the environment wrote into host pages and leave
+everything on the device.
 
 At the end `examples/ppo.py` and `examples/sac.py` train on the device for a little while and tell
 their time by phase, with and without CUDA graphs (`--no-training` leaves that out): what a graph
@@ -355,14 +354,13 @@ def time_advantages(timer: Timer, num_envs: int) -> None:
     options: Any = {"final_values": finals, "gamma": 0.99, "gae_lambda": 0.95}
     size = sum(tensor.nbytes for tensor in (*inputs, finals, *out))
 
-    for name, compiled in (("", None), (" by torch", False)):
-        compute = partial(gae, *inputs, **options, out=out, compiled=compiled)
-        timer.measure(f"gae 128 x {num_envs}{name}", compute, size)
-        if timer.device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                compute()
-            timer.measure(f"gae 128 x {num_envs}{name}, graph", graph.replay, size)
+    compute = partial(gae, *inputs, **options, out=out)
+    timer.measure(f"gae 128 x {num_envs}", compute, size)
+    if timer.device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            compute()
+        timer.measure(f"gae 128 x {num_envs}, graph", graph.replay, size)
     source = torch.zeros(size // 2, dtype=torch.uint8, device=timer.device)
     target = torch.zeros_like(source)
     timer.measure(

@@ -24,22 +24,18 @@ from numba import types
 from numba.extending import lower_builtin, type_callable
 
 from buffers.core.compiling import njit
-from vecenv.core.atomics import new_array
 
 __all__ = [
     "address_of",
-    "array_at",
     "bounded",
     "copy_at",
     "copy_item_at",
-    "gather_items",
     "prefetch",
     "random_word",
     "unit_float",
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_ROWS_AHEAD = 16  # which are asked for before they are copied, where an item is a line or more
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -59,13 +55,6 @@ def prefetch(source, offset):
 def address_of(array):
     """Where the memory of an array begins."""
     return array.ctypes.data
-
-
-def array_at(address, length, dtype):
-    """Array (length,) over the memory at an address; it is not kept alive."""
-    size = int(length) * np.dtype(dtype).itemsize
-    memory = memoryview((ctypes.c_uint8 * size).from_address(int(address)))
-    return np.ndarray((int(length),), dtype, memory)
 
 
 def copy_at(target, source, count):
@@ -140,15 +129,6 @@ def _prefetch(context, builder, signature, args):
     return context.get_dummy_value()
 
 
-def _array_of(*args):
-    return types.Array(args[-1].instance_type, 1, "C")
-
-
-@_operation(array_at, _array_of, types.intp, types.intp, types.NumberClass)
-def _array_at(context, builder, signature, args):
-    return new_array(context, builder, signature.return_type, args[0], [args[1]])
-
-
 @njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
     """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
@@ -177,31 +157,6 @@ def copy_item_at(target, source, count):
     else:
         for k in range(count):
             copy_at(target + k, source + k, 1)
-
-
-@njit(nogil=True, cache=True)
-def gather_items(rows, columns):
-    """Copy items rows[i] int64 (B,) of each of several arrays, one behind the other.
-
-    Args:
-        rows: Every one there is in the arrays.
-        columns: int64 (F, 4): of each array its address, where its items go, the bytes of an item,
-            and how many rows have one item in common.
-    """
-    for f in range(columns.shape[0]):
-        source, target, size, sharing = columns[f, 0], columns[f, 1], columns[f, 2], columns[f, 3]
-        if size == 4 and sharing == 1:  # as most have; a size that is known saves a third or more
-            for i in range(rows.shape[0]):
-                copy_at(target + 4 * i, source + 4 * rows[i], 4)
-            continue
-        memory = array_at(source, 1, np.uint8)
-        for i in range(rows.shape[0]):
-            row = rows[i] if sharing == 1 else rows[i] // sharing
-            if size >= 64 and i + _ROWS_AHEAD < rows.shape[0]:
-                coming = rows[i + _ROWS_AHEAD] // sharing * size
-                for line in range(0, min(size, _MAX_INLINE), 64):
-                    prefetch(memory, coming + line)
-            copy_item_at(target + i * size, source + row * size, size)
 
 
 @njit(nogil=True, cache=True)

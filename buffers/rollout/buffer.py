@@ -31,7 +31,7 @@ from buffers.rollout.kernels import (
     UNWRITTEN_FLAG,
     are_all_finite,
     collect_rows,
-    filler,
+    fill_advantages,
     finished_episodes,
     first_missing_final,
     mark_dead_steps,
@@ -244,7 +244,6 @@ class RolloutBuffer(StatefulBuffer):
             self._deferred = self._make_deferred(seed) if deferred else None
         self._name_rows()
         self._gae_inputs = self._storage.gae_inputs()
-        self._fill = filler(self._gae_inputs.rewards.shape[1])
         storage = self._storage
         self._rows = RolloutRows(
             observation_space, storage.obs, storage.columns, storage.extras, storage.games
@@ -758,7 +757,7 @@ class RolloutBuffer(StatefulBuffer):
     def _fill_on_host(self) -> None:
         outputs = self._pages["advantages"], self._pages["returns"]
         decay = np.float32(self.gamma * self.gae_lambda)
-        self._fill(*self._gae_inputs, np.float32(self.gamma), decay, *outputs)
+        fill_advantages(*self._gae_inputs, np.float32(self.gamma), decay, *outputs)
 
     def _fill_on_device(self) -> None:
         for t in range(self.num_steps + 1):

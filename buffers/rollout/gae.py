@@ -9,8 +9,7 @@ import torch
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
-from buffers.rollout.device_kernels import advantages_kernel
-from buffers.rollout.kernels import filler
+from buffers.rollout.kernels import fill_advantages
 
 __all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "gae"]
 
@@ -78,9 +77,8 @@ def gae(
         gae_lambda: Lambda, 0 to 1.
         out: Pair (advantages, returns), same dtype (T, N), C-contiguous, filled and returned. It
             must not overlap the inputs. Without it two new arrays are allocated.
-        compiled: Use the compiled kernel. By default that is so for memory of the CPU, and of a
-            CUDA device where numba-cuda is installed. False uses torch operations, as other devices
-            do. Neither waits for the device.
+        compiled: Use the compiled kernel. By default that is so for memory of the CPU. False uses
+            torch operations, as on devices, which they do not wait for.
 
     Returns:
         advantages and returns (T, N), of the type, dtype and device of rewards. Inputs that are
@@ -104,10 +102,9 @@ def gae(
     inputs = _check_inputs(GaeInputs(*map(_plain, given)))
     rewards = inputs.rewards
     on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
-    if compiled and not on_cpu and not _has_kernel(rewards):
+    if compiled and not on_cpu:
         raise BufferMisuseError(
-            "compiled=True needs memory of the CPU, or of a CUDA device and numba-cuda, rewards is "
-            f"on {rewards.device}; leave it out"
+            f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
     results: Any = _empty_pair(rewards) if out is None else out
     if out is not None:
@@ -119,13 +116,8 @@ def gae(
         named = inputs._asdict().items()
         tensors = GaeInputs(*(None if a is None else as_tensor(name, a) for name, a in named))
         advantages, returns = map(_as_tensor, results)
-        is_compiled = compiled is not False
-        fill_advantages_there(tensors, advantages, returns, gamma, gae_lambda, compiled=is_compiled)
+        fill_advantages_there(tensors, advantages, returns, gamma, gae_lambda)
     return results if out is None else out
-
-
-def _has_kernel(rewards: Any) -> bool:
-    return advantages_kernel(rewards.dtype).on(rewards.device) is not None
 
 
 def fill_advantages_there(
@@ -134,15 +126,13 @@ def fill_advantages_there(
     returns: torch.Tensor,
     gamma: float,
     gae_lambda: float,
-    *,
-    compiled: bool = True,
 ) -> None:
     """Fill advantages and returns, both (T, N), on the device where they are, without waiting.
 
-    It takes one kernel on a CUDA device, if there can be one, else torch operations. Of these, the
-    parts without recurrence take one each for the whole rollout; the recurrence takes three for
-    each doubling of the steps that have been added up, 21 for 128 steps. Memory for two more arrays
-    (T, N) is allocated then, and (T, N) bytes for the negation of `valid`, if that is given.
+    The parts without recurrence take an operation of torch each for the whole rollout; the
+    recurrence takes three for each doubling of the steps that have been added up, 21 for 128 steps.
+    Memory for two more arrays (T, N) is allocated, and (T, N) bytes for the negation of `valid`, if
+    that is given.
 
     Args:
         inputs: Tensors that need no gradient.
@@ -150,17 +140,7 @@ def fill_advantages_there(
         returns: float (T, N), written; holds intermediate results meanwhile.
         gamma: Discount.
         gae_lambda: Lambda.
-        compiled: False takes torch operations on every device.
     """
-    launch = advantages_kernel(advantages.dtype).on(advantages.device) if compiled else None
-    if launch is not None:
-        num_steps, num_envs = advantages.shape
-        dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
-        has_final, has_valid = (tensor is not None for tensor in dense[-2:])
-        pages = [0 if tensor is None else tensor for tensor in dense]
-        sizes, discounts = (num_steps, num_envs), (gamma, gamma * gae_lambda)
-        launch(num_envs, *pages, has_final, has_valid, *sizes, *discounts, advantages, returns)
-        return
     values, next_values = inputs.values[:-1], inputs.values[1:]
     if inputs.final_values is None:
         torch.mul(next_values, gamma, out=returns)
@@ -203,8 +183,8 @@ def _run_compiled(inputs: GaeInputs, results: Any, gamma: float, gae_lambda: flo
     assert rewards is not None
     assert terminations is not None
     assert truncations is not None
-    scalar, fill = rewards.dtype.type, filler(rewards.shape[1])
-    fill(
+    scalar = rewards.dtype.type
+    fill_advantages(
         rewards,
         values,
         terminations.view(np.uint8),

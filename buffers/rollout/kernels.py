@@ -1,19 +1,15 @@
 """Compiled passes over a finished rollout: dead steps, advantages, rows to learn from, episodes.
 
-Advantages: memory layout decides the speed. With many environments the kernel walks the rows of the
-rollout from the last to the first and hands each row to `advantage_row` as plain one-dimensional
-views: only in this form does LLVM turn the loop into vector instructions (a two-dimensional loop
-with the same body runs four times slower). With few environments the price of a call per row
-dominates, so the parts without recurrence are done for the whole rollout at once, vectorised, and
-only the multiply-add of the recurrence is scalar.
+Advantages: memory layout decides the speed. The kernel walks the rows of the rollout from the last
+to the first and hands each row to `_advantage_row` as plain one-dimensional views: only in this
+form does LLVM turn the loop into vector instructions (a two-dimensional loop with the same body
+runs four times slower).
 
 One thread: at 128 x 2048 the work takes about as long as copying the inputs, less than waking a
 second thread gains.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
@@ -22,14 +18,11 @@ from buffers.core.kernels import bounded, random_word
 
 __all__ = [
     "ADVANTAGE_EPSILON",
-    "NARROW_ENVS",
     "UNWRITTEN",
     "UNWRITTEN_FLAG",
-    "advantage_row",
     "are_all_finite",
     "collect_rows",
-    "error_block",
-    "filler",
+    "fill_advantages",
     "finished_episodes",
     "first_missing_final",
     "mark_dead_steps",
@@ -43,9 +36,6 @@ __all__ = [
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
 UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
-
-# Up to this many environments the flat form is quicker than one call per row (measured, float32).
-NARROW_ENVS = 96
 
 ADVANTAGE_EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
@@ -97,7 +87,7 @@ def temporal_difference(reward, value, next_value, final_value, terminated, trun
 
 
 @njit(nogil=True, cache=True)
-def advantage_row(
+def _advantage_row(
     rewards, values, next_values, terminations, truncations, final_values, valid,
     next_advantages, gamma, decay, zero, advantages, returns,
 ):  # fmt: skip
@@ -121,82 +111,13 @@ def advantage_row(
 
 
 @njit(nogil=True, cache=True)
-def error_block(
-    rewards, values, next_values, terminations, truncations, final_values, valid,
-    gamma, decay, zero, errors, decays,
-):  # fmt: skip
-    """Fill each transition's error and its factor on the advantage after it; arrays are (K,)."""
-    for k in range(rewards.shape[0]):
-        terminated = terminations[k] != 0
-        truncated = truncations[k] != 0
-        final_value = next_values[k] if final_values is None else final_values[k]
-        error = temporal_difference(
-            rewards[k], values[k], next_values[k], final_value, terminated, truncated, gamma
-        )
-        factor = zero if terminated | truncated else decay
-        if valid is not None:
-            is_valid = valid[k] != 0
-            error = error if is_valid else zero
-            factor = factor if is_valid else zero
-        errors[k] = error
-        decays[k] = factor
-
-
-@njit(nogil=True, cache=True)
-def _add_rows(left, right, out):
-    """Write left + right into out, all (K,)."""
-    for k in range(out.shape[0]):
-        out[k] = left[k] + right[k]
-
-
-@njit(nogil=True, cache=True)
-def _fill_narrow(
+def fill_advantages(
     rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
     returns,
 ):  # fmt: skip
-    """As `filler` says, with few environments: flat (T * N,) arrays, values (T * N + N,)."""
-    zero, size, num_envs = gamma - gamma, rewards.size, rewards.shape[1]
-    values, errors, factors = values.reshape(-1), advantages.reshape(-1), returns.reshape(-1)
-    error_block(
-        rewards.reshape(-1), values[:size], values[num_envs:], terminations.reshape(-1),
-        truncations.reshape(-1), None if final_values is None else final_values.reshape(-1),
-        None if valid is None else valid.reshape(-1), gamma, decay, zero, errors, factors,
-    )  # fmt: skip
-    later = errors[num_envs:]
-    for k in range(size - num_envs - 1, -1, -1):
-        # Where the factor is zero the advantage after it may be NaN or infinite all the same.
-        carried = factors[k] * later[k]
-        errors[k] += carried if factors[k] != zero else zero
-    _add_rows(errors, values[:size], factors)
+    """Fill advantages and returns of a whole rollout.
 
-
-@njit(nogil=True, cache=True)
-def _fill_wide(
-    rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
-    returns,
-):  # fmt: skip
-    """As `filler` says, with many environments: one vectorised call per row."""
-    zero, last = gamma - gamma, rewards.shape[0] - 1
-    error_block(  # no advantage is carried; the factors are overwritten
-        rewards[last], values[last], values[last + 1], terminations[last], truncations[last],
-        None if final_values is None else final_values[last],
-        None if valid is None else valid[last],
-        gamma, decay, zero, advantages[last], returns[last],
-    )  # fmt: skip
-    _add_rows(advantages[last], values[last], returns[last])
-    for t in range(last - 1, -1, -1):
-        advantage_row(
-            rewards[t], values[t], values[t + 1], terminations[t], truncations[t],
-            None if final_values is None else final_values[t],
-            None if valid is None else valid[t],
-            advantages[t + 1], gamma, decay, zero, advantages[t], returns[t],
-        )  # fmt: skip
-
-
-def filler(num_envs: int) -> Callable[..., None]:
-    """What fills advantages and returns of a whole rollout of so many environments.
-
-    It takes, in this order:
+    Args:
         rewards: float (T, N), C-contiguous like all the others.
         values: float (T + 1, N), of the same dtype as rewards.
         terminations, truncations: uint8 (T, N), zero or not.
@@ -205,7 +126,15 @@ def filler(num_envs: int) -> Callable[..., None]:
         gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
         advantages, returns: float (T, N), written; they must not overlap the inputs.
     """
-    return _fill_wide if num_envs > NARROW_ENVS else _fill_narrow
+    zero, later = gamma - gamma, np.zeros_like(values[0])
+    for t in range(rewards.shape[0] - 1, -1, -1):
+        _advantage_row(
+            rewards[t], values[t], values[t + 1], terminations[t], truncations[t],
+            None if final_values is None else final_values[t],
+            None if valid is None else valid[t],
+            later, gamma, decay, zero, advantages[t], returns[t],
+        )  # fmt: skip
+        later = advantages[t]
 
 
 @njit(nogil=True, cache=True)

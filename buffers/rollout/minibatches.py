@@ -1,4 +1,4 @@
-"""Random minibatches of the rows of a finished rollout, gathered into memory that is used again."""
+"""Random minibatches of the rows of a finished rollout."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
+from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
 from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
 from buffers.rollout.on_device import DeviceRows
-from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = [
     "BatchColumns",
     "MinibatchPlan",
     "MinibatchSampler",
+    "PassCounter",
     "RolloutBatch",
     "RolloutRows",
     "normalize_advantages",
@@ -58,6 +59,43 @@ class RolloutBatch(Batch):
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.actions if self.indices is None else self.indices)
+
+
+class PassCounter:
+    """Tells a pass through batches whether it may go on: one at a time, and in one rollout.
+
+    Attributes:
+        stops: How often the rows changed.
+    """
+
+    def __init__(self):
+        self._passes = self.stops = 0
+
+    def stop(self) -> None:
+        """Let no pass go on, as the rows change."""
+        self.stops += 1
+
+    def begin(self, stops: int) -> tuple[int, int]:
+        """Begin a pass, which ends the one before.
+
+        Args:
+            stops: Value of the attribute when the pass was asked for.
+
+        Returns:
+            What `require` is to be given before every batch.
+        """
+        self.require((self._passes, stops))
+        self._passes += 1
+        return self._passes, stops
+
+    def require(self, begun: tuple[int, int]) -> None:
+        """Raise BufferMisuseError if the pass is over."""
+        if begun != (self._passes, self.stops):
+            raise BufferMisuseError(
+                "these minibatches are over: another pass or rollout has begun since, or "
+                "advantages were computed again; go through one pass at a time, "
+                "list(rollout.minibatches(...)) keeps the batches of a pass"
+            )
 
 
 class MinibatchPlan(NamedTuple):
@@ -121,7 +159,10 @@ class RolloutRows(NamedTuple):
 
 
 class BatchColumns:
-    """The columns that batches of one kind have, and the memory of such batches.
+    """The columns that batches of one kind have.
+
+    Attributes:
+        row_bytes: Bytes of a row of a batch.
 
     Args:
         rows: What they are gathered from.
@@ -155,8 +196,24 @@ class BatchColumns:
         tensors += [*(rows.extras[n] for n in extras), *(rows.games[n] for n in games)]
         num_envs = rows.columns["actions"].tensor.shape[1]
         sharing = next((num_envs // rows.games[name].shape[1] for name in games), 1)
-        flat = [tensor.flatten(0, 1) for tensor in tensors]
-        self.pool = BatchPool(flat, is_host=rows.is_host, num_shared=len(games), sharing=sharing)
+        self._flat = [tensor.flatten(0, 1) for tensor in tensors]
+        self._num_shared, self._sharing = len(games), sharing
+        self.row_bytes = sum(column.element_size() * column[0].numel() for column in self._flat)
+
+    def check_fits(self, num_rows: int) -> None:
+        """Raise BufferMemoryError unless there is memory for a batch of so many rows."""
+        if self._flat:
+            device, advice = self._flat[0].device, "use more minibatches, or keep fewer"
+            check_fits(f"a batch of {num_rows} rows", num_rows * self.row_bytes, device, advice)
+
+    def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows int64 (B,) of all columns, in memory of their own."""
+        num_own = len(self._flat) - self._num_shared
+        found = [torch.index_select(column, 0, rows) for column in self._flat[:num_own]]
+        if self._num_shared:
+            shared = rows // self._sharing
+            found += [torch.index_select(column, 0, shared) for column in self._flat[num_own:]]
+        return found
 
     def require_advantages(self) -> None:
         """Raise BufferMisuseError unless the advantages are among the columns."""
@@ -191,20 +248,16 @@ class MinibatchSampler:
             None: BatchColumns(rows, _OTHERS)
         }
         self._rows, self._is_host = rows.indices, rows.is_host
-        order, self._num_rows = self._rows.tensor, self._rows.spec.shape[0]
-        self._orders = BatchPool([order], is_host=self._is_host)
-        weights = torch.ones((), device=order.device).expand(self._num_rows)
-        self._padded_orders = BatchPool([order, weights], is_host=self._is_host)
-        self._sent = StagingBlocks(order.device, "use fewer rows")
+        self._num_rows = self._rows.spec.shape[0]
+        self._sent = StagingBlocks(self._rows.tensor.device, "use fewer rows")
         self.passes = PassCounter()
         self._guard = Guard()
         self.generator = HostGenerator(seed)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for batches and the rows they consist of."""
-        orders = self._orders.nbytes + self._padded_orders.nbytes + self._sent.nbytes
-        return orders + sum(columns.pool.nbytes for columns in self._columns.values())
+        """Bytes held to send the order of rows to a device."""
+        return self._sent.nbytes
 
     def plan(
         self,
@@ -216,7 +269,7 @@ class MinibatchSampler:
         normalizes: bool,
         columns: Iterable[str] | None,
     ) -> MinibatchPlan:
-        """Cut `count` rows into batches; sees to the memory for the largest possible ones.
+        """Cut `count` rows into batches.
 
         Raises:
             BufferMisuseError: Not exactly one of the two is given, or it is no integer from 1 to
@@ -230,10 +283,7 @@ class MinibatchSampler:
         size, most = read_split(
             num_minibatches, batch_size, self._num_rows, "transitions; make it smaller"
         )
-        (self._padded_orders if fixed else self._orders).reserve(
-            size * most if fixed else self._num_rows
-        )
-        chosen.pool.reserve(max(size, self._block_rows(chosen)))
+        chosen.check_fits(max(size, self._block_rows(chosen)))
         self._columns[names] = chosen
         if self._deferred is not None:
             count = self._num_rows  # at most
@@ -242,7 +292,7 @@ class MinibatchSampler:
 
     def _block_rows(self, columns: BatchColumns) -> int:
         """How many rows are gathered by one call, unless a batch has more."""
-        return min(self._num_rows, _BLOCK_BYTES // max(1, columns.pool.row_bytes))
+        return min(self._num_rows, _BLOCK_BYTES // max(1, columns.row_bytes))
 
     def draw(self, plan: MinibatchPlan) -> Iterator[RolloutBatch]:
         """Yield the first rows of the list once each, shuffled, in even batches."""
@@ -287,9 +337,8 @@ class MinibatchSampler:
         """
         rows = self._rows.host[:count]
         shuffle(rows, self.generator.words)
-        taken = self._orders.take(count)
-        if taken is not None:
-            return taken[0].copy_(self._rows.tensor[:count])
+        if self._is_host:
+            return self._rows.tensor[:count].clone()
         with self._sent.sent("the order of rows", rows) as (order,):
             return order.clone()
 
@@ -305,12 +354,10 @@ class MinibatchSampler:
         rows = self._rows.host[:count]
         shuffle(rows, self.generator.words)
         total = num_batches * size
-        taken = self._padded_orders.take(total)
-        if taken is not None:
-            pad_batches(rows, num_batches, size, *(part.numpy() for part in taken))
-            return taken
         order, weights = np.empty(total, np.int64), np.empty(total, np.float32)
         pad_batches(rows, num_batches, size, order, weights)
+        if self._is_host:
+            return [torch.from_numpy(order), torch.from_numpy(weights)]
         with self._sent.sent("the order of rows", order, weights) as sent:
             return [part.clone() for part in sent]
 
@@ -323,7 +370,7 @@ class MinibatchSampler:
         normalizes: bool,
     ) -> list[Any]:
         """Columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
-        columns = chosen.pool.gather(own[0])
+        columns = chosen.gather(own[0])
         if normalizes:
             advantages = columns[chosen.advantages_at]
             normalize_advantages(advantages, sizes, *own[1:], is_host=self._is_host)

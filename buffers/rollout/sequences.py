@@ -18,12 +18,12 @@ from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
 from buffers.rollout.minibatches import (
     BatchColumns,
+    PassCounter,
     RolloutRows,
     normalize_advantages,
     read_split,
 )
 from buffers.rollout.on_device import DeviceRows
-from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
 
@@ -88,21 +88,15 @@ class SequenceSampler:
         self._source, self._initial = rows, list(initial_states)
         self._columns: dict[frozenset[str] | None, BatchColumns] = {}
         self._valid, self._generator, self._deferred = valid, generator, deferred
-        order, is_host = rows.indices.tensor, rows.is_host
-        states = [rows.extras[name].flatten(0, 1) for name in self._initial]
-        self._states = BatchPool(states, is_host=is_host) if states else None
-        ones = torch.ones((), device=order.device).expand(valid.size)
-        self._orders = BatchPool([order, ones], is_host=is_host)
-        self._sent = StagingBlocks(order.device, "use shorter rollouts")
+        self._states = [rows.extras[name].flatten(0, 1) for name in self._initial]
+        self._sent = StagingBlocks(rows.indices.tensor.device, "use shorter rollouts")
         self.passes = PassCounter()
         self._guard = Guard()
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for batches and the rows they consist of."""
-        pools = (self._states, self._orders, self._sent)
-        batches = sum(columns.pool.nbytes for columns in self._columns.values())
-        return batches + sum(pool.nbytes for pool in pools if pool is not None)
+        """Bytes held to send the order of rows to a device."""
+        return self._sent.nbytes
 
     def plan(
         self,
@@ -113,7 +107,7 @@ class SequenceSampler:
         normalizes: bool,
         columns: Iterable[str] | None,
     ) -> SequencePlan:
-        """Say how sequences are cut and put into batches; sees to the memory.
+        """Say how sequences are cut and put into batches.
 
         Raises:
             BufferMisuseError: Not exactly one of the first two is given, or a number is no integer,
@@ -140,11 +134,8 @@ class SequenceSampler:
             -(-num_steps // steps) * num_envs,
             f"sequences of {steps} steps; make it smaller, or the sequences shorter",
         )
-        self._orders.reserve(most * steps * size)
-        chosen.pool.reserve(steps * size)
+        chosen.check_fits(steps * size)
         self._columns[names] = chosen
-        if self._states is not None:
-            self._states.reserve(size)
         return SequencePlan(chosen, steps, size, most, num_minibatches is None, normalizes)
 
     def draw(self, plan: SequencePlan) -> Iterator[RolloutSequenceBatch]:
@@ -174,17 +165,13 @@ class SequenceSampler:
         is_own = np.empty(len(padded), np.float32)
         pad_batches(ids[:count], num_batches, plan.size, padded, is_own)
         total = num_batches * plan.length * plan.size
-        taken = self._orders.take(total)
-        if taken is None:
-            order = [np.empty(total, np.int64), np.empty(total, np.float32)]
-        else:
-            order = [part.numpy() for part in taken]
+        order = [np.empty(total, np.int64), np.empty(total, np.float32)]
         places = [part.reshape(num_batches, plan.length, plan.size) for part in order]
         lay_out_sequences(padded, is_own, self._valid, plan.length, plan.size, *places)
         if not num_batches:
             return []
-        if taken is not None:
-            return taken
+        if self._source.is_host:
+            return list(map(torch.from_numpy, order))
         with self._sent.sent("the order of sequences", *order) as sent:
             return [part.clone() for part in sent]
 
@@ -193,11 +180,12 @@ class SequenceSampler:
         self, rows: torch.Tensor, weights: torch.Tensor, plan: SequencePlan
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The rows int64 (L * S,) of all columns, and the states before the first step."""
-        columns = plan.columns.pool.gather(rows)
+        columns = plan.columns.gather(rows)
         if plan.normalizes:
             advantages, is_host = columns[plan.columns.advantages_at], self._source.is_host
             normalize_advantages(advantages, [len(rows)], weights, is_host=is_host)
-        return columns, self._states.gather(rows[: plan.size]) if self._states is not None else []
+        first = rows[: plan.size]
+        return columns, [torch.index_select(state, 0, first) for state in self._states]
 
     def _batch(
         self,

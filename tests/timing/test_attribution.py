@@ -33,17 +33,16 @@ from vecenv.timing.recording import Recording, Tally, WorkerProcess
 from vecenv.timing.report import make_report
 from vecenv.timing.stamps import Stamps
 
-PROCESSES = [WorkerProcess(2**30, 0.1), WorkerProcess(2**30 + 1, 0.2)]  # of which there are none
-TWO_WORKERS = Crew(ENVS, [0, 2, 4], np.array([0, 0, 1, 1]), False)
-TWO_THREADS = Crew(ENVS, [0, 4], np.array([0, 1, 0, 1]), False)
-FOUR_THREADS = Crew(ENVS, [0, 2, 4], np.arange(4), False)
-LOCAL = Crew(ENVS, [0, 4], np.zeros(4, np.int64), True)
+PROCESSES = [WorkerProcess(2**30 + k, 0.1) for k in range(4)]  # of which there are none
+TWO_WORKERS = Crew(ENVS, [0, 2, 4], False)
+FOUR_WORKERS = Crew(ENVS, [0, 1, 2, 3, 4], False)
+LOCAL = Crew(ENVS, [0, 4], True)
 
 
 def calls(*rows):
-    """Rows of kind, begin, end, wait_begin, wait_end, and perhaps first and last env."""
-    rows = [(*row[:5], 0, 0, 4, *(row[5:] or (0, 0))) for row in rows]
-    return Calls(*np.array(rows, dtype=np.int64).reshape(-1, 10).T)
+    """Rows of kind, begin, end, wait_begin, wait_end."""
+    rows = [(*row, 0, 0, 4) for row in rows]
+    return Calls(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
 
 
 def steps(*rows, resets=(), cpu=0):
@@ -57,10 +56,10 @@ def steps(*rows, resets=(), cpu=0):
     return Stamps(env_ids, begin_ns, end_ns, done_ns, cpu_ns, kinds.astype(bool))
 
 
-def shares(crew, log, stamps, cpu=np.nan):
+def shares(crew, log, stamps):
     """Return the totals of these calls, and their shares of 1000 ns."""
     totals = CallTotals()
-    work = Work(stamps, crew, np.full(len(crew.chunks) - 1, cpu), 1000)
+    work = Work(stamps, crew, 1000)
     totals.add(log, work, crew)
     return totals, totals.shares_ns
 
@@ -72,7 +71,7 @@ def report(crew, log, stamps, phases_ns=None, num_envs=4, **options):
         envs = EnvTotals(crew)
         ended = stamps.where(stamps.end_ns > 0)
         envs.add(ended.where(np.argsort(ended.env_ids, kind="stable")))
-        work = Work(stamps, crew, envs.cpu_shares(), 1000)
+        work = Work(stamps, crew, 1000)
         envs.add_work(work, 0, 1000)
         totals.add(log, work, crew)
     else:
@@ -83,7 +82,7 @@ def report(crew, log, stamps, phases_ns=None, num_envs=4, **options):
         "others_ns": {},
         **options,
     }
-    processes = [None] if crew.is_local else PROCESSES[: len(crew.chunks) - 1]
+    processes = [None] if crew.is_local else PROCESSES[: crew.num_workers]
     names = [*calls_module.ENV_CALLS, "policy"]
     recording = Recording("Envs", 0, 1000, names, log, stamps, crew, processes, num_envs, [])
     return make_report(Tally(1000, phases_ns or {}, totals, envs, **tally), recording)
@@ -108,19 +107,10 @@ def test_resets_have_a_share_of_their_own():
     assert found["straggler wait"] == 350
 
 
-def test_a_thread_without_work_is_not_waited_for():
+def test_a_worker_without_work_is_not_waited_for():
     envs = steps((0, 100, 200, 200), (2, 2000, 2100, 2100))
     _, found = shares(TWO_WORKERS, calls((STEP, 100, 200, 100, 200)), envs)
     assert (found["env compute"], found["straggler wait"]) == (100, 0)
-
-
-@pytest.mark.parametrize(("cpu", "compute"), [(0.0, 200), (1.0, 800)])
-def test_threads_of_a_process_that_compute_take_turns(cpu, compute):
-    crew = Crew(ENVS, [0, 4], np.arange(4), False)
-    envs = steps(*((k, 100 + 200 * k, 300 + 200 * k, 300 + 200 * k) for k in range(4)))
-    _, found = shares(crew, calls((STEP, 100, 900, 100, 900)), envs, cpu)
-    assert found["env compute"] == compute
-    assert found["hand-over"] == 800 - compute
 
 
 def test_first_ready_has_no_stragglers():
@@ -138,18 +128,18 @@ def test_the_envs_own_time_is_counted_from_the_command_on():
     envs = steps((0, 20, 520, 520), (2, 20, 320, 320))
     log = calls((STEP_ASYNC, 0, 10, 0, 0), (STEP_WAIT, 500, 600, 510, 530))
     totals, found = shares(TWO_WORKERS, log, envs)
-    assert totals.critical_ns == {0: 500}
+    assert totals.critical_ns == 500
     assert found["env compute"] == 20 and found["hand-over"] == 10 + 10
 
 
 def test_a_step_may_be_begun_before_the_totals_are_taken_up_and_ended_after():
     envs = steps((0, 20, 520, 520))
     totals = CallTotals()
-    work = Work(envs, TWO_WORKERS, np.full(2, np.nan), 1000)
+    work = Work(envs, TWO_WORKERS, 1000)
     totals.add(calls((STEP_ASYNC, 0, 10, 0, 0)), work, TWO_WORKERS)
-    assert totals.sent_ns == {0: 0}
+    assert totals.sent_ns == 0
     totals.add(calls((STEP_WAIT, 500, 600, 510, 530)), work, TWO_WORKERS)
-    assert totals.critical_ns == {0: 500} and totals.sent_ns == {}
+    assert totals.critical_ns == 500 and totals.sent_ns is None
 
 
 def test_in_one_process_all_but_the_envs_is_copying():
@@ -159,7 +149,7 @@ def test_in_one_process_all_but_the_envs_is_copying():
 
 
 def test_compiled_calls_are_the_kernel_and_what_is_around_it():
-    crew = Crew(KERNEL, [0, 4], np.zeros(4, np.int64), True, 20)
+    crew = Crew(KERNEL, [0, 4], True, 20)
     log = calls((RESET, 0, 100, 10, 60), (STEP, 100, 400, 150, 350))
     found = report(crew, log, None)
     assert found.shares["env reset"] == 0.03
@@ -169,7 +159,7 @@ def test_compiled_calls_are_the_kernel_and_what_is_around_it():
 
 
 def test_what_is_not_stamped_is_not_split():
-    crew = Crew(NOTHING, [0, 2, 4], np.array([0, 0, 1, 1]), False)
+    crew = Crew(NOTHING, [0, 2, 4], False)
     found = report(crew, calls((STEP, 100, 900, 120, 800)), None)
     assert found.shares == {"env calls": 0.8, "other": pytest.approx(0.2)}
     assert "unknown" in found.verdict and found.resets is None
@@ -195,14 +185,14 @@ def test_the_verdict_names_the_largest_share(last_env, advice):
     short = [(env, 990, 1000, 1000) for env in range(3)]
     envs = short if last_env is None else [*short[1:], (0, 1, 1000, 1000), last_env]
     log = calls((STEP, 1, 1000, 1, 1000))
-    crew = TWO_WORKERS if last_env is None else FOUR_THREADS
+    crew = TWO_WORKERS if last_env is None else FOUR_WORKERS
     envs = envs if last_env != (3, 1, 1000, 1000) else [(k, 1, 1000, 1000) for k in range(4)]
     assert advice in report(crew, log, steps(*envs)).verdict
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_one_env_waits_beside_no_other(num_envs):
-    crew = Crew(ENVS, [0, num_envs], np.arange(num_envs), False)
+    crew = Crew(ENVS, list(range(num_envs + 1)), False)
     envs = steps(*((k, 0, 1000, 1000) for k in range(num_envs)))
     log = calls((STEP, 0, 1000, 0, 1000))
     verdict = report(crew, log, envs, num_envs=num_envs).verdict
@@ -220,7 +210,7 @@ def test_gains_are_bounded_by_the_envs_own_time():
     assert found.gains["env compute"] == pytest.approx(1e6 / 0.95)
 
 
-def test_first_ready_is_bounded_by_threads_that_are_always_at_work():
+def test_first_ready_is_bounded_by_workers_that_are_always_at_work():
     envs = steps((0, 0, 100, 100), (0, 500, 600, 600), (2, 0, 250, 250), (2, 500, 750, 750))
     log = calls((RECV, 100, 500, 100, 400))
     found = report(TWO_WORKERS, log, envs, {"learner": 550})

@@ -1,5 +1,6 @@
 """Batched infos of a pool are those of SyncVectorEnv and of Gymnasium, whatever the workers."""
 
+import contextlib
 import functools
 
 import gymnasium as gym
@@ -100,6 +101,63 @@ def test_infos_do_not_depend_on_the_number_of_workers(options):
         expected = others[1].step([0] * 4)
         assert_same(others[0].step([0] * 4), expected, f"step {number}")
         assert_same(pool.step([0] * 4), expected, f"step {number}")
+    pool.close()
+
+
+COLUMNS = {
+    "Python's numbers": [{"a": 0.5, "b": 1}, {"b": 2, "a": 1.5}, {"a": 1, "b": True}, {"a": 3.5}],
+    "NumPy's numbers": [{"a": t(1), "_b": t(2)} for t in (np.float64, np.float32, np.int8, float)],
+    "arrays": [{"a": np.arange(2.0)}, {"a": np.ones(2)}, {"a": np.zeros(2, "i4")}, {"a": 1.0}],
+    "small arrays": [{"a": np.array(1.5)}, {"a": np.ones(0)}, {"a": np.array(2)}, {"a": None}],
+}
+
+
+@pytest.mark.parametrize(
+    ("usual", "options"),
+    [
+        ({"a": 0.5}, {"num_workers": 4}),
+        ({"a": np.ones(2), "b": 3}, {"num_workers": 3, "caller_steps": True}),
+        ({"a": np.float32(1)}, {"num_workers": 2}),
+    ],
+)
+def test_infos_of_envs_that_mostly_have_the_same_keys(usual, options):
+    """These go through shared memory; all others are entered beside them, in the envs' order."""
+    count = 12
+    for name, infos in (VALUES | COLUMNS).items():
+        others = [info for info in (*infos, {}, {}, {})[:4] for _ in range(3)]
+        per_env = [[{}, usual, usual, info, usual, usual, info] for info in others]
+        fns = [functools.partial(Script, list(infos)) for infos in per_env]
+        pool, sync = AsyncVectorEnv(fns, **options), SyncVectorEnv(fns)
+        assert_same(pool.reset(), sync.reset(), name)
+        for number in range(4):
+            try:
+                expected = sync.step([0] * count)
+            except InfoError as error:
+                with pytest.raises(InfoError) as told:
+                    pool.step([0] * count)
+                assert str(told.value) == str(error)
+                break
+            assert_same(pool.step([0] * count), expected, f"{name}, step {number}")
+        else:
+            for infos in ([usual] * count, others):
+                pool.send([0] * 5, [5, 0, 11, 3, 7])
+                with contextlib.suppress(InfoError):  # in some orders
+                    batch = pool.recv(min_envs=5)
+                    expected = {}
+                    for row, env_id in enumerate(batch.env_ids.tolist()):
+                        add_info(expected, infos[env_id], row, 5)
+                    assert_same(batch.infos, expected, name)
+        pool.close()
+
+
+def test_an_info_of_an_earlier_step_is_not_told_again():
+    fns = [functools.partial(Script, [{}, {"a": 1}, {"a": 2}, {}, {"a": 4}]) for _ in range(3)]
+    fns.append(functools.partial(Script, [{}, {"a": 1}, {}, {}, {"a": 4}]))
+    pool, sync = AsyncVectorEnv(fns, num_workers=2), SyncVectorEnv(fns)
+    for envs in (pool, sync):
+        envs.reset()
+    for number in range(4):
+        assert_same(pool.step([0] * 4), sync.step([0] * 4), f"step {number}")
     pool.close()
 
 

@@ -432,10 +432,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def _end_stamps(self) -> None:
         """Stop stamping; if that raises, nothing has changed."""
 
-    def _env_lanes(self) -> np.ndarray:
-        """Return the number of the thread that steps each env, int64 (num_envs,)."""
-        return np.searchsorted(self._env_chunks(), np.arange(self.num_envs), side="right") - 1
-
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         return [0, self.num_envs]

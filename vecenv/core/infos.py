@@ -17,7 +17,7 @@ from vecenv.core.errors import InfoError
 __all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "known_infos", "take_infos"]
 
 _SCALARS = (int, float, bool)
-_PLAIN = frozenset((float, int, bool, str))  # which need no further look
+_PLAIN = frozenset((float, int, bool, str, np.float64, np.float32, np.int64))  # without parts
 _MUTABLE = frozenset((np.ndarray, list, tuple, dict, set))  # or what holds something mutable
 
 
@@ -132,6 +132,8 @@ def copy_value(value: Any) -> Any:
     theirs to change.
     """
     kind = value.__class__
+    if kind in _PLAIN:
+        return value
     if kind is np.ndarray:
         return value.copy()
     if isinstance(value, dict):

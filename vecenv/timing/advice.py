@@ -48,7 +48,7 @@ class Facts(NamedTuple):
         largest: Name of the largest share of the wall time.
         num_steps: Env steps.
         num_envs: Of the vector env.
-        stamped, is_local, num_workers, num_lanes: See `Crew`.
+        stamped, is_local, num_workers: See `Crew`.
         cores: Processors that this process may use.
         cpu_share: Processor time of env steps over their duration; None if not known.
         step_ns: Mean duration of an env step; None if not known.
@@ -61,7 +61,6 @@ class Facts(NamedTuple):
     stamped: str
     is_local: bool
     num_workers: int
-    num_lanes: int
     cores: int
     cpu_share: float | None
     step_ns: float | None
@@ -106,7 +105,7 @@ def _about_compute(facts: Facts) -> Advice:
             text = f"{told}, one after the other; {_WORKERS.use} {how} (docs/stepping.md)"
             return Advice(text, _WORKERS.name)
         return Advice(f"{told}; make their step cheaper, or write it as {_COMPILED.use}")
-    if does_wait and facts.num_lanes < facts.num_envs:
+    if does_wait and facts.num_workers < facts.num_envs:
         return Advice(
             f"{told}; num_workers={facts.num_envs} lets all wait side by side, unless for one "
             "another (docs/stepping.md)"

@@ -1,22 +1,19 @@
 """From stamps to shares of the wall time; the shares add up to it.
 
 A call of the vector env is divided at the start and the end of the caller's wait. The wait is
-divided by the work of the threads that step envs. In a call that waits for all envs, the work of a
-thread is its env steps, its resets, and writing results (copying). The means over the threads that
-had work are *env compute*, *env reset* and *copying*; the longest work minus the mean is the
-*straggler wait*. In `recv`, which waits for the first envs that are ready, the time in which any
-env was being stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of
-the wait is *hand-over*; the time after the wait is *copying* too. If the calling process steps the
-envs itself, all time but steps and resets is copying: batching results.
-
-Threads of one process whose envs compute in Python take turns, and count as one thread.
+divided by the work of the workers. In a call that waits for all envs, the work of a worker is its
+env steps, its resets, and writing results (copying). The means over the workers that had work are
+*env compute*, *env reset* and *copying*; the longest work minus the mean is the *straggler wait*.
+In `recv`, which waits for the first envs that are ready, the time in which any env was being
+stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of the wait is
+*hand-over*; the time after the wait is *copying* too. If the calling process steps the envs itself,
+all time but steps and resets is copying: batching results.
 
 The totals are running: intervals are read from the rings before they are overwritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,9 +45,6 @@ ENV_SHARES = (ENV_COMPUTE, ENV_RESET, STRAGGLERS, HAND_OVER, COPYING, UNSPLIT)
 OTHER = "other"
 ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
 
-_COMPUTES = 0.5  # work with at least this share of processor time counts as computing
-_ONE_PROCESSOR = 1.2  # threads that take turns use at most this many processors
-
 
 class Coverage:
     """The union of intervals of time, and the part of any other interval that it covers.
@@ -66,7 +60,7 @@ class Coverage:
     """
 
     def __init__(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        # The steps of one thread are in order, and apart: nothing is to be joined.
+        # The steps of one worker are in order, and apart: nothing is to be joined.
         if not (begins[1:] > ends[:-1]).all():
             order = np.argsort(begins, kind="stable")
             begins, ends = begins[order], np.maximum.accumulate(ends[order])
@@ -79,11 +73,6 @@ class Coverage:
         self.begins, self.ends = begins, ends
         self._sums = np.zeros(len(begins) + 1, np.int64)
         np.cumsum(ends - begins, out=self._sums[1:])
-
-    @property
-    def length_ns(self) -> int:
-        """Length of the union."""
-        return int(self._sums[-1])
 
     def between(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the covered length of each interval, int64 (M,)."""
@@ -99,130 +88,86 @@ class Coverage:
 
 
 class Crew(NamedTuple):
-    """The workers and threads that step the envs.
+    """The workers that step the envs, one after the other in each.
 
     Attributes:
         stamped: ENVS if env steps are stamped one by one, KERNEL if compiled calls are, NOTHING if
             only the caller's time is known.
         chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w.
-        lanes: int64 (num_envs,), number of the thread that steps each env, over all workers.
         is_local: Whether all workers are the calling process.
         kernel_ns: Duration of a stamped compiled call that does nothing.
     """
 
     stamped: str
     chunks: list[int]
-    lanes: np.ndarray
     is_local: bool
     kernel_ns: int = 0
 
     @property
-    def num_lanes(self) -> int:
-        """Threads that step envs."""
-        return len(np.unique(self.lanes))
+    def num_workers(self) -> int:
+        """Workers, the caller included if it steps envs."""
+        return len(self.chunks) - 1
 
     def workers(self, env_ids: np.ndarray) -> np.ndarray:
         """Return the worker of each env, int64 (R,)."""
         return np.searchsorted(self.chunks, env_ids, side="right") - 1
 
 
-class Unit(NamedTuple):
-    """A thread, or threads that take turns: it does one thing at a time.
+class WorkerWork(NamedTuple):
+    """What a worker did, and when; work includes steps, resets and copying."""
 
-    Attributes:
-        first_env: The lowest of its envs.
-        worker: The worker that it belongs to.
-        lanes: The threads.
-        steps, resets, work: Intervals of each; work includes copying.
-    """
-
-    first_env: int
     worker: int
-    lanes: list[int]
     steps: Coverage
     resets: Coverage | None
     work: Coverage
 
 
 class Work:
-    """The work of all threads in a span of time.
+    """The work of all workers in a span of time.
 
     Args:
         stamps: Env steps, running ones included.
-        crew: The threads.
-        cpu_shares: Share of processor time in each worker's steps, float64 (W,), NaN if not known.
+        crew: The workers.
         now_ns: End of the span: running steps count until then.
 
     Attributes:
-        stamps: Sorted by thread, then by start; running steps end with the span.
+        stamps: Sorted by worker, then by start; running steps end with the span.
         until_ns: int64 (R,), when a step's results had been written.
-        units: The units that had work.
+        workers: Those that had work.
     """
 
-    def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
+    def __init__(self, stamps: Stamps, crew: Crew, now_ns: int) -> None:
         is_running = stamps.end_ns == 0
         if is_running.any():
             stamps = stamps._replace(end_ns=np.where(is_running, now_ns, stamps.end_ns))
-        self.crew = crew
-        self.stamps = stamps = _by_lane(stamps, crew.lanes)
-        self.lanes = crew.lanes[stamps.env_ids]
-        # Threads of a worker have consecutive numbers, so its steps are in one place.
-        begins = np.append(_firsts(self.lanes), len(self.lanes))
-        self.until_ns = self._until(stamps, begins[1:] - 1)
-        self.units: list[Unit] = []
-        lanes_of: dict[int, list[tuple[int, slice]]] = {}
-        for begin, end in pairwise(begins.tolist()):
-            worker = int(crew.workers(stamps.env_ids[begin : begin + 1])[0])
-            lane = int(self.lanes[begin])
-            lanes_of.setdefault(worker, []).append((lane, slice(begin, end)))
-        self._parts: dict[int, slice] = {}  # of each worker
-        self._num_lanes = {worker: len(found) for worker, found in lanes_of.items()}
-        for worker, lanes_found in lanes_of.items():
-            self._parts[worker] = slice(lanes_found[0][1].start, lanes_found[-1][1].stop)
-            self._add(worker, lanes_found, float(cpu_shares[worker]))
+        # Sorting is fast for data that is sorted in parts, and for small integers.
+        order = np.argsort(stamps.begin_ns, kind="stable")
+        workers = crew.workers(stamps.env_ids[order]).astype(np.uint16)
+        self.stamps = stamps = stamps.where(order[np.argsort(workers, kind="stable")])
+        workers.sort()
+        bounds = np.append(_firsts(workers), len(workers))
+        self.until_ns = stamps.end_ns if crew.is_local else self._until(stamps, bounds[1:] - 1)
+        self.workers: list[WorkerWork] = []
+        for begin, end in pairwise(bounds.tolist()):
+            part = slice(begin, end)
+            of_one, resets = stamps.where(part), None
+            work = Coverage(of_one.begin_ns, self.until_ns[part])
+            if of_one.is_reset.any():
+                of_resets = of_one.where(of_one.is_reset)
+                resets = Coverage(of_resets.begin_ns, of_resets.end_ns)
+                of_one = of_one.where(~of_one.is_reset)
+            steps = Coverage(of_one.begin_ns, of_one.end_ns)
+            self.workers.append(WorkerWork(int(workers[begin]), steps, resets, work))
 
-    def by_worker(self) -> Iterator[tuple[int, Coverage]]:
-        """Yield the workers that were at work, and when any of their envs was."""
-        found = {unit.worker: unit for unit in self.units}
-        for worker, part in self._parts.items():
-            unit = found[worker]  # one of the worker's
-            is_all = len(unit.lanes) == self._num_lanes[worker] and unit.resets is None
-            begins, ends = self.stamps.begin_ns[part], self.stamps.end_ns[part]
-            yield worker, unit.steps if is_all else Coverage(begins, ends)
-
-    def _until(self, stamps: Stamps, lasts: np.ndarray) -> np.ndarray:
-        """Return when the results of each step had been written; `lasts` are those of a thread."""
-        if self.crew.is_local:
-            return stamps.end_ns
-        # Without its own mark, a step's results were written before the thread's next step.
+    @staticmethod
+    def _until(stamps: Stamps, lasts: np.ndarray) -> np.ndarray:
+        """Return when the results of each step had been written; `lasts` are those of a worker."""
+        # Without its own mark, a step's results were written before the worker's next step.
         until_ns = np.empty_like(stamps.begin_ns)
         until_ns[:-1] = stamps.begin_ns[1:]
         until_ns[lasts] = 0
         np.copyto(until_ns, stamps.done_ns, where=stamps.done_ns > 0)
         return np.maximum(until_ns, stamps.end_ns, out=until_ns)
-
-    def _add(self, worker: int, lanes: list[tuple[int, slice]], cpu_share: float) -> None:
-        """Add a worker's units: each thread, or all as one if they take turns."""
-        if len(lanes) > 1 and cpu_share > _COMPUTES:
-            chosen = self._parts[worker]
-            begins, untils = self.stamps.begin_ns[chosen], self.until_ns[chosen]
-            union_ns = Coverage(begins, untils).length_ns
-            stepped_ns = int((self.stamps.end_ns - self.stamps.begin_ns)[chosen].sum())
-            if stepped_ns * cpu_share <= _ONE_PROCESSOR * union_ns:
-                self.units.append(self._unit(worker, chosen, [lane for lane, _ in lanes]))
-                return
-        for lane, chosen in lanes:
-            self.units.append(self._unit(worker, chosen, [lane]))
-
-    def _unit(self, worker: int, chosen: slice, lanes: list[int]) -> Unit:
-        stamps, untils = self.stamps.where(chosen), self.until_ns[chosen]
-        resets, steps = None, stamps
-        if stamps.is_reset.any():
-            steps, its_resets = stamps.where(~stamps.is_reset), stamps.where(stamps.is_reset)
-            resets = Coverage(its_resets.begin_ns, its_resets.end_ns)
-        first_env = int(stamps.env_ids.min(initial=np.iinfo(np.int64).max))
-        covered = Coverage(steps.begin_ns, steps.end_ns)
-        return Unit(first_env, worker, lanes, covered, resets, Coverage(stamps.begin_ns, untils))
 
 
 def _firsts(values: np.ndarray) -> np.ndarray:
@@ -231,32 +176,22 @@ def _firsts(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(min(len(values), 1), np.int64), places])
 
 
-def _by_lane(stamps: Stamps, lanes: np.ndarray) -> Stamps:
-    """Sort stamps by thread, then by start; `lanes` says which thread steps an env."""
-    # Sorting is fast for data that is sorted in parts, and for small integers.
-    order = np.argsort(stamps.begin_ns, kind="stable")
-    small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
-    its_lanes = lanes[stamps.env_ids[order]].astype(small)
-    return stamps.where(order[np.argsort(its_lanes, kind="stable")])
-
-
 class CallTotals:
     """Running totals of one thread's calls; nanoseconds.
 
     Attributes:
         shares_ns: By name, see `ENV_SHARES`; COPYING is that of the caller and of the workers.
-        critical_ns: The envs' own time, by the first env of a half (0 for whole steps): the sum
-            over rounds of the time of the busiest thread since the command, independent of the
-            caller.
+        critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
+            the command, independent of the caller.
         num_receives: Calls of `recv`.
         num_rows: Rows that were returned.
+        sent_ns: When the pending step began; None if there is none.
     """
 
     def __init__(self) -> None:
         self.shares_ns = dict.fromkeys(ENV_SHARES, 0)
-        self.critical_ns: dict[int, int] = {}
-        self.num_receives = self.num_rows = 0
-        self.sent_ns: dict[int, int] = {}  # when the pending step began, by the first env
+        self.critical_ns = self.num_receives = self.num_rows = 0
+        self.sent_ns: int | None = None
 
     def add(
         self,
@@ -269,9 +204,9 @@ class CallTotals:
 
         Args:
             calls: The intervals; phases among them are left out.
-            work: Work of the threads, at least since the first of these calls began, or the first
+            work: Work of the workers, at least since the first of these calls began, or the first
                 `step_async` that one of them waited for; None if it was not stamped.
-            crew: The threads that step the envs.
+            crew: The workers.
             inside_ns: Total time of steps and resets inside these calls, if known without the
                 single stamps; `work` is not needed then.
         """
@@ -321,7 +256,7 @@ class CallTotals:
         self.shares_ns[ENV_COMPUTE] += steps_ns
         self.shares_ns[ENV_RESET] += resets_ns
         self.shares_ns[COPYING] += total_ns - steps_ns - resets_ns
-        self.critical_ns[0] = self.critical_ns.get(0, 0) + steps_ns + resets_ns
+        self.critical_ns += steps_ns + resets_ns
         self.num_receives += int((calls.kinds == RECV).sum())
 
     def _add_kernels(self, calls: Calls, total_ns: int, crew: Crew) -> None:
@@ -339,36 +274,26 @@ class CallTotals:
         found = np.zeros(5, np.int64)
         if len(calls.kinds) == 0:
             return found
-        totals = np.zeros((3, len(ready_ns)), np.int64)  # work, steps, resets over the units
+        totals = np.zeros((3, len(ready_ns)), np.int64)  # work, steps, resets over the workers
         active, most_ns = np.zeros((2, len(ready_ns)), np.int64)
-        is_early = sent_ns < calls.begin_ns
+        is_early = (sent_ns < calls.begin_ns).any()
         critical_ns = np.zeros(len(ready_ns), np.int64)
-        for unit in work.units:
-            is_meant = (calls.last_env == 0) | (
-                (unit.first_env >= calls.first_env) & (unit.first_env < calls.last_env)
-            )
-            work_ns = unit.work.between(calls.begin_ns, ready_ns) * is_meant
-            steps_ns = unit.steps.between(calls.begin_ns, ready_ns) * is_meant
-            resets_ns = np.zeros(len(ready_ns), np.int64)
-            if unit.resets is not None:
-                resets_ns = unit.resets.between(calls.begin_ns, ready_ns) * is_meant
-            totals += work_ns, steps_ns, resets_ns
+        for worker in work.workers:
+            work_ns = worker.work.between(calls.begin_ns, ready_ns)
+            totals[0] += work_ns
+            totals[1] += worker.steps.between(calls.begin_ns, ready_ns)
+            if worker.resets is not None:
+                totals[2] += worker.resets.between(calls.begin_ns, ready_ns)
             active += work_ns > 0
             most_ns = np.maximum(most_ns, work_ns)
-            alone_ns = work_ns
-            if is_early.any():
-                alone_ns = unit.work.between(sent_ns, ready_ns) * is_meant
+            alone_ns = worker.work.between(sent_ns, ready_ns) if is_early else work_ns
             critical_ns = np.maximum(critical_ns, alone_ns)
         mean_ns, steps_ns, resets_ns = totals / np.maximum(active, 1)
         found[0] = round(steps_ns.sum())
         found[1] = round(resets_ns.sum())
         found[2] = round((most_ns - mean_ns).sum())
         found[4] = round(mean_ns.sum()) - found[0] - found[1]
-        for first in np.flatnonzero(np.bincount(calls.first_env)).tolist():
-            chosen = calls.first_env == first
-            self.critical_ns[first] = self.critical_ns.get(first, 0) + int(
-                critical_ns[chosen].sum()
-            )
+        self.critical_ns += int(critical_ns.sum())
         return found
 
     def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
@@ -405,20 +330,15 @@ class CallTotals:
     def _sent(self, calls: Calls) -> np.ndarray:
         """Return when the round of each call began, by `step_async` or the call; int64 (M,)."""
         found = calls.begin_ns.copy()
-        is_async, is_wait = calls.kinds == STEP_ASYNC, calls.kinds == STEP_WAIT
-        halves = calls.first_env[is_async | is_wait]
-        for first in np.flatnonzero(np.bincount(halves)).tolist():
-            is_its = calls.first_env == first
-            waits = np.flatnonzero(is_wait & is_its)
-            sent_ns = calls.begin_ns[is_async & is_its]
-            if first in self.sent_ns:
-                sent_ns = np.concatenate([[self.sent_ns.pop(first)], sent_ns])
-            if len(sent_ns) == 0:
-                continue
+        waits = np.flatnonzero(calls.kinds == STEP_WAIT)
+        sent_ns = calls.begin_ns[calls.kinds == STEP_ASYNC]
+        if self.sent_ns is not None:
+            sent_ns, self.sent_ns = np.append(self.sent_ns, sent_ns), None
+        if len(sent_ns):
             places = np.searchsorted(sent_ns, calls.begin_ns[waits], side="right") - 1
             found[waits] = np.where(places >= 0, sent_ns[places], found[waits])
             if len(waits) == 0 or sent_ns[-1] > calls.begin_ns[waits[-1]]:
-                self.sent_ns[first] = int(sent_ns[-1])
+                self.sent_ns = int(sent_ns[-1])
         return found
 
 
@@ -431,8 +351,7 @@ class EnvTotals:
         longest_step_ns, longest_reset_ns: int64 (N,).
         cpu_ns, cpu_of_ns: int64 (2, N), for steps and for resets: processor time of those for which
             it was taken, and their total time.
-        lane_ns: int64 (L,), time of work of each thread; threads that take turns share one sum.
-        worker_ns: int64 (W,), time in which any of a worker's envs was at work.
+        worker_ns: int64 (W,), time of work of each worker.
     """
 
     def __init__(self, crew: Crew) -> None:
@@ -441,8 +360,7 @@ class EnvTotals:
         self.steps, self.resets, self.step_ns, self.reset_ns = np.zeros((4, num_envs), np.int64)
         self.longest_step_ns, self.longest_reset_ns = np.zeros((2, num_envs), np.int64)
         self.cpu_ns, self.cpu_of_ns = np.zeros((2, 2, num_envs), np.int64)
-        self.lane_ns = np.zeros(int(crew.lanes.max(initial=0)) + 1, np.int64)
-        self.worker_ns = np.zeros(len(crew.chunks) - 1, np.int64)
+        self.worker_ns = np.zeros(crew.num_workers, np.int64)
 
     def add(self, stamps: Stamps) -> tuple[int, int]:
         """Add steps and resets that have ended, env by env; return the total time of each kind."""
@@ -471,27 +389,13 @@ class EnvTotals:
 
     def add_local(self, spent_ns: int) -> None:
         """Add time in which the calling process was at work."""
-        self.lane_ns += spent_ns
         self.worker_ns += spent_ns
 
     def add_work(self, work: Work, begin_ns: int, end_ns: int) -> None:
-        """Add the work of threads between two times."""
+        """Add the work between two times."""
         window = np.array([begin_ns]), np.array([end_ns])
-        for unit in work.units:
-            self.lane_ns[unit.lanes] += int(unit.work.between(*window)[0])
-        for worker, when in work.by_worker():
-            self.worker_ns[worker] += int(when.between(*window)[0])
-
-    def cpu_shares(self) -> np.ndarray:
-        """Return the share of processor time in each worker's work, float64 (W,), NaN if unknown.
-
-        Steps and resets are weighted by their time.
-        """
-        bounds = self.crew.chunks[:-1]
-        spent, of = (
-            np.add.reduceat(rows.sum(axis=0), bounds) for rows in (self.cpu_ns, self.cpu_of_ns)
-        )
-        return np.where(of > 0, spent / np.maximum(of, 1), np.nan)
+        for one in work.workers:
+            self.worker_ns[one.worker] += int(one.work.between(*window)[0])
 
     def cpu_share(self, kind: int) -> float | None:
         """Return the share of processor time in steps (0) or resets (1); None if not known."""
@@ -499,7 +403,7 @@ class EnvTotals:
         return int(self.cpu_ns[kind].sum()) / of_ns if of_ns else None
 
     def free_rate(self) -> float:
-        """Return the steps per second that all threads would make without pauses."""
-        lanes = np.bincount(self.crew.lanes, self.steps, minlength=len(self.lane_ns))
-        busy = self.lane_ns > 0
-        return float((lanes[busy] / self.lane_ns[busy]).sum() * 1e9)
+        """Return the steps per second that all workers would make without pauses."""
+        steps = np.add.reduceat(self.steps, self.crew.chunks[:-1])
+        busy = self.worker_ns > 0
+        return float((steps[busy] / self.worker_ns[busy]).sum() * 1e9)

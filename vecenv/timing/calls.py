@@ -27,12 +27,12 @@ __all__ = [
 STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT, COLLECT = range(7)
 ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collect")
 CAPACITY = 1 << 16
-_WORDS = 10
+_WORDS = 8
 _NUM_ENV_CALLS = len(ENV_CALLS)
 _ROW = struct.Struct(f"{_WORDS}q")
 _pack_row, _ROW_BYTES = _ROW.pack_into, _ROW.size
 # Of an interval that has not ended: a list is twice as fast as an object.
-_KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS, _FIRST, _LAST = range(8)
+_KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS = range(6)
 
 
 class Calls(NamedTuple):
@@ -48,7 +48,6 @@ class Calls(NamedTuple):
         nested_ns: int64 (M,), spent in intervals inside this one.
         depths: int64 (M,), how many intervals are around this one.
         num_rows: int64 (M,), number of envs that the call returned.
-        first_env, last_env: int64 (M,), range of envs of the call; (0, 0) for all.
     """
 
     kinds: np.ndarray
@@ -59,8 +58,6 @@ class Calls(NamedTuple):
     nested_ns: np.ndarray
     depths: np.ndarray
     num_rows: np.ndarray
-    first_env: np.ndarray
-    last_env: np.ndarray
 
     def where(self, chosen: np.ndarray | slice) -> Calls:
         """Return the intervals for which `chosen` bool (M,) holds."""
@@ -137,7 +134,7 @@ class CallLog:
         if kind < _NUM_ENV_CALLS and opened and opened[-1][_KIND] < _NUM_ENV_CALLS:
             opened.pop()
         self.last_ns = now_ns = perf_counter_ns()
-        opened.append([kind, now_ns, 0, 0, 0, num_rows, 0, 0])
+        opened.append([kind, now_ns, 0, 0, 0, num_rows])
 
     def note_kernel(self, begin_ns: int, end_ns: int) -> None:
         """Note the run of the compiled kernel in the open call of the vector env, if any."""
@@ -151,16 +148,11 @@ class CallLog:
         if self._open:
             self._open[-1][_NUM_ROWS] = count
 
-    def note_range(self, first: int, last: int) -> None:
-        """Note that the open interval concerns the envs first, ..., last - 1."""
-        if self._open:
-            self._open[-1][_FIRST], self._open[-1][_LAST] = first, last
-
     def end(self) -> None:
         """Close the interval opened last."""
         self.last_ns = end_ns = perf_counter_ns()
         opened = self._open
-        kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, rows, first, last = opened.pop()
+        kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, rows = opened.pop()
         spent_ns = end_ns - begin_ns
         self.own_ns[kind] += spent_ns - nested_ns
         if opened:
@@ -179,8 +171,6 @@ class CallLog:
             nested_ns,
             len(opened),
             rows,
-            first,
-            last,
         )
         self.count += 1
         if self._pauses:

@@ -52,10 +52,6 @@ class TimedEnvs(Protocol):
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         ...
 
-    def _env_lanes(self) -> np.ndarray:
-        """Return the number of the thread that steps each env, int64 (num_envs,)."""
-        ...
-
     def _worker_processes(self) -> list[WorkerProcess | None]:
         """Return the process of each worker; None where it is the caller."""
         ...
@@ -160,7 +156,7 @@ class Timing:
         self._machine_cpu_ns: int | None = None
         self._load: tuple[float | None] | None = None  # of others, in a recording that has ended
         self._kept: tuple[Crew, list[WorkerProcess | None], int] = (
-            Crew(NOTHING, [0], np.zeros(0, np.int64), True),
+            Crew(NOTHING, [0], True),
             [],
             0,
         )
@@ -299,8 +295,7 @@ class Timing:
             return
         processes = envs._worker_processes()
         is_local = all(process is None for process in processes)
-        chunks, lanes = envs._env_chunks(), envs._env_lanes()
-        crew = Crew(self._stamped, chunks, lanes, is_local, self._kernel_ns)
+        crew = Crew(self._stamped, envs._env_chunks(), is_local, self._kernel_ns)
         self._kept = crew, processes, envs.num_envs
 
     # -- totals ------------------------------------------------------------------------------
@@ -332,7 +327,7 @@ class Timing:
                     inside_ns = spent_ns  # only the caller can have stepped them
                     totals.add_local(sum(spent_ns))
                 else:
-                    work = Work(found, crew, totals.cpu_shares(), now_ns)
+                    work = Work(found, crew, now_ns)
                     totals.add_work(work, self._folded_ns, now_ns)
             self._folded_ns = needed_ns = now_ns
             for log in logs:
@@ -343,7 +338,7 @@ class Timing:
                 if log.has_ended:
                     continue
                 open_ns = log.open_since()
-                begins = [*log.totals.sent_ns.values(), *([] if open_ns is None else [open_ns])]
+                begins = [ns for ns in (log.totals.sent_ns, open_ns) if ns is not None]
                 needed_ns = min([needed_ns, *begins])
             if found is not None:
                 untils_ns = np.maximum(found.end_ns, found.done_ns)

@@ -252,8 +252,7 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
         num_envs=recording.num_envs,
         stamped=crew.stamped,
         is_local=crew.is_local,
-        num_workers=len(crew.chunks) - 1,
-        num_lanes=crew.num_lanes,
+        num_workers=crew.num_workers,
         cores=usable_cores(),
         cpu_share=cpu_share,
         step_ns=None if envs is None else float(envs.step_ns.sum()) / max(num_steps, 1),
@@ -297,14 +296,13 @@ def _spent_ns(tally: Tally) -> dict[str, int]:
 def _bound_ns(tally: Tally, num_steps: int) -> float:
     """Return the time that the envs alone would have taken for these steps.
 
-    If calls wait for all envs: the busiest thread of each round. If they receive the first envs
-    ready: the time with all threads always at work.
+    If calls wait for all envs: the busiest worker of each round. If they receive the first envs
+    ready: the time with all workers always at work.
     """
     calls, envs = tally.calls, tally.envs
-    critical_ns = max(calls.critical_ns.values(), default=0)
     if calls.num_receives and envs is not None and (rate := envs.free_rate()) > 0:
-        return max(critical_ns, num_steps / rate * 1e9)
-    return critical_ns
+        return max(calls.critical_ns, num_steps / rate * 1e9)
+    return calls.critical_ns
 
 
 def _all_times(envs: EnvTotals | None, kind: int, latest_ns: np.ndarray) -> EnvTimes | None:

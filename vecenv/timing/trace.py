@@ -1,13 +1,14 @@
 """The timeline as Chrome trace JSON (Trace Event Format), for Perfetto or chrome://tracing.
 
 One process "caller" with a track for its calls, waits, copies and phases, and one for each other
-thread that has phases; one process per worker with a track per thread, named by its envs.
+thread that has phases; one process per worker with a track of its envs' steps.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
 _OTHER_THREADS = 1_000_000  # first track of the caller's other threads
-_FEW = 4  # envs that are named one by one
+_ENVS = 1  # track of a process's env steps
 
 Event = dict[str, Any]
 
@@ -68,9 +69,8 @@ def trace_events(recording: Recording) -> Iterator[Event]:
         for k in range(len(other.calls.kinds)):
             yield _call_event(other.calls, k, other.names, recording.begin_ns, track)
     if stamps is not None:
-        tracks = _Tracks(recording)
-        yield from tracks.names()
-        yield from _step_events(recording, stamps, tracks)
+        yield from _worker_names(recording)
+        yield from _step_events(recording, stamps)
 
 
 def _call_event(
@@ -97,58 +97,38 @@ def _call_events(recording: Recording) -> Iterator[Event]:
                 yield _slice("copy", "copy", copying, since_ns, (_CALLER, 0))
 
 
-class _Tracks:
-    """Processes and tracks of envs.
-
-    Attributes:
-        processes: int64 (num_envs,), number of the process that steps each env.
-        threads: int64 (num_envs,), number of its track; the caller's track 0 holds its calls.
-    """
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        crew = recording.crew
-        number, numbers = 0, []
-        for process in recording.processes:
-            number += process is not None
-            numbers.append(_CALLER if process is None else number)
-        self._numbers = numbers
-        self.processes = np.array(numbers)[crew.workers(np.arange(recording.num_envs))]
-        self.threads: np.ndarray = crew.lanes + 1
-
-    def names(self) -> Iterator[Event]:
-        """Yield the names of the workers and of their threads."""
-        for number, process in zip(self._numbers, self._recording.processes, strict=True):
-            if process is not None:
-                name = f"worker {number - 1} (pid {process.pid})"
-                yield _name("process_name", number, 0, name)
-        for thread in np.unique(self.threads).tolist():
-            envs = np.flatnonzero(self.threads == thread)
-            yield _name("thread_name", int(self.processes[envs[0]]), thread, _named(envs))
+def _numbers(recording: Recording) -> list[int]:
+    """Return the number of the process of each worker."""
+    number, numbers = 0, []
+    for process in recording.processes:
+        number += process is not None
+        numbers.append(_CALLER if process is None else number)
+    return numbers
 
 
-def _named(env_ids: np.ndarray) -> str:
-    """Name a few envs, or a range, or the first few of more."""
-    first, last = int(env_ids[0]), int(env_ids[-1])
-    if len(env_ids) == 1:
-        return f"env {first}"
-    if last - first == len(env_ids) - 1:
-        return f"envs {first}-{last}"
-    return "envs " + ", ".join(map(str, env_ids[:_FEW])) + (", ..." if len(env_ids) > _FEW else "")
+def _worker_names(recording: Recording) -> Iterator[Event]:
+    """Yield the names of the workers and their envs."""
+    bounds = pairwise(recording.crew.chunks)
+    for number, process, (first, last) in zip(
+        _numbers(recording), recording.processes, bounds, strict=True
+    ):
+        if process is not None:
+            yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
+        envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
+        yield _name("thread_name", number, _ENVS, envs)
 
 
-def _step_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Iterator[Event]:
+def _step_events(recording: Recording, stamps: Stamps) -> Iterator[Event]:
     """Yield steps, resets, and the writing of their results."""
-    unknown = np.full(len(recording.processes), np.nan)
-    work = Work(stamps, recording.crew, unknown, recording.end_ns)
+    work = Work(stamps, recording.crew, recording.end_ns)
     stamps, since_ns = work.stamps, recording.begin_ns
-    for k in range(len(stamps.env_ids)):
+    numbers = np.array(_numbers(recording))[recording.crew.workers(stamps.env_ids)].tolist()
+    for k, number in enumerate(numbers):
         env_id = int(stamps.env_ids[k])
         what = "reset" if stamps.is_reset[k] else "env"
-        interval = int(stamps.begin_ns[k]), int(stamps.end_ns[k])
-        track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
+        interval, track = (int(stamps.begin_ns[k]), int(stamps.end_ns[k])), (number, _ENVS)
         event = _slice(f"{what} {env_id}", what, interval, since_ns, track)
-        event["args"] = {"env_id": env_id, "worker": track[0] - 1}
+        event["args"] = {"env_id": env_id, "worker": number - 1}
         yield event
         until_ns = int(work.until_ns[k])
         if until_ns > interval[1]:

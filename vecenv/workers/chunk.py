@@ -19,6 +19,7 @@ from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
+from vecenv.workers.infos import InfoKey, InfoTable
 from vecenv.workers.rows import ActionReader, Layout, Tables
 
 __all__ = [
@@ -170,14 +171,15 @@ class Chunk:
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
+        self.group = EnvGroup(envs, layout.autoreset_mode, self._enter)
         self._every = range(len(envs))
         self._place = place
         self._space, self._layout = layout.observation_space, layout
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
                 env.be_of(layout.observation_space, layout.action_space)
-        self._rows, self._objects = tables.rows, tables.objects
+        self._rows, self._objects, self._tables = tables.rows, tables.objects, tables
+        self._infos: InfoTable | None = None  # once infos have keys in common
         self._actions: Any = None  # if all travel by message
         if tables.actions is not None:
             self._actions = ActionReader(layout.action_space, tables.actions, len(envs))
@@ -201,6 +203,8 @@ class Chunk:
         if actions is None:
             reader = self._actions
             actions = reader.all() if index is None else (reader.one(index),)
+        if self._infos is not None:
+            self._infos.flags[chosen.start : chosen.stop] = False
         try:  # all envs take a shorter way, also if it is only one
             some = None if len(chosen) == len(self._every) else chosen
             infos = self.group.step(self._announced(actions, chosen), self._rows, some)
@@ -217,6 +221,11 @@ class Chunk:
                 answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
         self.group.mark_done(chosen[-1])
         return answer
+
+    def _enter(self, infos: dict[int, Any], info: Any, index: int, num_envs: int) -> None:
+        """Take down an info of a step: in shared memory, or as it is."""
+        if self._infos is None or index in infos or not self._infos.put(info, index):
+            keep_info(infos, info, index, num_envs)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before its step."""
@@ -399,6 +408,10 @@ class Chunk:
                 envs[index] = env
             self.group.ended.discard(index)
         return Answer(faults)
+
+    def share_infos(self, keys: Sequence[InfoKey]) -> None:
+        """From now on, put infos of steps that have these keys into shared memory."""
+        self._infos = InfoTable(keys, self._tables.infos, self._tables.info_flags)
 
     def _each(self, call: str, function: Callable[[int], Any]) -> Answer:
         results: list[Any] = []

@@ -16,7 +16,8 @@ places (at which env a worker is, which full reset was the last). Each worker ha
 (`Channel`); the caller waits for all at once.
 
 *A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
-and observations without fixed shape come as the reply's payload.
+and observations without fixed shape come as the reply's payload; infos that are the same numbers
+each time lie in memory (`InfoTable`).
 *send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
 *An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
 same, and the caller raises it.
@@ -70,6 +71,7 @@ from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import ASK, STEP, message
+from vecenv.workers.infos import common_keys
 
 if TYPE_CHECKING:
     from vecenv.workers.chunk import Answer
@@ -80,6 +82,7 @@ __all__ = ["AsyncVectorEnv"]
 WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
 _CLOSE_TIMEOUT_S = 30.0
+_NUM_LOOKS = 8  # at infos, for keys that they have in common
 _WORKER = 5  # place of the argument
 
 
@@ -276,6 +279,8 @@ class AsyncVectorEnv(GymVecEnv):
         self._own_answer: Answer | None = None  # of that share
         self._own_queue: deque[tuple[int, Any]] = deque()  # envs sent that the caller steps
         self._resetting: Sequence[int] = ()  # the envs of the pending reset
+        self._everyone = np.arange(self.num_envs)
+        self._num_looks = _NUM_LOOKS  # that are left
         self._never = Deadline.of_call(None, None)
         self._is_new = True  # never reset
         self._shared_stamps: EnvStamps | None = None
@@ -469,34 +474,47 @@ class AsyncVectorEnv(GymVecEnv):
             self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
         found = [(k, k + 1, row, answer) for row, (k, answer) in enumerate(taken) if answer]
         try:
-            infos = self._gather(found, len(taken)) if found else {}
+            infos = self._gather(found, env_ids)
         except Exception:
             calls.mark_received(env_ids)
             raise
         return self._batch_of(env_ids, infos)
 
     def _gather(
-        self, found: Sequence[tuple[int, int, int, Answer]], num_rows: int
+        self, found: Sequence[tuple[int, int, int, Answer]], steps: slice | np.ndarray | None
     ) -> dict[Any, Any]:
         """Take in what envs had to say beyond numbers, and return their infos.
 
         Args:
             found: The first env of each answer, the one after the last, and the first one's row.
-            num_rows: Of the infos.
+            steps: Which envs have been stepped, in the order of the rows; None for no step, where
+                all envs have rows.
 
         Raises:
             Exception: What envs have raised, the last.
             InfoError: The infos can't be batched; the rest has been taken in.
         """
-        infos: dict[Any, Any] = {}
         for first, last, _, answer in found:
             for leaf, items in zip(self._pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first:last] = items
         raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
-        for first, _, row, answer in found:
-            for index, entries in answer.infos.items():
-                for info in entries:
-                    add_info(infos, info, row + index, num_rows, first + index)
+        table = None if steps is None else self._pool.infos
+        entries: dict[int, Sequence[Any]] = {}  # by row
+        for *_, row, answer in found:
+            entries.update((row + index, parts) for index, parts in answer.infos.items())
+        if not entries:
+            return {} if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
+        env_ids = self._everyone if steps is None else self._everyone[steps]
+        infos: dict[Any, Any] = {}
+        for row, env_id in enumerate(env_ids.tolist()):
+            if table is not None and (info := table.row(env_id)):
+                add_info(infos, info, row, len(env_ids), env_id)
+            for info in entries.get(row, ()):
+                add_info(infos, info, row, len(env_ids), env_id)
+        if steps is not None and table is None and self._num_looks:
+            self._num_looks -= 1
+            if keys := common_keys([info for parts in entries.values() for info in parts]):
+                self._pool.share_infos(keys)
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -680,7 +698,7 @@ class AsyncVectorEnv(GymVecEnv):
         found = [(first, last, first, answer) for first, last, answer in answers if answer]
         self._own_answer = None
         try:
-            infos = self._gather(found, self.num_envs) if found else {}
+            infos = self._gather(found, slice(None) if call == "step" else None)
         except Exception as error:
             if call != "call":
                 calls.forget_reset(retold(error))

@@ -26,6 +26,7 @@ from vecenv.core.orphans import Watcher
 from vecenv.core.pickling import dumps, loads
 from vecenv.workers.channel import ASK, CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, message
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces
+from vecenv.workers.infos import InfoKey, InfoTable
 from vecenv.workers.memory import Memory
 from vecenv.workers.rows import ActionWriter, Layout, Tables
 from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
@@ -114,6 +115,7 @@ class Pool:
         missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
         tables: In the memory, of all envs; set by `lay_out`, as is `writer`, of actions.
+        infos: Numbers in infos, once these have keys in common; see `share_infos`.
         number: Of the latest command.
         steps: Of the latest step.
         ready: Env ids that have come back, in order, and what they say beyond numbers.
@@ -148,6 +150,8 @@ class Pool:
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
         self._layout: Layout | None = None
         self._is_stamped = False
+        self.infos: InfoTable | None = None
+        self._info_keys: Sequence[InfoKey] = ()
         self._sent: set[int] = set()  # env ids that have not come back
         self._since = 0  # replies to what was sent before this number are dropped
         self._left = 0  # replies that are missing
@@ -344,6 +348,15 @@ class Pool:
         self._is_stamped = is_on
         for seat in self.seats:
             self._tell(seat, "stamp", is_on)
+
+    def share_infos(self, keys: Sequence[InfoKey]) -> None:
+        """Have the numbers of infos with these keys in shared memory from now on."""
+        self.infos = InfoTable(keys, self.tables.infos, self.tables.info_flags)
+        self._info_keys = keys
+        for seat in self.seats:
+            self._tell(seat, "share_infos", keys)
+        if self.own is not None:
+            self.own.share_infos(keys)
 
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
         """Tell a worker something that it does not answer."""
@@ -591,6 +604,8 @@ class Pool:
             lost = reason, objects
         self._tell(seat, "lay_out", self._layout, lost)
         self._tell(seat, "stamp", self._is_stamped)
+        if self.infos is not None:
+            self._tell(seat, "share_infos", self._info_keys)
         seat.awaits, seat.since, seat.is_ready = awaits, time.monotonic(), True
         if awaits:
             seat.command = command
@@ -672,7 +687,7 @@ class Pool:
     def let_go(self) -> None:
         """Let go of the shared memory, after the end."""
         self.memory.close()
-        for name in ("memory", "own", "tables", "writer", "_places", "_layout"):
+        for name in ("memory", "own", "tables", "infos", "writer", "_places", "_layout"):
             vars(self).pop(name, None)
 
     def stop(self, deadline: Deadline) -> None:

@@ -14,6 +14,7 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.batches import take_row
 from vecenv.core.faults import shorten
 from vecenv.core.rows import ObjectRows, ObservationRows, TreeRows, copy_batch
+from vecenv.workers.infos import ROW_BYTES
 from vecenv.workers.memory import Memory
 
 __all__ = ["ActionReader", "ActionWriter", "Layout", "Tables"]
@@ -48,6 +49,7 @@ class Tables:
         objects: Leaves of `rows.obs` without fixed shape: these are not shared.
         actions: Rows of actions; None if some part of them has no fixed shape.
         published: Array (last - first, *shape) of every name that envs publish.
+        infos, info_flags: Memory of an `InfoTable`.
         restarts: int64 (last - first,), how often each env was replaced.
     """
 
@@ -68,6 +70,8 @@ class Tables:
             for name, space in layout.published.items()
         }
         self.restarts = take((count,), np.int64)
+        self.infos = take((count, ROW_BYTES), np.uint8)
+        self.info_flags = take((count,), np.bool_)
 
 
 def _leaves(rows: ObservationRows) -> Iterator[ObservationRows]:

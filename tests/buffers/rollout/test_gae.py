@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers import BufferMisuseError, gae
-from buffers.rollout.kernels import NARROW_ENVS
 
-WIDE = NARROW_ENVS + 5  # takes the other branch of the kernel
+WIDE = 101
 PATHS = [True, False]  # the compiled kernel, and what other devices use
 
 
@@ -100,7 +99,7 @@ def test_float64_keeps_its_precision(compiled):
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_steps=st.integers(1, 12),
-    num_envs=st.sampled_from([1, 2, 7, NARROW_ENVS, NARROW_ENVS + 1]),
+    num_envs=st.sampled_from([1, 2, 7, 96, 97]),
     flag_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     gamma=st.floats(0, 1),
     gae_lambda=st.floats(0, 1),
@@ -369,8 +368,7 @@ def test_torch_path_never_reads_a_tensor_back():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("compiled", [True, False])
-def test_cuda_gives_the_numbers_of_the_cpu(compiled):
+def test_cuda_gives_the_numbers_of_the_cpu():
     rewards, values, terminations, truncations, final_values, valid = (
         torch.from_numpy(array) for array in random_rollout(np.random.default_rng(7), 32, 64)
     )
@@ -378,7 +376,7 @@ def test_cuda_gives_the_numbers_of_the_cpu(compiled):
     expected = gae(rewards, values, terminations, truncations, **options)
     on_gpu = {name: tensor.cuda() for name, tensor in options.items()}
     inputs = (tensor.cuda() for tensor in (rewards, values, terminations, truncations))
-    for found, wanted in zip(gae(*inputs, **on_gpu, compiled=compiled), expected, strict=True):
+    for found, wanted in zip(gae(*inputs, **on_gpu), expected, strict=True):
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-5)
 
 
