@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,15 @@ import torch
 from torch import nn
 
 from buffers import RolloutBatch
-from vecenv.learn import Adam, Gradient, compiled, gradient_options, quick_products, sizes
+from vecenv.learn import (
+    Adam,
+    Gradient,
+    compiled,
+    gradient_options,
+    private_torch,
+    quick_products,
+    sizes,
+)
 from vecenv.learn.private_torch import load_library
 
 ROWS, CLIP = 64, 0.2
@@ -226,6 +235,14 @@ def check_kind(kind, threads, dtype):
     assert gradient.describe()["threads"] == threads, gradient.reason
 
 
+def test_the_tanh_of_compiled_gradients_is_that_of_torch_but_for_rounding():
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([-0.0, 1e-30, 1e30, math.inf])])
+    assert float((compiled._tanh(x).double() - x.double().tanh()).abs().max()) < 4e-7
+    assert compiled._tanh(torch.tensor([-math.inf, math.nan])).isnan().tolist() == [False, True]
+    assert compiled._tanh(x.bfloat16()).dtype == torch.bfloat16
+    assert compiled._tanh(x.double()) is NotImplemented
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "gru", "masks", "nn.GRU"])
 def test_autograd_paths_have_the_gradient_of_backward(kind, dtype):
@@ -326,7 +343,7 @@ def test_a_compiled_gradient_sees_that_its_module_has_changed():
     module[1].register_forward_hook(lambda _module, _args, result: 2 * result)
     assert_equal(gradient, make_square_batch(2))
     assert gradient.path == "compiled" and len(said) == 2, said
-    assert "call 2 goes through autograd: self._modules['1'] is not what it was" in said[1]
+    assert "call 2 goes through autograd: module.1 is not what it was" in said[1]
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
@@ -432,16 +449,26 @@ def test_rows_that_have_no_halves_are_computed_by_one_thread():
     assert "can't be split in two equal halves" in gradient.reason
 
 
+def count_libraries():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.partition("/")[2] for line in lines if ".wrapper.so" in line})
+
+
 @pytest.mark.slow
-def test_a_compiled_gradient_is_freed_with_its_module():
-    module = make_layers()
-    gradient = Gradient(module, square_loss, compile=True, threads=2)
-    for seed in range(3):
-        assert_equal(gradient, make_square_batch(seed))
-    found = weakref.ref(module)
-    del gradient, module
-    gc.collect()
-    assert found() is None
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says which libraries are loaded")
+def test_a_compiled_gradient_is_freed_with_its_module_and_another_one_has_the_same_code():
+    for number in range(3):
+        module = make_layers()
+        gradient = Gradient(module, square_loss, compile=True, threads=2)
+        for seed in range(3):
+            assert_equal(gradient, make_square_batch(seed))
+        if number == 0:
+            before = count_libraries()
+        found = [weakref.ref(x) for x in (module, *gradient._compiled._runs)]
+        del gradient, module
+        gc.collect()
+        assert [ref() for ref in found] == [None] * 3
+    assert count_libraries() == before > 0
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
@@ -501,7 +528,7 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
     factor = 3.0
     assert_equal(gradient, make_batch(seed=4))
     names = (
-        "agent.entropy_weight",
+        "module.entropy_weight",
         "settings.clip",
         "settings.more",
         "settings.scale",
@@ -546,8 +573,7 @@ def test_arguments_of_a_partial_may_change():
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
-def test_hooks_added_after_compiling_are_called():
-    """Those of a layer before its `forward`, and on a parameter's gradient."""
+def test_hooks_of_layers_added_after_compiling_are_called():
     agent = make_agent()
     gradient = Gradient(agent, ppo_loss, compile=True)
     assert_equal(gradient, make_batch())
@@ -555,12 +581,7 @@ def test_hooks_added_after_compiling_are_called():
     doubling = agent.critic[0].register_forward_pre_hook(lambda _, given: (2 * given[0],))
     assert_equal(gradient, make_batch(seed=1))
     doubling.remove()
-    weight, batch = agent.actor[0].weight, make_batch(seed=2)
-    gradient(batch)
-    expected = 2 * weight.grad
-    weight.register_hook(lambda grad: 2 * grad)
-    gradient(batch)
-    torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
+    assert_equal(gradient, make_batch(seed=2))
 
 
 @pytest.mark.slow
@@ -590,6 +611,7 @@ def test_a_second_gradient_loads_what_the_first_compiled_and_is_the_same_bit_for
     for file in packages:
         if file.is_file():
             file.write_bytes(file.read_bytes()[: -1 << 10])  # damaged: it is compiled again
+    private_torch._library_of.cache_clear()  # as in another process
     assert all(map(torch.equal, found[0], train(2)))
     assert said[-1].startswith("gradient: compiled")
 

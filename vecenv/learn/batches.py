@@ -1,4 +1,4 @@
-"""Batches taken apart into tensors, and put together again inside a compiled function.
+"""Batches taken apart into named tensors, and put together again inside a compiled function.
 
 A batch is any nest of dicts, lists, tuples, named tuples, dataclasses and objects with `_asdict`,
 such as the batches of `buffers`.
@@ -12,50 +12,68 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = [
-    "Layout",
-    "UnknownBatchError",
-    "named_tensors",
-    "num_rows",
-    "put_together",
-    "row_weights",
-    "take_apart",
-    "weights_at",
-]
+__all__ = ["Layout", "num_rows", "put_together", "row_weights", "take_apart"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class UnknownBatchError(TypeError):
-    """A batch holds an object whose tensors can't be found."""
-
-
 class Layout(NamedTuple):
-    """How a part of a batch is nested; two batches with equal layouts differ in tensors alone."""
+    """How a part of a batch is nested; batches with equal layouts differ in their tensors alone."""
 
-    kind: str  # "tensor", "plain", "mapping", "sequence", "named tuple" or "object"
-    value: Any = None  # of "plain" the value with its type, of "object" its length, else the type
+    kind: str  # "tensor", "plain", "mapping", "sequence", "named tuple", "object" or "unknown"
+    value: Any = None  # of "plain" type and value, of "object" its length, else the type or name
     names: tuple[Any, ...] = ()  # keys or attributes
     order: tuple[str, ...] = ()  # attributes that unpacking an object gives
     parts: tuple[Layout, ...] = ()
+
+    def unknown(self) -> str:
+        """Name a part whose tensors can't be found, and its type; "" if there is none."""
+        if self.kind == "unknown":
+            return self.value
+        return next(filter(None, (part.unknown() for part in self.parts)), "")
 
 
 _TENSOR = Layout("tensor")
 
 
+def take_apart(batch: Any, leaves: dict[str, Tensor], name: str = "batch") -> Layout:
+    """Add the tensors of a batch to `leaves` by their names; return how they were nested."""
+    if isinstance(batch, Tensor):
+        leaves[name] = batch
+        return _TENSOR
+    if isinstance(batch, _PLAIN):
+        return Layout("plain", (type(batch), batch))
+    kind, order, columns = "sequence", (), None
+    if isinstance(batch, Mapping):
+        parts = tuple(take_apart(part, leaves, f"{name}[{k!r}]") for k, part in batch.items())
+        return Layout("mapping", dict, tuple(batch), (), parts)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [field.name for field in dataclasses.fields(batch)]
+        columns = {field: getattr(batch, field) for field in fields if hasattr(batch, field)}
+    elif hasattr(batch, "_asdict") and not isinstance(batch, type):
+        columns = batch._asdict()
+    if columns is not None:
+        kind = "named tuple" if isinstance(batch, tuple) else "object"
+        order = tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
+        parts = tuple(take_apart(part, leaves, f"{name}.{k}") for k, part in columns.items())
+        size: Any = batch
+        size = len(size) if hasattr(size, "__len__") else 0
+        value = type(batch) if kind == "named tuple" else size
+        return Layout(kind, value, tuple(columns), order, parts)
+    if isinstance(batch, tuple | list):
+        parts = tuple(take_apart(part, leaves, f"{name}[{k}]") for k, part in enumerate(batch))
+        return Layout(kind, type(batch), (), (), parts)
+    return Layout("unknown", f"{name} is a {type(batch).__name__}")
+
+
 class Columns:
-    """Stands for an object of a batch: has its attributes, its length, and unpacks as it does.
+    """Stands for an object of a batch: has its attributes, its length, and unpacks as it does."""
 
-    Attributes:
-        _size: What `len` gives.
-        _order: Names of the attributes that unpacking gives.
-    """
-
-    _size: int
-    _order: tuple[str, ...]
+    def __init__(self, columns: Mapping[str, Any], order: tuple[str, ...], rows: int) -> None:
+        vars(self).update(columns, _order=order, _rows=rows)
 
     def __len__(self) -> int:
-        return self._size
+        return self._rows
 
     def __iter__(self) -> Iterator[Any]:
         return iter([getattr(self, name) for name in self._order])
@@ -65,46 +83,6 @@ class Columns:
         if name in extras:
             return extras[name]
         raise AttributeError(f"the loss reads batch.{name}, expected columns of tensors only")
-
-
-def _columns_of(batch: Any) -> dict[str, Any] | None:
-    """The attributes of an object by name, or None if they can't be listed."""
-    if isinstance(batch, type):
-        return None
-    if dataclasses.is_dataclass(batch):
-        names = [field.name for field in dataclasses.fields(batch)]
-        return {name: getattr(batch, name) for name in names if hasattr(batch, name)}
-    return batch._asdict() if hasattr(batch, "_asdict") else None
-
-
-def take_apart(batch: Any, leaves: list[Tensor], name: str = "batch") -> Layout:
-    """Append the tensors of a batch to `leaves`; return how they were nested.
-
-    Raises:
-        UnknownBatchError: The batch holds something other than tensors, numbers and nests.
-    """
-    if isinstance(batch, Tensor):
-        leaves.append(batch)
-        return _TENSOR
-    if isinstance(batch, _PLAIN):
-        return Layout("plain", (type(batch), batch))
-    if isinstance(batch, Mapping):
-        parts = tuple(take_apart(part, leaves, f"{name}[{k!r}]") for k, part in batch.items())
-        return Layout("mapping", dict, tuple(batch), (), parts)
-    if isinstance(batch, tuple | list):
-        parts = tuple(take_apart(part, leaves, f"{name}[{k}]") for k, part in enumerate(batch))
-        kind = "named tuple" if hasattr(batch, "_fields") else "sequence"
-        return Layout(kind, type(batch), (), (), parts)
-    columns = _columns_of(batch)
-    if columns is None:
-        raise UnknownBatchError(
-            f"{name} is a {type(batch).__name__}; expected tensors, numbers, and dicts, tuples, "
-            "lists or dataclasses of them"
-        )
-    parts = tuple(take_apart(part, leaves, f"{name}.{k}") for k, part in columns.items())
-    order = tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
-    size = len(batch) if hasattr(batch, "__len__") else 0
-    return Layout("object", size, tuple(columns), order, parts)
 
 
 def put_together(layout: Layout, leaves: Iterator[Tensor], rows: int | None = None) -> Any:
@@ -123,53 +101,17 @@ def put_together(layout: Layout, leaves: Iterator[Tensor], rows: int | None = No
     found = [put_together(part, leaves, rows) for part in parts]
     if kind == "mapping":
         return dict(zip(names, found, strict=True))
-    if kind == "named tuple":
-        return value(*found)
-    if kind == "sequence":
-        return value(found)
-    made = Columns()
-    made._size, made._order = value if rows is None else rows, order
-    vars(made).update(zip(names, found, strict=True))
-    return made
+    if kind == "object":
+        length = value if rows is None else rows
+        return Columns(dict(zip(names, found, strict=True)), order, length)
+    return value(*found) if kind == "named tuple" else value(found)
 
 
-def weights_at(layout: Layout) -> int | None:
-    """Return which of the tensors is ``batch.weights`` or ``batch["weights"]``, if any."""
-    names = layout.value._fields if layout.kind == "named tuple" else layout.names
-    counted = 0
-    for name, part in zip(names, layout.parts, strict=False):
-        if name == "weights" and part.kind == "tensor":
-            return counted
-        counted += _count_tensors(part)
-    return None
-
-
-def _count_tensors(layout: Layout) -> int:
-    return 1 if layout.kind == "tensor" else sum(map(_count_tensors, layout.parts))
-
-
-def named_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Go through the tensors of a batch with their names, as far as they can be found."""
-    parts: Any = ()
-    if isinstance(batch, Tensor):
-        yield name, batch
-    elif isinstance(batch, Mapping):
-        parts = [(f"{name}[{key!r}]", part) for key, part in batch.items()]
-    elif isinstance(batch, tuple | list) and not hasattr(batch, "_asdict"):
-        parts = [(f"{name}[{key}]", part) for key, part in enumerate(batch)]
-    elif (columns := _columns_of(batch)) is not None:
-        parts = [(f"{name}.{key}", part) for key, part in columns.items()]
-    for path, part in parts:
-        yield from named_tensors(part, path)
-
-
-def num_rows(batch: Any) -> int:
+def num_rows(leaves: Mapping[str, Tensor]) -> int:
     """Return the length of the first tensor that has rows; 0 if there is none."""
-    return next((len(x) for _, x in named_tensors(batch) if x.ndim), 0)
+    return next((len(leaf) for leaf in leaves.values() if leaf.ndim), 0)
 
 
-def row_weights(batch: Any) -> Tensor | None:
-    """Return ``batch.weights`` or ``batch["weights"]``, by which rows count, if there is one."""
-    weights = batch.get("weights") if isinstance(batch, Mapping) else None
-    weights = getattr(batch, "weights", None) if weights is None else weights
-    return weights if isinstance(weights, Tensor) else None
+def row_weights(leaves: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the tensor by which rows count, if there is one."""
+    return next((name for name in ("batch.weights", "batch['weights']") if name in leaves), None)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import io
 import os
 import random
 import secrets
@@ -20,7 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
+from torch import nn
 
+from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
 __all__ = [
@@ -28,12 +32,13 @@ __all__ = [
     "RunError",
     "load_checkpoint",
     "random_streams",
+    "restore_part",
     "restore_random_streams",
     "save_checkpoint",
-    "why_not_numpy_state",
+    "states_of",
 ]
 
-FORMAT = "vecenv checkpoint 2"
+FORMAT = "vecenv checkpoint 3"
 _MARK = "\0what"
 _KEY_BYTES = 32
 
@@ -106,6 +111,109 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     return content
 
 
+# -- parts of a training, by their kind ------------------------------------------------------------
+
+
+def states_of(
+    parts: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the states of parts by name; what vector envs are, and why some have no state.
+
+    Raises:
+        CheckpointError: A module has NaN or infinity in it.
+    """
+    states, kinds, unsaved = {}, {}, {}
+    for name, part in parts.items():
+        if isinstance(part, VectorEnv):
+            kinds[name] = _kind_of(part)
+        try:
+            states[name] = _state_of(part)
+        except EnvStateError as error:
+            states[name], unsaved[name] = None, str(error)
+        if isinstance(part, nn.Module):
+            for entry, tensor in states[name].items():
+                is_float = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+                if is_float and not torch.isfinite(tensor).all():
+                    raise CheckpointError(
+                        f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the "
+                        "one before is kept: go on from it with other options (a lower learning "
+                        "rate)"
+                    )
+    return states, kinds, unsaved
+
+
+def _state_of(part: Any) -> Any:
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        return part.state_dict()
+    if isinstance(part, VectorEnv):
+        raise EnvStateError(f"{type(part).__name__} has no state_dict")
+    return part
+
+
+def _kind_of(envs: VectorEnv) -> dict[str, Any]:
+    return {
+        "number of envs": envs.num_envs,
+        "observation space": str(envs.single_observation_space),
+        "action space": str(envs.single_action_space),
+        "autoreset mode": str(envs.metadata.get("autoreset_mode")),
+    }
+
+
+def restore_part(part: Any, state: Any, kind: Mapping[str, Any] | None) -> str | None:
+    """Bring a part into a state; return why that can't be, of envs that have to be reset.
+
+    Args:
+        part: The object.
+        state: What `states_of` returned for it.
+        kind: Of envs, what `states_of` returned.
+
+    Raises:
+        Exception: The state does not fit, in whatever way its class says so.
+    """
+    if isinstance(part, torch.Generator):
+        part.set_state(state)
+    elif isinstance(part, np.random.Generator):
+        _require_numpy_state(state)
+        part.bit_generator.state = state
+    elif isinstance(part, VectorEnv):
+        for key, own in _kind_of(part).items():
+            found = None if kind is None else kind.get(key)
+            if found != own:
+                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
+        envs: Any = part
+        try:
+            envs.load_state_dict(state)
+        except EnvStateError as error:
+            return str(error)
+    elif isinstance(part, torch.optim.Optimizer):
+        _require_optimizer_state(part, state)
+        part.load_state_dict(state)
+    else:
+        part.load_state_dict(state)
+    return None
+
+
+def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Compare shapes, which torch's fused kernels take for right, and would write beyond."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    if len(indices) != len(parameters):
+        raise ValueError(f"it has {len(indices)} parameters, expected {len(parameters)}")
+    for number, (index, parameter) in enumerate(zip(indices, parameters, strict=True)):
+        for name, tensor in state["state"].get(index, {}).items():
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.shape != (() if name == "step" else parameter.shape):
+                found, expected = tuple(tensor.shape), tuple(parameter.shape)
+                raise ValueError(f"{name} of parameter {number} is {found}, expected {expected}")
+            if name == "step" and tensor.dtype != torch.float32:
+                raise ValueError(f"the steps of parameter {number} are {tensor.dtype}")
+
+
 def random_streams() -> dict[str, Any]:
     """Return the states of the global random generators of torch, NumPy and Python."""
     streams: dict[str, Any] = {
@@ -124,26 +232,19 @@ def restore_random_streams(streams: Mapping[str, Any]) -> None:
     Raises:
         LookupError, TypeError, ValueError, RuntimeError, OverflowError: It is something else.
     """
-    if (reason := why_not_numpy_state(streams["numpy"])) is not None:
-        raise ValueError(reason)
+    _require_numpy_state(streams["numpy"])
     torch.set_rng_state(streams["torch"])
-    np.random.set_state(streams["numpy"])  # noqa: NPY002  # the global one
+    np.random.set_state(streams["numpy"])  # noqa: NPY002
     random.setstate(streams["python"])
     if "cuda" in streams and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
 
 
-def why_not_numpy_state(state: Any) -> str | None:
-    """Say in what a state of a generator of NumPy's has a place outside the generator's memory.
-
-    NumPy takes over such places unchecked, and reads there.
-    """
-    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
-        return "no state of a generator of NumPy's"
-    position, place = state["state"].get("pos", 0), state.get("buffer_pos", 0)
-    if not (type(position) is int and 0 <= position <= 624 and type(place) is int):
-        return "a wrong position in the random numbers"
-    return None if 0 <= place <= 4 else "a wrong position in the random numbers"
+def _require_numpy_state(state: Any) -> None:
+    """Look at the places in a generator's numbers, which NumPy takes over, and reads, unchecked."""
+    place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
+    if not (type(place) is type(other) is int and 0 <= place <= 624 and 0 <= other <= 4):
+        raise ValueError("a wrong position in the random numbers")
 
 
 # -- a state as what `torch.load` reads without executing anything ---------------------------------
@@ -156,24 +257,25 @@ def _pack(value: Any, where: str) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
-            raise TypeError(
-                f"{where} is a tensor of the layout {value.layout}, expected torch.strided; save "
-                "its to_dense()"
-            )
+            kind = f"is a tensor of the layout {value.layout}, expected torch.strided"
+            raise TypeError(f"{where} {kind}; save its to_dense()")
         plain = value.detach().cpu().resolve_conj().resolve_neg()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
         return plain.clone() if is_part else plain  # torch writes the whole memory
     if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.hasobject:
+        if value.dtype.hasobject:
             raise TypeError(f"{where} is an array of objects, expected numbers, bools or text")
-        kind = "scalar" if isinstance(value, np.generic) else "array"
-        described = np.lib.format.dtype_to_descr(array.dtype)
-        return {_MARK: (kind, described, array.shape, _as_tensor(array.tobytes()))}
+        file = io.BytesIO()
+        np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {_MARK: (kind, _as_tensor(file.getvalue()))}
     if isinstance(value, bytes):
         return {_MARK: ("bytes", _as_tensor(value), _signature(value, _key(create=True)))}
     if isinstance(value, Mapping):
-        return {_pack_key(k, where): _pack(x, f"{where}[{k!r}]") for k, x in value.items()}
+        packed = {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
+        if _MARK in packed:
+            raise TypeError(f"{where} is a dict with the key {_MARK!r}, which is taken")
+        return packed
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
@@ -185,13 +287,6 @@ def _pack(value: Any, where: str) -> Any:
         f"{where} is {type(value).__name__}, expected tensors, arrays, numbers, strings, bools, "
         "bytes, None, and dicts, lists and tuples of them; give what its `state_dict()` returns"
     )
-
-
-def _pack_key(key: Any, where: str) -> Any:
-    packed = _pack(key, where)
-    if packed == _MARK or isinstance(packed, dict | list | torch.Tensor):
-        raise TypeError(f"{where} is a dict with the key {key!r:.99}, expected numbers or text")
-    return packed
 
 
 def _as_tensor(content: bytes) -> torch.Tensor:
@@ -213,16 +308,13 @@ def _unpack(packed: Any, key: bytes | None) -> Any:
         raise ValueError(f"it has a {type(packed).__name__}")
     if _MARK not in packed:
         return {name: _unpack(item, key) for name, item in packed.items()}
-    kind, *rest = packed[_MARK]
+    kind, tensor, *more = packed[_MARK]
+    content = _unpack(tensor, key).numpy().tobytes()
     if kind == "bytes":
-        content = rest[0].numpy().tobytes()
-        return content if key is None or _is_signed(content, rest[1], key) else None
-    described, shape, content = rest
-    dtype = np.lib.format.descr_to_dtype(described)
-    if dtype.hasobject:
-        raise ValueError(f"{dtype!s:.99} is no dtype of numbers")
-    found = np.frombuffer(bytearray(content.numpy().tobytes()), dtype) if dtype.itemsize else None
-    array = np.zeros(shape, dtype) if found is None else found.reshape(shape)
+        if key is None or (key and hmac.compare_digest(str(*more), _signature(content, key))):
+            return content
+        return None
+    array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     return array[()] if kind == "scalar" else array
 
 
@@ -244,15 +336,9 @@ def _key(*, create: bool) -> bytes:
                 os.link(aside, path)
             aside.unlink()
         key = path.read_bytes()
-        if len(key) == _KEY_BYTES:
-            return key
+        return key if len(key) == _KEY_BYTES else b""
     return b""
 
 
 def _signature(content: bytes, key: bytes) -> str:
     return hmac.new(key, content, hashlib.sha256).hexdigest() if key else ""
-
-
-def _is_signed(content: bytes, signature: Any, key: bytes) -> bool:
-    is_text = isinstance(signature, str) and signature.isascii()
-    return bool(key) and is_text and hmac.compare_digest(signature, _signature(content, key))

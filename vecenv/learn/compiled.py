@@ -16,9 +16,9 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vecenv.learn.batches import put_together, take_apart, weights_at
+from vecenv.learn.batches import Layout, num_rows, put_together, row_weights
 from vecenv.learn.parameters import FlatParameters
-from vecenv.learn.private_torch import (
-    compile_graph,
-    load_library,
-    load_package,
-    no_validation,
-)
+from vecenv.learn.private_torch import compile_graph, load_package, no_validation
 from vecenv.learn.watching import Watch
 
 __all__ = ["CompiledGradient", "Refusal", "first_line", "read_result"]
@@ -87,7 +82,7 @@ class CompiledGradient:
         module: What the loss differentiates.
         loss: Returns a loss, or a loss and scalars.
         weights: Of the module.
-        batch: An example.
+        layout, leaves: Of an example batch, see `take_apart`.
         dtype: float32, or the dtype that `torch.autocast` computes in.
         threads: 2 splits the rows in two halves, one of them for another thread.
         log: Takes a sentence before compiling.
@@ -106,32 +101,31 @@ class CompiledGradient:
         module: nn.Module,
         loss: Loss,
         weights: FlatParameters,
-        batch: Any,
+        layout: Layout,
+        leaves: Mapping[str, Tensor],
         *,
         dtype: torch.dtype,
         threads: int,
         log: Callable[[str], Any],
     ):
-        leaves: list[Tensor] = []
-        try:
-            self._layout = take_apart(batch, leaves)
-        except TypeError as error:
-            raise Refusal(str(error)) from None
-        self.names: list[str] = []
+        if unknown := layout.unknown():
+            raise Refusal(f"{unknown}; expected tensors, numbers, and nests or dataclasses of them")
+        self._layout, self.names = layout, list[str]()
         self._state = _state_of(module)
-        self.num_parts, no_split = _num_parts(leaves, threads, weights.device)
-        halves = _split(leaves, self.num_parts)
-        rows = len(halves[0][0]) if self.num_parts > 1 else None
+        self.num_parts, no_split = _num_parts(list(leaves.values()), threads, weights.device)
+        halves = _split(list(leaves.values()), self.num_parts)
         state = [getattr(part, name) for part, name, _ in self._state]
         inputs = [weights.values, *state, *halves[0]]
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
-        self._watch = Watch()
-        function = self._gradient_of(WithLoss(module, loss), weights, rows, dtype)
+        weighted_by = row_weights(leaves) if self.num_parts > 1 else None
+        index = None if weighted_by is None else list(leaves).index(weighted_by)
+        rows = num_rows(leaves) // 2 if self.num_parts > 1 else None
+        function = self._gradient_of(WithLoss(module, loss), weights, rows, index, dtype)
         graph = _trace(function, inputs, weights.device)
-        self._watch.settle()
+        self._watch = Watch(loss, module)
         _refuse_unsafe(graph, weights)
-        self._kinds = [*map(_kind_of, [*state, *leaves])]
+        self._kinds = [*map(_kind_of, [*state, *leaves.values()])]
         started = time.perf_counter()
         with self._one_thread():
             self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
@@ -142,16 +136,20 @@ class CompiledGradient:
         self._process = 0
 
     def _gradient_of(
-        self, with_loss: WithLoss, weights: FlatParameters, rows: int | None, dtype: torch.dtype
+        self,
+        with_loss: WithLoss,
+        weights: FlatParameters,
+        rows: int | None,
+        index: int | None,
+        dtype: torch.dtype,
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
         It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
-        (2 + S,) of the loss, the scalars, and the weight of the rows. Where rows have weights, all
-        are multiplied by the sum of these.
+        (2 + S,) of the loss, the scalars, and the weight of the rows. Where halves have weights,
+        in the batch's tensor `index`, all are multiplied by the sum of these.
         """
         state, layout = self._state, self._layout
-        index = None if rows is None else weights_at(layout)
         is_cast, user_loss = dtype != weights.dtype, with_loss.loss
 
         def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,8 +157,7 @@ class CompiledGradient:
             given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
 
             def loss_of(module: nn.Module, batch: Any) -> Any:
-                with self._watch.running(user_loss):
-                    result = user_loss(module, batch)
+                result = user_loss(module, batch)
                 for (part, name, path), x in zip(state, tensors, strict=True):
                     if getattr(part, name) is not x:
                         raise Refusal(f"computing the loss changes the buffer {path}")
@@ -191,20 +188,17 @@ class CompiledGradient:
 
         return gradient_of
 
-    def why_not(self, batch: Any, leaves: list[Tensor]) -> str:
-        """Return why it can't compute the gradient of a batch, or ""; append its tensors."""
-        try:
-            is_same = take_apart(batch, leaves) == self._layout
-        except TypeError as error:
-            return str(error)
+    def why_not(self, layout: Layout, leaves: Mapping[str, Tensor]) -> str:
+        """Return why it can't compute the gradient of a batch, or ""."""
         state = [getattr(part, name, None) for part, name, _ in self._state]
-        if not is_same or [*map(_kind_of, [*state, *leaves])] != self._kinds:
+        kinds = [*map(_kind_of, [*state, *leaves.values()])]
+        if layout != self._layout or kinds != self._kinds:
             return "sizes, nesting, numbers or dtypes of batch or buffers differ from the first"
         changed = self._watch.changed()
         return changed and f"{changed} is not what it was when the loss was compiled"
 
     @torch.no_grad()
-    def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
+    def __call__(self, vector: Tensor, leaves: Sequence[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
         state = [getattr(part, name) for part, name, _ in self._state]
         if self.num_parts == 1:
@@ -215,7 +209,7 @@ class CompiledGradient:
             return self._by_halves(vector, state, leaves, out)
 
     def _by_halves(
-        self, vector: Tensor, state: list[Tensor], leaves: list[Tensor], out: Tensor
+        self, vector: Tensor, state: list[Tensor], leaves: Sequence[Tensor], out: Tensor
     ) -> Tensor:
         first, second = _split(leaves, 2)
         if self._helper is None or self._process != os.getpid():  # a fork has no threads
@@ -288,7 +282,8 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch
             no_validation(),
         ):
             copies = [x.detach().clone() for x in inputs]
-            graph = make_fx(function)(*copies)
+            table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
+            graph = make_fx(function, decomposition_table=table)(*copies)
     except Refusal:
         raise
     except Exception as error:
@@ -297,6 +292,27 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch
         raise Refusal("computing the loss changes buffers of the module, or the batch")
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """Compute tanh as a quotient of polynomials, those of Eigen's `ptanh`, off by 4e-7 at most.
+
+    A compiled one costs hardly more than a sum; torch's costs a sixth of a gradient of two layers.
+    """
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
+    square = limited * limited
+    above: Any = -2.76076847742355e-16
+    for coefficient in (
+        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    ):  # fmt: skip
+        above = above * square + coefficient
+    below: Any = 1.19825839466702e-06
+    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+        below = below * square + coefficient
+    return (limited * above / below).to(x.dtype)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -310,12 +326,10 @@ def _refuse_unsafe(graph: Any, weights: FlatParameters) -> None:
     Raises:
         Refusal: It draws random numbers, or reads tensors that are neither module's nor batch's.
     """
+    fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
     for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
-            tensor = getattr(graph, node.target)
-            if all(user.target is fresh for user in node.users) or not isinstance(tensor, Tensor):
-                continue
+        tensor = getattr(graph, node.target) if node.op == "get_attr" else None
+        if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
             pairs = zip(weights.names, weights.parameters, strict=True)
             for name, parameter in pairs:
                 if tensor.data_ptr() == parameter.data_ptr():
@@ -324,30 +338,20 @@ def _refuse_unsafe(graph: Any, weights: FlatParameters) -> None:
                 f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module nor "
                 "in the batch; make it a buffer of the module, or a column of the batch"
             )
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
-
-
-def _load(file: Path, device: torch.device, count: int) -> list[Callable[..., Sequence[Tensor]]]:
-    """Load a package once for each thread; on the CPU so that none waits for another."""
-    if device.type == "cpu":
-        with suppress(Exception):
-            return [load_library(file) for _ in range(count)]
-    return [load_package(file, device) for _ in range(count)]
 
 
 def _runs_of(
     graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
 ) -> tuple[list[Callable[..., Any]], bool]:
     """Load a graph's package so many times, compiled now if it is not in the cache folder."""
-    folder = _cache_folder()
+    folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
-            runs = _load(kept, inputs[0].device, count)
             os.utime(kept)
-            return runs, False
+            return [load_package(kept, device) for _ in range(count)], False
         except Exception:  # the file is damaged
             kept.unlink(missing_ok=True)
     log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
@@ -355,7 +359,7 @@ def _runs_of(
     try:
         compile_graph(graph, [x.detach().clone() for x in inputs], aside / "gradient.pt2")
         os.replace(aside / "gradient.pt2", kept)
-        runs = _load(kept, inputs[0].device, count)
+        runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
         reason = first_line(error)
         if "InvalidCxxCompiler" in reason:
@@ -363,8 +367,7 @@ def _runs_of(
         raise Refusal(f"the loss does not compile ({reason})") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    packages = sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)
-    for old in packages[:-_KEPT]:
+    for old in sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
         old.unlink(missing_ok=True)
     return runs, True
 
@@ -402,15 +405,12 @@ def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
 
 @cache
 def _processor() -> str:
-    """Describe the processor, with its instructions."""
-    lines = []
+    """Describe the processor, with its instructions: another one may share the cache folder."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        named = ("model name", "flags", "Features", "CPU part")
-        lines = [line for line in cpuinfo.read_text().split("\n\n")[0].splitlines()
-                 if line.startswith(named)]  # fmt: skip
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {platform.processor()} {capability} {lines}"
+    lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.is_file() else []
+    named = ("model name", "flags", "Features", "CPU part")
+    found = [line for line in lines if line.startswith(named)]
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {found}"
 
 
 def first_line(error: BaseException) -> str:

@@ -125,11 +125,11 @@ def evaluate(
     if isinstance(envs, VectorEnv):
         if num_envs is not None or make_kwargs or backend is not None:
             raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
-        return _play(act, envs, episodes, seed, device, progress)
+        return _play(act, envs, episodes, seed, device, progress)[""]
     count = min(num_envs or 100, episodes)
     made = make_vec(envs, count, backend=backend, **make_kwargs)
     try:
-        return _play(act, made, episodes, seed, device, progress)
+        return _play(act, made, episodes, seed, device, progress)[""]
     finally:
         made.close()
 
@@ -170,7 +170,7 @@ def evaluate_games(
     if games < 1:
         raise ValueError(f"games is {games}, expected at least 1")
     agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-    return _play_games(act, agents, games, seed, device, progress)
+    return _play(act, agents, games, seed, device, progress)
 
 
 class _Tally:
@@ -244,59 +244,48 @@ def _play(
     seed: int,
     device: torch.device | str,
     progress: Callable[[int, int], Any] | None,
-) -> EvaluationResult:
-    num_envs = envs.num_envs
-    mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    tally = _Tally(num_envs, episodes, [""], progress)
-    starts = np.ones(num_envs, np.bool_)  # obs is the first of an episode
-    resets_next = np.zeros(num_envs, np.bool_)  # the next step only resets, as NEXT_STEP has it
-    obs, _ = envs.reset(seed=seed)
-    while not tally.is_complete:
-        actions = ask(act, envs, obs, starts, device)
-        obs, rewards, terminations, truncations, _ = envs.step(actions)
-        is_over = np.logical_or(terminations, truncations)
-        tally.add([rewards], ~resets_next, is_over)
-        if mode is AutoresetMode.DISABLED and is_over.any():
-            obs, _ = envs.reset(options={"reset_mask": is_over})
-        starts = resets_next if mode is AutoresetMode.NEXT_STEP else is_over
-        resets_next = is_over if mode is AutoresetMode.NEXT_STEP else resets_next
-    return tally.results()[""]
-
-
-@torch.inference_mode()
-def _play_games(
-    act: Callable[..., Any],
-    envs: AgentsVecEnv,
-    games: int,
-    seed: int,
-    device: torch.device | str,
-    progress: Callable[[int, int], Any] | None,
 ) -> dict[str, EvaluationResult]:
-    num_games, mode = envs.num_games, envs.autoreset_mode
-    tally = _Tally(num_games, games, envs.groups, progress)
-    starts = np.ones(num_games, np.bool_)
-
-    def by_game(rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Return in which games a row of any group is True."""
-        parts = [part.reshape(num_games, -1).any(axis=1) for part in rows.values()]
-        return np.logical_or.reduce([np.zeros(num_games, np.bool_), *parts])
-
+    """Play the first episodes of vector envs, or games; return what was found, by group or ""."""
+    are_games = isinstance(envs, AgentsVecEnv)
+    count, names = (envs.num_games, envs.groups) if are_games else (envs.num_envs, [""])
+    mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    tally = _Tally(count, episodes, names, progress)
+    starts = np.ones(count, np.bool_)  # obs is the first of an episode
+    is_over = np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
     while not tally.is_complete:
         actions = ask(act, envs, obs, starts, device)
-        obs, rewards, _, _, infos = envs.step(actions)
-        is_step = by_game(envs.valid)
-        if mode is AutoresetMode.SAME_STEP:
-            own = {name: infos.get(name, {}) for name in envs.groups}
-            is_over = by_game({k: v["_final_obs"] for k, v in own.items() if "_final_obs" in v})
-        else:
-            is_over = is_step & ~by_game(envs.alive)
-        earned = [rewards[name].reshape(num_games, -1).sum(axis=1) for name in envs.groups]
+        obs, rewards, terminations, truncations, infos = envs.step(actions)
+        if are_games:
+            earned, is_step, is_over = _read_games(envs, rewards, infos, mode)
+        else:  # the step after an end only resets, as NEXT_STEP has it
+            earned, is_step = [rewards], ~(is_over & (mode is AutoresetMode.NEXT_STEP))
+            is_over = np.logical_or(terminations, truncations)
         tally.add(earned, is_step, is_over)
         if mode is AutoresetMode.DISABLED and is_over.any():
             obs, _ = envs.reset(options={"reset_mask": is_over})
         starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
     return tally.results()
+
+
+def _read_games(
+    envs: AgentsVecEnv, rewards: dict[str, np.ndarray], infos: dict[str, Any], mode: AutoresetMode
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Return each group's rewards, where the step was one, and where a game ended, all (games,)."""
+    count = envs.num_games
+
+    def by_game(rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Return in which games a row of any group is True."""
+        parts = [part.reshape(count, -1).any(axis=1) for part in rows.values()]
+        return np.logical_or.reduce([np.zeros(count, np.bool_), *parts])
+
+    is_step = by_game(envs.valid)
+    if mode is AutoresetMode.SAME_STEP:
+        own = {name: infos.get(name, {}) for name in envs.groups}
+        is_over = by_game({k: v["_final_obs"] for k, v in own.items() if "_final_obs" in v})
+    else:
+        is_over = is_step & ~by_game(envs.alive)
+    return [rewards[k].reshape(count, -1).sum(axis=1) for k in envs.groups], is_step, is_over
 
 
 @torch.inference_mode()

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.batches import named_tensors, num_rows, row_weights
+from vecenv.learn.batches import Layout, num_rows, row_weights, take_apart
 from vecenv.learn.compiled import CompiledGradient, Refusal, first_line, read_result
 from vecenv.learn.parameters import FlatParameters
-from vecenv.learn.private_torch import hooked
 from vecenv.learn.ranks import Ranks
 from vecenv.learn.sizes import quick_products
 
@@ -55,7 +53,8 @@ class Gradient:
     batches of another size, calls go through autograd, and `log` says why, once. What can't be
     compiled is left to autograd from the first call on: a loss that has effects, draws random
     numbers, or reads tensors that are in neither module nor batch. Calls 1, 2, 100 and every
-    thousandth are compared with autograd, which takes over where they differ.
+    thousandth are compared with autograd, which takes over where they differ. Hooks on gradients of
+    parameters are called by autograd only.
 
     Args:
         module: What the loss differentiates: its parameters with `requires_grad`.
@@ -157,24 +156,28 @@ class Gradient:
             RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.
         """
-        self._weights.check()
         self._num_calls += 1
-        with self._products(batch):
+        leaves: dict[str, Tensor] = {}
+        layout, weights = take_apart(batch, leaves), self._weights
+        weights.check(names=self._compiled is None)
+        with quick_products(num_rows(leaves), len(weights.gradient), weights.device):
             if self.path is None:
-                self._compile(batch)
-            scalars = None if self._compiled is None else self._by_compiled(batch)
+                self._compile(layout, leaves)
+            scalars = self._by_compiled(layout, leaves, batch)
             if scalars is None:
                 scalars = self._by_autograd(batch)
             if self._ranks.size > 1:
-                scalars = self._mean_over_ranks(scalars, batch)
+                scalars = self._mean_over_ranks(scalars, leaves)
             # One number, as on a device each costs a wait.
-            total = scalars["loss"] + self._weights.gradient.sum()
+            total = scalars["loss"] + weights.gradient.sum()
             if self._is_deferred:
-                return self._deferred(scalars, total)
-            check = float(total)
-        if not math.isfinite(check):
-            self._refuse(scalars["loss"], batch)
-        self._weights.attach()
+                with torch.no_grad():  # where it is not finite the gradient is zero
+                    is_wrong = ~torch.isfinite(total)
+                    self._num_refused.add_(is_wrong)
+                    weights.gradient.masked_fill_(is_wrong, 0.0)
+            elif not math.isfinite(total):
+                self._refuse(scalars["loss"], leaves)
+        weights.attach()
         return scalars
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -186,15 +189,6 @@ class Gradient:
         raise TypeError(
             "a Gradient can't be copied or pickled: copy its module, and make another Gradient"
         )
-
-    @torch.no_grad()
-    def _deferred(self, scalars: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
-        """Note whether what a number depends on is finite; if not, the gradient is zero."""
-        is_wrong = ~torch.isfinite(total)
-        self._num_refused.add_(is_wrong)
-        self._weights.gradient.masked_fill_(is_wrong, 0.0)
-        self._weights.attach()
-        return scalars
 
     def check(self) -> None:
         """Wait, and raise if a loss or gradient was not finite since the last time.
@@ -213,17 +207,11 @@ class Gradient:
                 "more"
             )
 
-    def _products(self, batch: Any) -> AbstractContextManager[None]:
-        """Take quick products for batches of that size."""
-        return quick_products(num_rows(batch), len(self._weights.gradient), self._weights.device)
-
-    def _compile(self, batch: Any) -> None:
+    def _compile(self, layout: Layout, leaves: Mapping[str, Tensor]) -> None:
         """Compile for batches like this one, or decide on autograd."""
         try:
-            if hooked(self._weights.parameters):
-                raise Refusal("there are hooks on the gradients of parameters")
             self._compiled = CompiledGradient(
-                self.module, self.loss, self._weights, batch,
+                self.module, self.loss, self._weights, layout, leaves,
                 dtype=self._dtype, threads=self._threads, log=self._log,
             )  # fmt: skip
         except Refusal as refusal:
@@ -237,31 +225,29 @@ class Gradient:
         self.path, self.reason = "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
-    def _by_compiled(self, batch: Any) -> dict[str, Tensor] | None:
-        """The scalars, or None if the compiled function can't compute them."""
-        assert self._compiled is not None
-        leaves: list[Tensor] = []
-        reason = self._compiled.why_not(batch, leaves)
-        if not reason and hooked(self._weights.parameters):
-            reason = "there are hooks on the gradients of parameters"
-        if reason:
+    def _by_compiled(
+        self, layout: Layout, leaves: Mapping[str, Tensor], batch: Any
+    ) -> dict[str, Tensor] | None:
+        """The scalars, or None if no compiled function can compute them."""
+        if self._compiled is None:
+            return None
+        number, weights = self._num_calls, self._weights
+        if reason := self._compiled.why_not(layout, leaves):
+            weights.check(names=True)
             if reason not in self._said:
                 self._said.add(reason)
-                self._log(f"gradient: call {self._num_calls} goes through autograd: {reason}")
+                self._log(f"gradient: call {number} goes through autograd: {reason}")
             return None
         try:
-            values = self._compiled(self._weights.values, leaves, self._weights.gradient)
+            values = self._compiled(weights.values, [*leaves.values()], weights.gradient)
         except Exception as error:  # autograd goes on, or shows the user's own mistake
-            number = self._num_calls
-            self._decide_on_autograd(
-                f"the compiled one failed in call {number}: {first_line(error)}"
-            )
+            reason = f"the compiled one failed in call {number}: {first_line(error)}"
+            self._decide_on_autograd(reason)
             return None
         scalars = dict(zip(self._compiled.names, values.unbind(), strict=True))
-        is_compared = self._num_calls in _COMPARED_CALLS or self._num_calls % _COMPARED_EVERY == 0
-        if is_compared and not _is_capturing(self._weights.device):
-            return self._compared(scalars, batch)
-        return scalars
+        is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
+        is_captured = weights.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return self._compared(scalars, batch) if is_compared and not is_captured else scalars
 
     def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
         """The scalars, or autograd's with its gradient, if it is another."""
@@ -314,10 +300,13 @@ class Gradient:
         return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}
 
     @torch.no_grad()
-    def _mean_over_ranks(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    def _mean_over_ranks(
+        self, scalars: dict[str, Tensor], leaves: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Replace gradient and scalars by means over all ranks, weighted by their rows."""
-        gradient = self._weights.gradient
-        rows = _count_rows(batch).to(gradient)
+        gradient, weights = self._weights.gradient, row_weights(leaves)
+        rows = torch.tensor(float(num_rows(leaves) or 1))
+        rows = (rows if weights is None else leaves[weights].detach().sum()).to(gradient)
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])
@@ -327,36 +316,17 @@ class Gradient:
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
-    def _refuse(self, loss: Tensor, batch: Any) -> None:
+    def _refuse(self, loss: Tensor, leaves: Mapping[str, Tensor]) -> None:
         """Raise because of what is not finite, and leave no gradient."""
         found = self._weights.named(self._weights.gradient)
         names = [name for name, grad in found if not torch.isfinite(grad).all()]
         self._weights.detach()
+        places = {name: (~torch.isfinite(leaf)).nonzero() for name, leaf in leaves.items()}
+        wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in places.items() if len(at)]
+        batch = f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"
         raise FloatingPointError(
             f"the loss is {float(loss)} in call {self._num_calls}, and the gradients of "
-            f"{', '.join(names) or 'no parameters'} are not finite; {_describe(batch)}. No weight "
+            f"{', '.join(names) or 'no parameters'} are not finite; {batch}. No weight "
             "has changed, and no gradient is left to apply: look for a division by zero, a root or "
             "a logarithm of zero, or try a smaller learning rate"
         )
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _count_rows(batch: Any) -> Tensor:
-    """How many rows the means of a batch are over, a tensor ()."""
-    weights = row_weights(batch)
-    if weights is not None:
-        return weights.detach().sum()
-    return torch.tensor(float(num_rows(batch) or 1))
-
-
-def _describe(batch: Any) -> str:
-    """Say which columns of a batch are not finite."""
-    wrong = []
-    for name, tensor in named_tensors(batch):
-        places = (~torch.isfinite(tensor)).nonzero()
-        if len(places):
-            wrong.append(f"{name} at {tuple(places[0].tolist())}")
-    return f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"

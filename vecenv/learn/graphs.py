@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +12,7 @@ __all__ = ["Graph", "describe_graphs"]
 
 _Result = TypeVar("_Result")
 _WARMUPS = 2
+_MOST_EVENTS = 1000  # until their times are read, for which the device is waited for
 
 
 class Graph(Generic[_Result]):
@@ -62,7 +62,7 @@ class Graph(Generic[_Result]):
         self._stream: Any = None  # of the first calls
         self._result: Any = None
         self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
-        self._events: deque[tuple[Any, Any]] = deque()  # of replays whose time is not read yet
+        self._events: list[tuple[Any, Any]] = []  # of replays whose time is not read yet
 
     @property
     def is_captured(self) -> bool:
@@ -92,25 +92,20 @@ class Graph(Generic[_Result]):
         self._graph.replay()
         end.record(stream)
         self._events.append((begin, end))
-        while self._events and self._events[0][1].query():
-            self._read_time()
+        if len(self._events) >= _MOST_EVENTS:
+            self.device_time()
         return self._result
-
-    def _read_time(self) -> None:
-        begin, end = self._events.popleft()
-        self._num_timed, self._timed_ms = (
-            self._num_timed + 1,
-            self._timed_ms + begin.elapsed_time(end),
-        )
 
     def device_time(self) -> tuple[int, float]:
         """Replays that were timed, and the device's seconds for them all; waits for the device.
 
         If the device has nothing else to do, the host's time for launching a graph is part of it.
         """
-        while self._events:
-            self._events[0][1].synchronize()
-            self._read_time()
+        for begin, end in self._events:
+            end.synchronize()
+            self._num_timed += 1
+            self._timed_ms += begin.elapsed_time(end)
+        self._events.clear()
         return self._num_timed, self._timed_ms / 1e3
 
     def _warm_up(self) -> _Result:

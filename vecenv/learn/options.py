@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -81,69 +82,44 @@ def _plain(value: Any, where: str) -> Any:
 
 def _revived(value: Any, hint: Any) -> Any:
     """Return a value of JSON as its annotation says."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
+    kind, made = typing.get_origin(hint) or hint, typing.cast("Any", hint)
+    inner = typing.get_args(hint)
+    if kind is typing.Annotated:
         return _revived(value, inner[0])
-    if origin in (typing.Union, types.UnionType):
-        return _of_union(value, inner)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass(value, hint)
-    if isinstance(hint, type) and issubclass(hint, PurePath) and isinstance(value, str):
-        return hint(value)
-    if isinstance(hint, type) and issubclass(hint, Enum) and isinstance(value, str):
-        return hint[value]
-    kind = origin or hint
-    if kind in (tuple, list, set, frozenset) and isinstance(value, list):
-        return kind(_items(value, kind, inner))
-    if kind is dict and isinstance(value, dict):
-        key_hint, item_hint = inner or (Any, Any)
-        return {_key(k, key_hint): _revived(item, item_hint) for k, item in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
-    if hint in (bool, int, float, str, type(None)) and type(value) is not _type_of(hint):
-        raise TypeError(f"{value!r:.99} is no {_type_of(hint).__name__}")
-    if origin is typing.Literal and value not in inner:
+    if kind in (typing.Union, types.UnionType):
+        found = []
+        for one in inner:
+            with contextlib.suppress(TypeError, ValueError, KeyError):
+                found.append(_revived(value, one))
+        if not found:
+            raise TypeError(f"{value!r:.99} is none of {inner}")
+        return next((item for item in found if type(item) is type(value)), found[0])
+    if kind is typing.Literal and value not in inner:
         raise ValueError(f"{value!r:.99} is none of {inner}")
+    if kind in (tuple, list, set, frozenset, dict) and isinstance(value, list | dict):
+        return _revived_items(value, kind, inner)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        names = {field.name for field in dataclasses.fields(hint) if field.init}
+        if unknown := sorted(set(value) - names):
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    if isinstance(hint, type) and issubclass(hint, PurePath | Enum) and isinstance(value, str):
+        return hint[value] if issubclass(hint, Enum) else hint(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    expected = type(None) if kind is None else kind
+    is_known = dataclasses.is_dataclass(hint) or expected in (bool, int, float, str, type(None))
+    if is_known and type(value) is not expected:
+        raise TypeError(f"{value!r:.99} is no {expected.__name__}")
     return value
 
 
-def _type_of(hint: Any) -> type:
-    return type(None) if hint is None else hint
-
-
-def _key(name: str, hint: Any) -> Any:
-    return hint(name) if hint in (int, float) else _revived(name, hint)  # keys of JSON are strings
-
-
-def _items(values: list[Any], kind: type, inner: tuple[Any, ...]) -> list[Any]:
-    if not inner:
-        return values
-    if kind is not tuple or (len(inner) == 2 and inner[1] is Ellipsis):
-        return [_revived(value, inner[0]) for value in values]
-    return [_revived(value, hint) for value, hint in zip(values, inner, strict=True)]
-
-
-def _of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Return a value as the first kind that it can be; those that leave it as it is come first."""
-    revived = []
-    for kind in kinds:
-        try:
-            revived.append(_revived(value, kind))
-        except (TypeError, ValueError, KeyError):
-            continue
-    if not revived:
-        raise TypeError(f"{value!r:.99} is none of {kinds}")
-    other = [item for item in revived if type(item) is not type(value)]
-    if isinstance(value, str) and str in kinds:
-        return value
-    return other[0] if other and isinstance(value, str | list | dict) else revived[0]
-
-
-def _dataclass(value: Any, kind: Any) -> Any:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r:.99} is no {kind.__name__}")
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = {field.name for field in dataclasses.fields(kind) if field.init}
-    if unknown := sorted(set(value) - names):
-        raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-    return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
+def _revived_items(value: Any, kind: Any, inner: tuple[Any, ...]) -> Any:
+    if kind is dict:
+        of_key, of_item = inner or (Any, Any)  # keys of JSON are strings
+        keys = [of_key(key) if of_key in (int, float) else _revived(key, of_key) for key in value]
+        return dict(zip(keys, [_revived(x, of_item) for x in value.values()], strict=True))
+    is_record = kind is tuple and inner and inner[-1] is not Ellipsis
+    hints = inner if is_record else (inner or (Any,))[:1] * len(value)
+    return kind(_revived(item, hint) for item, hint in zip(value, hints, strict=True))

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from operator import is_
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from vecenv.learn.private_torch import tables_of
 
 __all__ = ["FlatParameters"]
 
@@ -58,54 +53,39 @@ class FlatParameters:
                 parameter.data = view
         self._addresses = [p.data_ptr() for p in self.parameters]
         self._module = module
-        self._note()
-
-    def _note(self) -> None:
-        """Remember what the module consists of."""
-        self._holders = tables_of(self._module)
-        self._found = self._find()
-        self._all = list(self._module.parameters())
-        self._flags = [p.requires_grad for p in self._all]
-
-    def _find(self) -> list[Any]:
-        return [*chain.from_iterable(map(dict.values, self._holders))]
 
     def _cut(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector of all weights, shaped like the parameters."""
         pieces = zip(vector.split(self.lengths), self.gaps, self.shapes, strict=True)
         return [piece[: len(piece) - gap].view(shape) for piece, gap, shape in pieces]
 
-    def check(self) -> None:
-        """Ensure that the module has the same parameters, which are still views of the vector.
+    def check(self, *, names: bool) -> None:
+        """Ensure that the parameters are still views of the vector, and get gradients.
+
+        Args:
+            names: Whether to look, too, if the module has other parameters now, which takes longer.
 
         Raises:
-            RuntimeError: One is not, which `.to()` or `.data = ...` does; or others have
-                `requires_grad` now.
+            RuntimeError: They are not, as after `.to()` or `.data = ...`, or others are there.
         """
-        found = self._find()
-        is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
-        if not is_same or [p.requires_grad for p in self._all] != self._flags:
-            self._check_names()
-        if [p.data_ptr() for p in self.parameters] != self._addresses:
-            found = zip(self.names, self.parameters, self._addresses, strict=True)
-            moved = [name for name, p, address in found if p.data_ptr() != address]
+        if names or not all(p.requires_grad for p in self.parameters):
+            now = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+            before = dict(zip(self.names, self.parameters, strict=True))
+            changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+            if changed:
+                raise RuntimeError(
+                    f"{', '.join(changed)}: frozen, unfrozen, exchanged or added after Gradient "
+                    "was made, which goes on with the parameters that had requires_grad then; make "
+                    "another Gradient, and another optimizer, after such changes"
+                )
+        addresses = [p.data_ptr() for p in self.parameters]
+        if addresses != self._addresses:
+            found = zip(self.names, addresses, self._addresses, strict=True)
             raise RuntimeError(
-                f"the memory of {', '.join(moved)} was exchanged after Gradient was made (by "
-                ".to(), .half() or .data = ...?); make the Gradient after that"
+                f"the memory of {', '.join(name for name, now, then in found if now != then)} was "
+                "exchanged after Gradient was made (by .to(), .half() or .data = ...?); make the "
+                "Gradient after that"
             )
-
-    def _check_names(self) -> None:
-        """Ensure that the same parameters get gradients, as where other modules have none."""
-        now = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
-        before = dict(zip(self.names, self.parameters, strict=True))
-        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
-        if changed:
-            raise RuntimeError(
-                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added after Gradient was "
-                "made, which goes on with the parameters that had requires_grad then; make another "
-                "Gradient, and another optimizer, after such changes"
-            )
-        self._note()
 
     def joined(self, grads: Sequence[Tensor]) -> Tensor:
         """Return a new vector (W,) of gradients of the parameters."""

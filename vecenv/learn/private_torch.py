@@ -5,8 +5,7 @@ Tried with torch 2.13. Each function works without its private part, or says tha
 - `compile_graph` and `load_package`: AOTInductor, documented, under `torch._inductor` (2.6 on).
 - `load_library`: its C interface, called without the interpreter's lock, which torch 2.13 holds.
 - `no_validation`: whether distributions check arguments, which can be set but not read.
-- `tables_of`: the dicts in which a module keeps parameters and modules.
-- `hooked`: hooks on gradients of parameters.
+- `MODULE_TABLES`: names of the dicts in which a module keeps parameters, modules and hooks.
 """
 
 from __future__ import annotations
@@ -14,24 +13,27 @@ from __future__ import annotations
 import ctypes
 import tempfile
 import warnings
+import weakref
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
 __all__ = [
+    "MODULE_TABLES",
     "compile_graph",
-    "hooked",
     "load_library",
     "load_package",
     "no_validation",
-    "tables_of",
 ]
+
+MODULE_TABLES = "_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"
 
 _Run = Callable[..., Sequence[Tensor]]
 # Files of a package that needs nothing but itself.
@@ -68,10 +70,13 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
 def load_package(file: Path, device: torch.device) -> _Run:
     """Load a package as a function of tensors on a device, for one thread at a time.
 
-    It can be captured in a CUDA graph.
+    On a GPU it can be captured in a CUDA graph; on the CPU no thread waits for another.
     """
     from torch._inductor import aoti_load_package
 
+    if device.type == "cpu":
+        with suppress(Exception):
+            return load_library(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         index = -1 if device.index is None else device.index
@@ -87,13 +92,7 @@ def load_library(file: Path) -> _Run:
     Raises:
         Exception: It can't be; `load_package` has to do.
     """
-    with zipfile.ZipFile(file) as package, tempfile.TemporaryDirectory() as folder:
-        names = package.namelist()
-        if others := [name for name in names if not name.endswith(_SELF_CONTAINED)]:
-            # Weights, or operations that the loader would have to run: without it, a crash.
-            raise NotImplementedError(f"the package needs {others}, too")
-        [name] = [name for name in names if name.endswith(".so")]
-        library = ctypes.CDLL(package.extract(name, folder))
+    library = _library_of(file)
     torch_c: Any = torch._C
     handles_of = torch_c._aoti.unsafe_alloc_void_ptrs_from_tensors
     made_of = torch_c._aoti.alloc_tensors_by_stealing_from_void_ptrs
@@ -115,7 +114,20 @@ def load_library(file: Path) -> _Run:
         _require(run(container, inputs, sizes[0], outputs, sizes[1], None, None))
         return made_of([_CAPSULE_OF(pointer, None, None) for pointer in outputs])
 
+    weakref.finalize(call, library.AOTInductorModelContainerDelete, container).atexit = False
     return call
+
+
+@cache  # as systems do not free the code of a library
+def _library_of(file: Path) -> ctypes.CDLL:
+    """Load the code of a package."""
+    with zipfile.ZipFile(file) as package, tempfile.TemporaryDirectory() as folder:
+        names = package.namelist()
+        if others := [name for name in names if not name.endswith(_SELF_CONTAINED)]:
+            # Weights, or operations that the loader would have to run: without it, a crash.
+            raise NotImplementedError(f"the package needs {others}, too")
+        [name] = [name for name in names if name.endswith(".so")]
+        return ctypes.CDLL(package.extract(name, folder))
 
 
 def _require(error: int) -> None:
@@ -138,19 +150,3 @@ def no_validation() -> Iterator[None]:
         yield
     finally:
         Distribution.set_default_validate_args(before)
-
-
-def tables_of(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the dicts of a module's parts in which parameters and modules are looked up."""
-    parts = list(module.modules())
-    return [one._parameters for one in parts] + [one._modules for one in parts]
-
-
-def hooked(parameters: Iterable[Tensor]) -> bool:
-    """Whether there are hooks on the gradients of some parameters."""
-    return any(
-        [  # noqa: C419  # a list is quicker
-            getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
-            for p in parameters
-        ]
-    )

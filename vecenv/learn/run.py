@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,19 @@ import numpy as np
 import torch
 
 import vecenv
-from vecenv.files import require_writable, whole_file, write_json
+from vecenv.files import whole_file, write_json
 from vecenv.learn.checkpoint import (
     CheckpointError,
     RunError,
     load_checkpoint,
     random_streams,
+    restore_part,
     restore_random_streams,
     save_checkpoint,
+    states_of,
 )
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.options import OPTIONS_FILE, options_as_plain
-from vecenv.learn.parts import describe_parts, mismatch, restore_part
 from vecenv.learn.progress import StepsBar
 
 try:
@@ -63,14 +64,13 @@ class Run:
 
     In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
     `should_stop` instead of ending the program: the loop saves and ends by itself. The second
-    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped. A folder that
-    was made here is removed if an error ends the statement before there is a checkpoint or a scalar
-    in it, so that a training that is refused leaves nothing behind.
+    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped. A folder with
+    neither checkpoint nor scalars, as an error at the start leaves it, can be begun in again.
 
     Args:
         folder: Made if it is not there.
         options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` and `load` return it, lines of the metrics
+        resume: Go on from the last checkpoint: `restore` returns it, lines of the metrics
             that are later are cut. Where there is none yet, the run begins anew.
         may_change: Names of options that a resumed run may be given other values of, such as
             "total_steps". All others have to be as they were, but "resume", which is not kept.
@@ -123,7 +123,6 @@ class Run:
         allow_pickle: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self.options = options
         self.save_every = save_every
         self.should_stop = False
         self.best_score: float | None = None
@@ -136,52 +135,42 @@ class Run:
         self._saved: dict[str, Any] | None = None
         self._unsaved: set[str] = set()  # names of parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
-        self._allow_pickle = allow_pickle
-        self._wants_board = tensorboard  # until there is one
-        self._board: Any = None
         self._may_change = frozenset(may_change)
-        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        self._board: Any = None
         try:
-            self._open(resume, overwrite)
+            (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.folder)
+            try:
+                self._begin(resume, overwrite, allow_pickle)
+                self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
+            except BaseException:
+                self._lock.close()
+                raise
         except OSError as error:
-            self._remove_if_empty()
             where = self.folder if error.filename is None else error.filename
             reason = error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
-        except BaseException:
-            self._remove_if_empty()
-            raise
+        if tensorboard:
+            self._open_board()
 
-    def _open(self, resume: bool, overwrite: bool) -> None:
-        (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-        require_writable(self.folder / OPTIONS_FILE)
-        try:
-            self._lock = _lock(self.folder)
-        except RunError:
-            self._made = []  # in use: the folders are another process's now
-            raise
-        try:
-            self._begin(resume, overwrite)
-            self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def _begin(self, resume: bool, overwrite: bool) -> None:
+    def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
         for left in (self.folder / "checkpoint").glob(".*.pt"):  # of a save that was killed
             left.unlink(missing_ok=True)
-        options_path = self.folder / OPTIONS_FILE
+        options_path, metrics_bytes = self.folder / OPTIONS_FILE, 0
         if resume:
             if options_path.exists():
                 self._check_options(_read_json(options_path), options_path)
             if (self.folder / _LAST).exists():
-                self._take_over()
+                metrics_bytes = self._take_over(allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
-            self._cut_metrics()
+            self._cut_metrics(metrics_bytes)
         elif overwrite:
-            self._remove_earlier()
+            names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
+            boards = self.folder.glob("events.out.tfevents.*")
+            for path in [*(self.folder / name for name in names), *boards]:
+                path.unlink(missing_ok=True)
         elif self._has_run():
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
@@ -193,19 +182,11 @@ class Run:
         metrics = self.folder / _METRICS_FILE
         return (self.folder / _LAST).exists() or (metrics.exists() and metrics.stat().st_size > 0)
 
-    def _remove_if_empty(self) -> None:
-        """Remove the folders that were made here, if nothing that a training makes is in them."""
-        with suppress(OSError):  # others may have put something into them
-            if self._made and not self._has_run():
-                shutil.rmtree(self.folder)
-                for path in self._made[1:]:
-                    path.rmdir()
-
     def _check_options(self, found: Any, path: Path) -> None:
         own = self._plain_options
         had: dict[str, Any] = found if isinstance(found, dict) else {}
         for name in dict.fromkeys([*own, *had]):
-            before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
+            before, now = (options.get(name, "(nothing)") for options in (had, own))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
             is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
             if name not in self._may_change and not is_same and not is_folder:
@@ -215,10 +196,10 @@ class Run:
                     "folder"
                 )
 
-    def _take_over(self) -> None:
-        """Read the last checkpoint."""
+    def _take_over(self, allow_pickle: bool) -> int:
+        """Read the last checkpoint; return how many bytes the metrics had."""
         path = self.folder / _LAST
-        saved = load_checkpoint(path, allow_pickle=self._allow_pickle)
+        saved = load_checkpoint(path, allow_pickle=allow_pickle)
         try:
             versions = dict(saved["versions"])
             steps, returns = saved["curve"]
@@ -228,36 +209,25 @@ class Run:
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
-            is_best = saved["is_best"]
-            self._metrics_bytes = int(saved["metrics_bytes"])
+            metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
                 saved[name] = dict(saved[name])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        if versions != _versions():
-            _logger.warning(
-                "%s was written with %s, this is %s: the run goes on, but not bit for bit",
-                *(path, _told(versions), _told(_versions())),
-            )
-        if is_best:  # it may have been killed before it was given that name, too
-            self._keep_as_best()
+        if versions != (own := _versions()):
+            told = [", ".join(f"{k} {x}" for k, x in found.items()) for found in (versions, own)]
+            message = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
+            _logger.warning(message, path, *told)
         self._saved = saved
+        return metrics_bytes
 
-    def _cut_metrics(self) -> None:
+    def _cut_metrics(self, size: int) -> None:
         """Cut the lines that are later than the checkpoint, and a line that is not whole."""
         path = self.folder / _METRICS_FILE
-        if not path.exists():
-            return
-        size = self._metrics_bytes if self._saved is not None else 0
-        with path.open("rb+") as file:
-            kept = file.read()[: max(size, 0)]
-            file.truncate(kept.rfind(b"\n") + 1)
-
-    def _remove_earlier(self) -> None:
-        names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
-        paths = [self.folder / name for name in names]
-        for path in [*paths, *self.folder.glob("events.out.tfevents.*")]:
-            path.unlink(missing_ok=True)
+        if path.exists():
+            with path.open("rb+") as file:
+                kept = file.read()[: max(size, 0)]
+                file.truncate(kept.rfind(b"\n") + 1)
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -286,11 +256,7 @@ class Run:
                     self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        is_end = isinstance(error, SystemExit) and error.code in (None, 0)
-        if error is not None and not is_end:
-            self._close_files()
-            self._remove_if_empty()  # as long as no other process can lock it
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -298,30 +264,24 @@ class Run:
         while self._handlers:
             number, handler = self._handlers.popitem()
             signal.signal(number, handler)
-        self._close_files()
-        self._lock.close()
-
-    def _close_files(self) -> None:
-        self._metrics.close()
         if self._board is not None:
             self._board.close()
             self._board = None
+        self._metrics.close()
+        self._lock.close()
 
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
-        words = [os.path.basename(sys.executable) or "python", *sys.argv]
-        if os.path.basename(sys.argv[0]) == "__main__.py":  # of a package, by python -m
-            package = os.path.basename(os.path.dirname(os.path.abspath(sys.argv[0])))
-            words = [words[0], "-m", package, *sys.argv[1:]]
-        elif not sys.argv[0].endswith(".py"):  # a command that pip has installed
-            words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+        python, (program, *rest) = os.path.basename(sys.executable) or "python", sys.argv
+        name, folder = os.path.basename(program), os.path.dirname(os.path.abspath(program))
+        words = [python, program] if name.endswith(".py") else [name]  # that pip has installed
+        if name == "__main__.py":  # of a package, by python -m
+            words = [python, "-m", os.path.basename(folder)]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
             count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, *sys.argv]
-        if "--resume" not in words:
-            words.append("--resume")
-        return shlex.join(words)
+            words = ["torchrun", "--nproc-per-node", count, program]
+        return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def finished_note(self, steps: int, total_steps: int) -> str:
         """Return what to tell a user whose resumed run has no steps left to make.
@@ -413,15 +373,12 @@ class Run:
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
             raise OSError(f"{self.folder / _METRICS_FILE}: no space left on the device")
-        if self._wants_board:
-            self._open_board()
         if self._board is not None:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, int(steps))
 
     def _open_board(self) -> None:
         """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
-        self._wants_board = False
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -493,7 +450,7 @@ class Run:
         the metrics are saved, too. Saving changes nothing in the training.
 
         Args:
-            state: What `restore` or `load` returns: env steps made so far as "steps", and by name
+            state: What `restore` returns: env steps made so far as "steps", and by name
                 objects with a `state_dict` (modules, optimizers, schedulers, buffers, vector envs),
                 generators of torch and NumPy, and plain values: see `save_checkpoint`. Of vector
                 envs that can't be saved the reason is kept instead, and the log says so.
@@ -507,11 +464,11 @@ class Run:
                 NaN or infinity in it; the checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
-        steps = int(state["steps"])
-        path = self.folder / _LAST
-        best = -math.inf if self.best_score is None else self.best_score
-        is_best = score is not None and float(score) > best
-        kinds, states, unsaved = describe_parts(state)
+        steps, best = int(state["steps"]), self.best_score
+        last, own = self.folder / _LAST, math.nan if score is None else float(score)
+        if is_best := own > (-math.inf if best is None else best):  # never of NaN
+            best = own
+        states, kinds, unsaved = states_of(state)
         for name in unsaved.keys() - self._unsaved:
             _logger.warning(
                 "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
@@ -527,47 +484,21 @@ class Run:
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "best_score": float(score) if is_best and score is not None else self.best_score,
-            "is_best": is_best,
+            "best_score": best,
         }
         try:
-            save_checkpoint(path, content)
-            self.best_score, self._due_at = content["best_score"], steps
-            if is_best:
-                self._keep_as_best()
+            save_checkpoint(self.folder / _BEST if is_best else last, content)
+            if is_best:  # first: killed in between, the run goes on and finds it the best again
+                _give_name(self.folder / _BEST, last)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
                 f"kept: make room, then go on with {self.resume_command}"
             ) from error
+        self.best_score, self._due_at = best, steps
         if self._board is not None:
             self._board.flush()
-        return path
-
-    def _keep_as_best(self) -> None:
-        """Give the last checkpoint, which is never written to again, the name of the best, too."""
-        last, best = self.folder / _LAST, self.folder / _BEST
-        with whole_file(best) as aside:
-            try:
-                aside.unlink()
-                os.link(last, aside)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(last, aside)
-
-    def load(self) -> dict[str, Any] | None:
-        """Return what `save` was given last, if the run is resumed and has a checkpoint.
-
-        In place of objects with a `state_dict` there is what that returned. The global random
-        streams go on from where they were: call it after all that draws from them has been made.
-        """
-        if self._saved is None:
-            return None
-        try:
-            restore_random_streams(self._saved["random"])
-        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            path = self.folder / _LAST
-            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
-        return dict(self._saved["state"])
+        return last
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
@@ -576,10 +507,11 @@ class Run:
         them has been made. States that have been restored are dropped, as buffers are large.
 
         Args:
-            parts: Objects by the names that `save` was given them under.
+            parts: Objects by the names that `save` was given them under; some of them, or none.
 
         Returns:
-            The other values of the checkpoint; None if the run begins anew.
+            The rest of what `save` was given, by name, in place of objects with a `state_dict` what
+            that returned; None if the run begins anew.
 
         Raises:
             CheckpointError: The checkpoint is of other modules or envs: it says what was expected
@@ -594,26 +526,35 @@ class Run:
                 "program that wrote it"
             )
         kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        for name, part in parts.items():  # all checks come before any change
-            if problem := mismatch(part, kinds.get(name), states[name]):
-                raise CheckpointError(
-                    f"{path} does not fit {name}: it has {problem}; make {name} as it was, or "
-                    "begin anew in another folder"
-                )
         self.not_restored = {}
         for name, part in parts.items():
+            state = states.pop(name)
             try:
-                reason = unsaved.get(name) or restore_part(part, states.pop(name))
+                reason = unsaved.get(name) or restore_part(part, state, kinds.get(name))
             except Exception as error:  # any class's load_state_dict
+                problem = " ".join(str(error).split())
                 raise CheckpointError(
-                    f"{path} does not fit {name}: {error!s:.300}; make {name} as it was, or begin "
+                    f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
                     "anew in another folder"
                 ) from error
             if reason is not None:
-                states.pop(name, None)
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        return self.load()
+        try:
+            restore_random_streams(self._saved["random"])
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+        return dict(states)
+
+
+def _give_name(file: Path, other: Path) -> None:
+    """Give a file, which is never written to again, another name, too."""
+    with whole_file(other) as aside:
+        try:
+            aside.unlink()
+            os.link(file, aside)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(file, aside)
 
 
 def _drop_output(terminals: Collection[int]) -> None:
@@ -663,15 +604,3 @@ def _read_json(path: Path) -> Any:
 
 def _versions() -> dict[str, str]:
     return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
-
-
-def _told(versions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_ABSENT = _Absent()

@@ -1,211 +1,166 @@
-"""Numbers, flags and functions that code reads beside its arguments, and whether they change.
+"""Numbers, flags and functions that a loss reads beside its arguments, and whether they change.
 
-A compiled function has taken them in as they were. They are found while the code runs: each
-function that is entered shows by the names in it which globals, and which attributes of the
-objects it was given, it can read.
+A compiled function has taken them in as they were. They are found by names: those in the code of
+the loss, and of all functions, methods and layers that it can reach by such names.
 """
 
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from operator import is_
-from pathlib import Path
-from types import CellType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from vecenv.learn.private_torch import MODULE_TABLES
 
 __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_LAYERS = str(Path(torch.nn.__file__).parent / "modules")  # of torch's code the only one watched
-_OWN = [str(Path(__file__).with_name(f"{name}.py")) for name in ("compiled", "batches", "watching")]
-_FOREIGN = (
-    "<frozen",
-    str(Path(torch.__file__).parent),
-    str(Path(np.__file__).parent),
-    *_OWN,
-)
-_STDLIB, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-_MOST = 10_000  # places, and entries of one container
+_FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
+_LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
+_MOST = 10_000  # places
 _GONE = object()
 
 
-@cache
-def _is_watched(file: str, is_called: bool = True) -> bool:
-    """Whether code of a file is the user's, or that of a layer; `is_called` by such code."""
-    if file.startswith(_LAYERS):
-        return True
-    is_installed = file.startswith(_INSTALLED)
-    if not is_called and (is_installed or file.startswith("<")):
-        return False
-    return not ((file.startswith(_STDLIB) and not is_installed) or file.startswith(_FOREIGN))
-
-
 class Watch:
-    """What code has read, noted inside of ``with watch.running():``.
+    """What a loss and its module may read, apart from tensors.
 
-    Not noticed are variables of enclosing functions, other than the loss's own, that get another
-    value, and what lies in objects without attributes, such as arrays.
+    Not noticed are attributes that are found by other means than their names, such as `getattr`,
+    those of objects that no name in the loss, its closure and globals, or the module leads to, and
+    what lies in objects of torch (other than layers), NumPy and Gymnasium.
     """
 
-    def __init__(self) -> None:
-        self._places: dict[tuple[int, Any], tuple[Any, Any, str]] = {}
-        self._seen: set[tuple[int, int]] = set()
-        self._kept: list[Any] = []  # whose ids are in `_seen`
-        self._frames: set[int] = set()  # that run and are watched
-        self._sizes: list[Any] = []
-        self._entries: list[tuple[dict[Any, Any], Any]] = []
-        self._others: list[tuple[Any, Any]] = []
-        self._values: list[Any] = []
-        self._names: list[str] = []
+    def __init__(self, loss: Any, module: nn.Module) -> None:
+        self._places: dict[tuple[int, Any], tuple[Callable[..., Any], Any, str]] = {}
+        self._names = {"forward", "__init__", "__call__", "training"}
+        self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
+        self._owners: list[tuple[Any, str]] = []
+        self._visit(loss, "the loss")
+        self._visit(module, "module")
+        before = -1
+        while before != (before := len(self._names) + len(self._seen) + len(self._places)):
+            for owner, label in list(self._owners):  # more names have been found meanwhile
+                self._visit_attributes(owner, label)
+        self._gets = [(get, key) for get, key, _ in self._places.values()]
+        self._labels = [label for *_, label in self._places.values()]
+        self._values = self._read()
+        del self._seen, self._owners, self._names
 
-    @contextmanager
-    def running(self, function: Callable[..., Any]) -> Iterator[None]:
-        """Note what is read inside by `function`, which is called there, and by all it calls."""
-        previous = sys.getprofile()
-        self._note_function(function, getattr(function, "__name__", "the loss"))
-        sys.setprofile(self._on_event)
-        try:
-            yield
-        finally:
-            sys.setprofile(previous if callable(previous) else None)
-
-    def settle(self) -> None:
-        """Take the values to compare with, once all has run."""
-        places = self._places.values()
-        self._sizes = [holder for holder, key, _ in places if key is len]
-        entries = [p for p in places if isinstance(p[0], dict) and p[1] is not len]
-        others = [p for p in places if not isinstance(p[0], dict) and p[1] is not len]
-        self._entries = [(holder, key) for holder, key, _ in entries]
-        self._others = [(holder, key) for holder, key, _ in others]
-        sized = [label for _, key, label in places if key is len]
-        self._names = [*sized, *[label for *_, label in (*entries, *others)]]
-        self._values = self._read_all()
-        self._seen, self._kept, self._frames = set(), [], set()
-
-    def _read_all(self) -> list[Any]:
-        return [
-            *map(len, self._sizes),
-            *[holder.get(key, _GONE) for holder, key in self._entries],
-            *[_read(holder, key) for holder, key in self._others],
-        ]
+    def _read(self) -> list[Any]:
+        return [get(key, _GONE) for get, key in self._gets]
 
     def changed(self) -> str:
         """Return the name of something that has changed since, or ""."""
-        now = self._read_all()
+        now = self._read()
         if all(map(is_, now, self._values)):
             return ""
-        for name, value, before in zip(self._names, now, self._values, strict=True):
-            if value is before:
-                continue
-            is_plain = isinstance(value, _PLAIN) and type(value) is type(before)
-            if not (is_plain and (value == before or value != value)):
-                return name
+        for label, value, before in zip(self._labels, now, self._values, strict=True):
+            is_equal = value is before
+            if not is_equal and isinstance(value, _PLAIN) and type(value) is type(before):
+                is_equal = value == before or value != value
+            if not is_equal:
+                return label
         return ""
 
-    def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "return":
-            self._frames.discard(id(frame))
-        if event != "call":
-            return
-        code, caller = frame.f_code, frame.f_back
-        is_called = id(caller) in self._frames or (caller and caller.f_code.co_filename in _OWN)
-        # What torch calls are hooks and such of the user, or parts of libraries that torch uses.
-        if not _is_watched(code.co_filename, is_called) or code.co_name == "<module>":
-            return
-        self._frames.add(id(frame))
-        names = code.co_names
-        for name, value in frame.f_locals.items():
-            if not isinstance(value, dict | list | tuple):  # made for the call, or found by name
-                self._visit(value, name, names)
-        if (id(code), 0) not in self._seen:
-            self._seen.add((id(code), 0))
-            self._kept.append(code)
-            for name in names:
-                if name in frame.f_globals:
-                    self._note(frame.f_globals, name, name, names)
+    def _note(self, holder: Any, get: Callable[..., Any], key: Any, label: str) -> None:
+        """Watch one place, and what is there now."""
+        value = get(key, _GONE)
+        if not isinstance(value, Tensor | ModuleType) and len(self._places) < _MOST:
+            self._places.setdefault((id(holder), key), (get, key, label))
+            self._seen[id(holder)] = holder
+        self._visit(value, label)
 
-    def _note(self, holder: Any, key: Any, label: str, names: tuple[str, ...]) -> None:
-        """Watch one entry of a dict or list, one attribute, or the content of a cell."""
-        value = _read(holder, key)
-        is_module = isinstance(value, ModuleType) and not _is_watched(
-            getattr(value, "__file__", None) or "<"
-        )
-        if is_module or isinstance(value, Tensor) or len(self._places) >= _MOST:
+    def _visit(self, value: Any, label: str) -> None:
+        """Watch what lies in a value."""
+        if isinstance(value, (*_PLAIN, Tensor)) or value is _GONE or id(value) in self._seen:
             return
-        self._places[id(holder), key] = holder, key, label
-        self._kept.append(holder)
-        self._visit(value, label, names)
-
-    def _visit(self, value: Any, label: str, names: tuple[str, ...]) -> None:
-        """Watch what lies in an object, as far as names tell of it."""
-        if isinstance(value, (*_PLAIN, Tensor, type)):
-            return
-        mark = id(value), id(names)
-        if mark in self._seen:
-            return
-        self._seen.add(mark)
-        self._kept += value, names
-        if isinstance(value, dict | list):
-            self._places[id(value), len] = value, len, label
+        self._seen[id(value)] = value
+        if isinstance(value, partial):
+            self._visit(value.func, label)
+            self._visit((value.args, value.keywords), label)
+        elif isinstance(value, MethodType):
+            self._visit(value.__func__, label)
+            self._visit(value.__self__, label.rpartition(".")[0])
+        elif isinstance(value, FunctionType):
+            if _is_watched(value):
+                self._visit_function(value)
+        elif isinstance(value, dict | list):
+            self._note(value, lambda *_: len(value), "len", label)
             keys = list(value) if isinstance(value, dict) else range(len(value))
-            for key in keys[:_MOST]:
-                self._note(value, key, f"{label}[{key!r}]", names)
+            get = value.get if isinstance(value, dict) else partial(_item, value)
+            for key in keys:
+                self._note(value, get, key, f"{label}[{key!r}]")
         elif isinstance(value, tuple):
-            for part in value:
-                self._visit(part, label, names)
-        elif isinstance(value, FunctionType | MethodType | partial):
-            self._note_function(value, label)
-        else:
-            self._note_attributes(value, label, names)
+            for number, item in enumerate(value):
+                self._visit(item, f"{label}[{number}]")
+        elif isinstance(value, nn.Module) or _is_watched(value):
+            self._owners.append((value, label))
 
-    def _note_attributes(self, owner: Any, label: str, names: tuple[str, ...]) -> None:
-        attributes = getattr(owner, "__dict__", {})
-        for name in names:
-            path = f"{label}.{name}"
-            if name in attributes:
-                self._note(attributes, name, path, names)
-                continue
-            kind = next((one for one in type(owner).__mro__ if name in vars(one)), None)
+    def _visit_function(self, function: FunctionType) -> None:
+        """Watch the globals that a function names, and the variables around it."""
+        for name in _names_of(function.__code__):
+            if not name.startswith("__"):
+                self._names.add(name)
+            if name in function.__globals__:
+                self._note(function.__globals__, function.__globals__.get, name, name)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            self._note(cell, partial(_content, cell), None, name)
+
+    def _visit_attributes(self, owner: Any, label: str) -> None:
+        """Watch the attributes of an object, a class or a module of code that have known names."""
+        own = getattr(owner, "__dict__", {})
+        if isinstance(owner, nn.Module):
+            for table in MODULE_TABLES:
+                for name in own.get(table, ()):
+                    self._note(own[table], own[table].get, name, f"{label}.{name}")
+                self._note(own, own.get, table, f"{label}.{table}")
+        is_class = isinstance(owner, type)
+        kinds = [kind for kind in (owner if is_class else type(owner)).__mro__ if _is_watched(kind)]
+        is_module = isinstance(owner, nn.Module) or (is_class and issubclass(owner, nn.Module))
+        for name in self._names - {"__init__"} if is_module else set(self._names):
+            if name in own and not is_class:
+                self._note(own, own.get, name, f"{label}.{name}")
+            kind = next((kind for kind in kinds if name in vars(kind)), None)
             if kind is None:
                 continue
-            if isinstance(vars(kind)[name], MemberDescriptorType):  # one of __slots__
-                self._note(owner, name, path, names)
-            elif isinstance(vars(kind)[name], (*_PLAIN, dict, list, tuple)):
-                self._note(kind, name, path, names)
-                self._note(attributes, name, path, names)  # which may hide that of the class
-
-    def _note_function(self, function: Any, label: str) -> None:
-        """Watch what a function has beside its arguments."""
-        if isinstance(function, partial):
-            for name in function.keywords:
-                self._note(function.keywords, name, f"{label}'s {name}", ())
-            return self._note_function(function.func, label)
-        function = getattr(function, "__func__", function)
-        if not isinstance(function, FunctionType):
-            return None
-        if not _is_watched(function.__code__.co_filename):
-            return None
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            self._note(cell, None, name, function.__code__.co_names)
-        return None
+            found = vars(kind)[name]
+            if isinstance(found, MemberDescriptorType):  # one of __slots__
+                self._note(owner, partial(getattr, owner), name, f"{label}.{name}")
+            elif isinstance(found, (*_PLAIN, dict, list, tuple)):
+                self._note(kind, vars(kind).get, name, f"{label}.{name}")
+                if not is_class:  # the object may get one that hides it
+                    self._note(own, own.get, name, f"{label}.{name}")
+            else:
+                self._visit(getattr(found, "fget", getattr(found, "__func__", found)), name)
 
 
-def _read(holder: Any, key: Any) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(key, _GONE)
+def _is_watched(value: Any) -> bool:
+    """Whether a function, class, object or module of code is the user's, or of a layer."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    name = name if isinstance(name, str) else ""
+    is_layer = name.startswith(_LAYERS) and name != _BASE
+    return is_layer or name.partition(".")[0] not in _FOREIGN
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
+
+
+def _content(cell: CellType, _: None, default: Any) -> Any:
     try:
-        if isinstance(holder, list):
-            return holder[key]
-        return holder.cell_contents if isinstance(holder, CellType) else getattr(holder, key, _GONE)
-    except (IndexError, ValueError):  # ValueError: an empty cell
-        return _GONE
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return default
+
+
+def _item(items: list[Any], index: int, default: Any) -> Any:
+    return items[index] if index < len(items) else default
