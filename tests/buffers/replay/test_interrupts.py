@@ -6,7 +6,7 @@ from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, c
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
 from buffers.replay import table as tables
-from buffers.replay.table import scatter
+from buffers.replay.table import write_columns
 
 OPTIONS = {
     "plain": {},
@@ -29,12 +29,12 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         if rng.random() < 0.5:
             number = rng.integers(len(table.columns) + 1)
 
-            def stop(pages, places, *rest, number=number):
-                scatter(pages, places[:number], *rest)
+            def stop(columns, *rest, number=number):
+                write_columns(dict([*columns.items()][:number]), *rest)
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(tables, "scatter", stop)
+                patch.setattr(tables, "write_columns", stop)
                 buffer.add(**columns_of(made), env_ids=ids)
             model.tear(made)
             check_against(buffer, model, *window)
