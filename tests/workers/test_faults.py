@@ -1213,3 +1213,11 @@ def test_half_a_reply_that_an_interrupt_has_cut_is_never_read_on(make):
     assert pool.reset(seed=0)[0][:, 1].tolist() == [0] * 4
     for count in (1, 2):
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [count] * 4
+
+
+def test_an_exception_of_the_first_env_that_cannot_be_pickled_names_the_env():
+    try:
+        raise StubbornError(1, 2)
+    except StubbornError as error:
+        fault = EnvFault.of(error, 0, 1, "step", 7)
+    assert str(fault.exception(1)).startswith("env 0 raised StubbornError")
