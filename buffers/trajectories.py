@@ -23,7 +23,6 @@ from buffers.core.arguments import (
 from buffers.core.columns import foreach_copy, torch_dtype
 from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
-from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_fits
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
 
@@ -97,7 +96,6 @@ class TrajectoryBuffer(Rebuilt):
         self._storage: list[torch.Tensor] = []
         self._capacity = 0
         self._ends: list[int] = []
-        self._guard = Guard()
         self._allocate(check_count("capacity", capacity))
         spaces = observation_space, action_space
         options = {"extra_columns": extra_columns, "device": self.device}
@@ -217,7 +215,6 @@ class TrajectoryBuffer(Rebuilt):
         """
         return self._replace(self._read(trajectories))
 
-    @exclusive
     def _replace(self, columns: list[list[torch.Tensor]]) -> TrajectoryStats:
         rewards = columns[self._reward_index]
         lengths = [len(part) for part in rewards]

@@ -26,6 +26,7 @@ from buffers.rollout.layout import parse_autoreset_mode
 __all__ = ["TransitionWriter"]
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
+_BOOL = np.dtype(np.bool_)
 
 
 class TransitionWriter:
@@ -117,12 +118,9 @@ class TransitionWriter:
         self._is_known = np.zeros(self.num_envs, np.bool_)  # whether the env was ever reset
         self._is_over = np.zeros(self.num_envs, np.bool_)  # and was not reset since
         self._is_sent = np.zeros(self.num_envs, np.bool_)
-        kinds = [(shapes[0], self._leaves[0].dtype)] if len(shapes) == 1 else []
-        kinds += [((self.num_envs, *self._action.shape), self._action.dtype)]
-        kinds += [((self.num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_)]
-        self._expected = [*zip(*kinds, strict=True)]
-        needs_ids = self._passes_ids and not getattr(buffer, "takes_steps", False)
-        self._all_ids = {"env_ids": self._all} if needs_ids else {}
+        takes_steps = getattr(buffer, "takes_steps", None)  # None: no buffer of ours
+        self._is_checked = takes_steps is not None
+        self._step_ids = None if takes_steps else self._all
         self._goes_on = False  # all envs are in the middle of episodes
 
     def reset(self, obs: Any, env_ids: Any = None) -> None:
@@ -195,10 +193,9 @@ class TransitionWriter:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
                 changed, neither here nor in the buffer.
         """
-        if self._goes_on and valid is None and not extras:
-            given = actions, obs, rewards, terminations, truncations
-            if self._step_on(*given):
-                return
+        is_plain = self._goes_on and valid is None and not extras
+        if is_plain and self._step_on(actions, obs, rewards, terminations, truncations):
+            return
         if self._is_sent.any():
             raise BufferMisuseError(
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
@@ -218,7 +215,7 @@ class TransitionWriter:
     def _step_on(
         self, actions: Any, obs: Any, rewards: Any, terminations: Any, truncations: Any
     ) -> bool:
-        """Add a step in which no episode ended, of arrays that are as they are stored.
+        """Add a step in which no episode ended to a buffer that checks its columns itself.
 
         Most steps are such, in all autoreset modes.
 
@@ -226,16 +223,16 @@ class TransitionWriter:
             Whether that was done; else it is another step, and nothing was changed.
         """
         newest = self._obs[0]
-        for array, shape, dtype in zip(
-            (obs, actions, rewards, terminations, truncations), *self._expected, strict=True
-        ):
-            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
-                return False
-        if b"\x01" in terminations.tobytes() or b"\x01" in truncations.tobytes():
+        if obs.__class__ is not np.ndarray or obs.shape != newest.shape:
             return False
+        for flags in (terminations, truncations):
+            if flags.__class__ is not np.ndarray or flags.dtype is not _BOOL:
+                return False
+            if b"\x01" in flags.tobytes():
+                return False
         self._add(
             obs=newest, next_obs=obs, actions=actions, rewards=rewards,
-            terminations=terminations, truncations=truncations, **self._all_ids,
+            terminations=terminations, truncations=truncations, env_ids=self._step_ids,
         )  # fmt: skip
         newest[...] = obs
         self.num_transitions += self.num_envs
@@ -244,7 +241,8 @@ class TransitionWriter:
     def _note_state(self) -> None:
         """Find out whether all envs are in the middle of episodes, and none is in flight."""
         is_running = self._is_known.all() and not (self._is_over.any() or self._is_sent.any())
-        self._goes_on = bool(is_running) and self._there is None and self._obs_tree is self._obs[0]
+        self._goes_on = bool(is_running) and self._there is None and self._is_checked
+        self._goes_on &= self._obs_tree is self._obs[0]
 
     def _step_there(self, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]) -> bool:
         """Add a step whose results are on the device, for which nothing waits.

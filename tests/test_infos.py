@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vecenv.core.infos import add_info, known_infos, take_infos
+from vecenv.core.infos import add_info, take_infos
+from vecenv.jit.cartpole import CartPoleVectorEnv
+from vecenv.ray.parts import infos_by_env
 
 NUM_ENVS = 4
 
@@ -88,13 +90,16 @@ def test_rows_taken_are_the_rows_of_the_batch(per_env, ids):
     assert list(taken) == list(infos)
 
 
-def test_keys_that_no_row_has_go_with_their_masks():
-    infos = {}
-    for index, key in enumerate(("a", "b", "b")):
-        add_info(infos, {key: index, "nested": {key: index}}, index, 3)
-    known = known_infos(take_infos(infos, np.array([1, 2])))
-    assert list(known) == ["nested", "_nested", "b", "_b"]
-    assert list(known["nested"]) == ["b", "_b"]
+@settings(max_examples=15)
+@given(st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
+def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(per_env):
+    infos, again = {}, {}
+    for index, info in enumerate(per_env):
+        add_info(infos, info, index, NUM_ENVS)
+    apart = infos_by_env(CartPoleVectorEnv(NUM_ENVS), infos, np.arange(10, 10 + NUM_ENVS))
+    envs = np.arange(-10, NUM_ENVS)  # row k of the batch is that of env 10 + k
+    apart.enter(again, envs, NUM_ENVS, envs)
+    assert_same(again, infos)
 
 
 @settings(max_examples=15)

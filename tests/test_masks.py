@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from choices import fast_are
 from envs import CounterEnv
+from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
 from masked_envs import Minefield, kernels, mask_of
@@ -504,3 +505,37 @@ def test_widths_and_draws_of_every_space():
         sample_actions(spaces.Discrete(4), np.ones((3, 2)), rng)
     with pytest.raises(NoActionMaskError, match="only Discrete"):
         mask_width(spaces.Box(0, 1))
+
+
+def test_masks_of_infos_that_stay_apart_are_those_of_batched_ones():
+    """As in actors of Ray, whose policies may ask for them."""
+    script = [[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]]
+    apart, batched = (saying(script, script[::-1]) for _ in range(2))
+    apart._keep_infos_apart()
+    apart.reset(seed=1)
+    batched.reset(seed=1)
+    for _ in range(2):
+        assert_same(apart.action_masks(), batched.action_masks())
+        apart.step([0, 0])
+        batched.step([0, 0])
+    silent = saying([[1, 0, 1], None], [[1, 0, 1]])
+    silent._keep_infos_apart()
+    silent.reset()
+    silent.step([0, 0])
+    with pytest.raises(ActionMaskError, match="env 0 gave no infos"):
+        silent.action_masks()
+
+
+def test_a_single_env_that_has_ended_may_allow_nothing():
+    envs = saying([GOOD, np.zeros(3, np.int8)], autoreset_mode="Disabled")
+    assert envs.action_masks().tolist() == [[1, 0, 1]]
+    for _ in range(9):
+        is_over = envs.step([0])[2][0]
+    assert is_over
+    assert envs.action_masks().tolist() == [[1, 1, 1]]
+
+
+def test_masks_of_another_shape_are_refused_though_they_come_as_one_array():
+    envs = saying([np.ones((1, 3), np.int8)], [np.ones((1, 3), np.int8)])
+    with pytest.raises(ActionMaskError, match=r"env 0: the action mask is of shape \(1, 3\)"):
+        envs.action_masks()

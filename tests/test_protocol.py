@@ -387,3 +387,21 @@ def test_an_asynchronous_call_keeps_every_other_call_out(pending):
         with pytest.raises(AlreadyPendingCallError, match=message) as caught:
             refused()
         assert caught.value.name == pending
+
+
+def test_repeated_ids_are_refused_whatever_was_sent_before(envs):
+    envs.reset()
+    envs.send([0], [0])
+    envs.recv()
+    for ids in ([1, 1], [2, 2, 0], [0, 0, 0], [1, 1]):
+        with pytest.raises(ValueError, match="repeated ids"):
+            envs.send([0] * len(ids), ids)
+    envs.send([0, 0, 0], [2, 0, 1])
+    assert envs.recv().env_ids.tolist() == [2, 0, 1]
+
+
+def test_a_step_is_allowed_where_an_interrupt_left_that_unsaid(envs):
+    """Ctrl-C may come between what a call changes and the note that all is ready."""
+    envs.reset()
+    envs._calls.is_ready = False
+    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]

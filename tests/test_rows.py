@@ -12,6 +12,7 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv import ObservationError, SlotError
+from vecenv.core.autoreset import StepRows
 from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 
 BOX = spaces.Box(-9, 9, (3,), np.float32)
@@ -246,3 +247,14 @@ def test_copies_share_no_memory_and_keep_types():
     assert not np.shares_memory(copied["b"][1][0].nodes, graph.nodes)
     assert not np.shares_memory(copied["c"]["d"], batch["c"]["d"])
     assert copied["d"][0, 0] is not batch["d"][0, 0]
+
+
+def test_results_of_some_envs_are_written_into_their_rows():
+    rows = StepRows.make(BOX, 4)
+    obs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    flags = np.array([True, False]), np.array([False, True])
+    rows.put(np.array([3, 1]), (obs, np.array([5.0, 6.0]), *flags))
+    assert_same(rows.obs.batch()[[3, 1]], obs)
+    assert rows.rewards.tolist() == [0, 6, 0, 5]
+    assert rows.terminations.tolist() == [False, False, False, True]
+    assert rows.truncations.tolist() == [False, True, False, False]

@@ -87,15 +87,14 @@ def make_vec(
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
-            neither wrappers nor the `worker_backend` of `RayVectorEnv` are given; "cuda" steps
-            compiled envs on a CUDA device, see `device`. None is "async" if an argument was given
-            that only `AsyncVectorEnv` has; else that of the vector env whose spec was given; else
-            "jit" where there is one; else "sync", and the log (INFO) says if the first hundred
-            steps show that workers would pay. "auto" tries that out instead, for less than two
-            seconds, where there are several envs: by the factories, it makes and steps envs in
-            processes that are thrown away, which may leave traces (files, videos, games on a
-            server), and the log says why it chose. All others make `num_envs` envs and no more, and
-            step none before the caller does.
+            no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
+            is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
+            vector env whose spec was given; else "jit" where there is one; else "sync", and the log
+            (INFO) says if the first hundred steps show that workers would pay. "auto" tries that
+            out instead, for less than two seconds, where there are several envs: by the factories,
+            it makes and steps envs in processes that are thrown away, which may leave traces
+            (files, videos, games on a server), and the log says why it chose. All others make
+            `num_envs` envs and no more, and step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
             argument of their constructor.
@@ -289,8 +288,7 @@ def _wrapped_factories(source: _Source) -> list[EnvFactory]:
 
 def _spreads_compiled(source: _Source, backend: Backend, is_compiled: bool) -> bool:
     """Whether vector envs are spread, the compiled ones, rather than single envs."""
-    is_plain = not source.wrappers and "worker_backend" not in source.options
-    return backend.takes == "either" and is_compiled and is_plain
+    return backend.takes == "either" and is_compiled and not source.wrappers
 
 
 def _make_spread(source: _Source, backend: Backend, *, is_compiled: bool) -> VecEnv:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is coun
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
+# K rows to store: arrays (K, ...) by path, as of `read_steps`; env ids int64 (K,), or (0,) for
+# whole steps, or where envs are not told apart; bool (K,), rows after which their env is
+# interrupted; and int64 (C,), envs that are interrupted before their first row.
+Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -483,15 +487,6 @@ def read_steps(
     }
 
 
-class Transitions(NamedTuple):
-    """K rows to store, and where their episodes are interrupted."""
-
-    arrays: dict[str, np.ndarray]  # (K, ...) by path, as of `read_steps`
-    env_ids: np.ndarray  # int64 (K,), or (0,) for whole steps, or where envs are not told apart
-    stops: np.ndarray | None  # bool (K,), rows after which their env is interrupted
-    cuts: np.ndarray | None  # int64 (C,), envs that are interrupted before their first row
-
-
 def read_transitions(
     columns: Mapping[str, Any],
     layout: RowLayout,
@@ -518,14 +513,14 @@ def read_transitions(
     ids = read_row_ids(env_ids, count, num_envs, device)
     ids = ids if num_envs else ids[:0]
     if valid is None:
-        return Transitions(arrays, ids, None, None)
+        return arrays, ids, None, None
     is_valid = read_valid(valid, count, device)
     arrays = {path: array[is_valid] for path, array in arrays.items()}
     if not num_envs:
-        return Transitions(arrays, ids, None, None)
+        return arrays, ids, None, None
     ids = ids if len(ids) else np.arange(count) % num_envs
     stops, cuts = _find_gaps(ids, is_valid)
-    return Transitions(arrays, ids[is_valid], stops[is_valid], cuts)
+    return arrays, ids[is_valid], stops[is_valid], cuts
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

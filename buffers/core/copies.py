@@ -8,14 +8,13 @@ seen through another.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from buffers.core.guard import Guard, exclusive
+from buffers.core.guard import Guard
 
 __all__ = ["Rebuilt", "fill_block", "owned", "rebuild"]
 
@@ -32,14 +31,13 @@ class Rebuilt:
     - calling `self._remember(TheClass, size, *arguments)` as the last line of its constructor, with
       the arguments, also by name, that make an empty buffer of the same kind. The first is its
       size. Leave out `seed` (the generator is part of the state) and `allocate`.
-    - `_guard`: while the state is taken, no other thread is in an exclusive call.
     - `_copied_state()`: all that is held, as a dict of what pickles well: NumPy arrays, numbers,
       lists of them. Views of the buffer's memory will do.
     - `_take_copied_state(state)`: copies that into a buffer fresh from the constructor. Arrays may
       be read-only. Nothing need be checked.
     """
 
-    _guard: Guard
+    _guard = Guard()  # of those that have no draws ahead, and are on no device
     _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
 
     def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
@@ -62,22 +60,7 @@ class Rebuilt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_copyable()
-        return rebuild, (type(self), *self._made_by), (self._state_to_pickle(), self._added())
-
-    @exclusive
-    def _state_to_pickle(self) -> dict[str, Any]:
-        """What is held; copies if there is another thread, which could change it until it is read.
-
-        A pickle reads its arrays when this has returned, and where nobody can change them a second
-        buffer full of memory would be for nothing.
-        """
-        state = self._copied_state()
-        return state if threading.active_count() == 1 else copy.deepcopy(state)
-
-    @exclusive
-    def _copy_to(self, made: Any, added: dict[str, Any]) -> Any:
-        made.__setstate__((self._copied_state(), added))
-        return made
+        return rebuild, (type(self), *self._made_by), (self._copied_state(), self._added())
 
     def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
         state, added = parts
@@ -89,12 +72,8 @@ class Rebuilt:
         self._check_copyable()
         maker, arguments, options = copy.deepcopy(self._made_by, memo)
         made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
-        return self._copy_to(made, copy.deepcopy(self._added(), memo))
-
-    def __copy__(self) -> Any:
-        """A buffer is copied whole or not at all."""
-        self._check_copyable()
-        return self._copy_to(rebuild(type(self), *self._made_by), self._added())
+        made.__setstate__((self._copied_state(), copy.deepcopy(self._added(), memo)))  # it copies
+        return made
 
 
 _names_by_maker: dict[type, frozenset[str]] = {}

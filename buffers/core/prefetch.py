@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import functools
 import inspect
+import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -20,11 +21,10 @@ from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard
 
-__all__ = ["Prefetch", "bound_draw", "end_prefetch"]
+__all__ = ["Prefetch", "bound_draw"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
-_PAUSE = 0.02  # seconds, after a draw that has waited in vain, before the next
 _TIMEOUT = 60.0  # seconds in which a batch has to be drawn
 
 
@@ -49,11 +49,10 @@ class Prefetch(Iterator[_B], Generic[_B]):
         guard: Of the buffer.
         depth: See above.
         device: Where batches are copied to; None leaves them.
-        timeout: Seconds in which a batch has to be drawn.
-        patience: Of these, seconds that the draw itself may wait, then raising TimeoutError, which
-            is told to whoever has waited as long; else the thread draws anew.
+        timeout: Seconds that `next` waits for a batch.
+        why: Says why there is none by then.
         is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
-            Without, a draw may wait for what other processes add.
+            Without, a draw may wait for what other processes add, as long as nobody closes this.
 
     Raises:
         BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
@@ -68,23 +67,21 @@ class Prefetch(Iterator[_B], Generic[_B]):
         device: torch.device | str | None,
         *,
         timeout: float = _TIMEOUT,
-        patience: float = 0.0,
+        why: Callable[[], str] = lambda: "a draw ahead takes too long; is a disk gone?",
         is_ordered: bool = True,
     ):
         self._depth = check_count("depth", depth, _MAX_DEPTH)
         target = None if device is None else resolve_device(device)
-        self._guard = guard
-        self._work = _Work(draw, generator, target, timeout, patience, is_ordered=is_ordered)
-        with guard.lock:
-            if guard.ahead is not None and not guard.ahead.has_ended():
-                raise BufferMisuseError(
-                    "another prefetch of this buffer is open; close it first: two would draw in no "
-                    "certain order"
-                )
-            guard.ahead = self._work
-        self._stop = weakref.finalize(
-            self, end_prefetch, self._work, guard
-        )  # also when Python ends
+        if guard.ahead is not None:
+            raise BufferMisuseError(
+                "another prefetch of this buffer is open; close it first: two would draw in no "
+                "certain order"
+            )
+        self._work = guard.ahead = _Work(
+            draw, generator, target, timeout, why, is_ordered=is_ordered
+        )
+        # Also when nobody has it any more, and when Python ends.
+        self._stop = weakref.finalize(self, _end, self._work, guard)
 
     def __iter__(self) -> Self:
         """Itself."""
@@ -135,19 +132,16 @@ def bound_draw(
     return functools.partial(sample, batch_size, **options)
 
 
-def end_prefetch(work: _Work, guard: Guard) -> None:
-    """End a thread that draws ahead; `work` is what `guard.ahead` is while it is open."""
+def _end(work: _Work, guard: Guard) -> None:
     try:
-        # Within a call of the buffer, as a finalizer or a signal handler is, the thread may be
-        # waiting for that: it ends when it can.
-        work.close(joins=not guard.lock._is_owned())  # type: ignore[attr-defined]  # see `guard`
+        work.close()
     finally:
-        if guard.ahead is work and work.has_ended():
+        if guard.ahead is work:
             guard.ahead = None
 
 
 class _Work:
-    """What the thread and its callers share; the thread holds this, and nobody's `Prefetch`."""
+    """Draws on a thread, in the order in which they were asked for; holds nobody's `Prefetch`."""
 
     def __init__(
         self,
@@ -155,155 +149,89 @@ class _Work:
         generator: Callable[[], Any],
         device: torch.device | None,
         timeout: float,
-        patience: float,
+        why: Callable[[], str],
         *,
         is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
-        self._timeout, self._patience, self._is_ordered = timeout, patience, is_ordered
-        self._awaited_since: float | None = None
-        self._changed = threading.Condition()
-        self._num_asked, self._is_closed = 0, False
-        self._drawn: collections.deque[tuple[Any, np.ndarray]] = collections.deque()
-        self._error: BaseException | None = None
+        self._timeout, self._why, self._is_ordered = timeout, why, is_ordered
+        self._thread, self._pid = 0, os.getpid()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch", self._note_thread)
+        self._asked: collections.deque[concurrent.futures.Future] = collections.deque()
         self._after: np.ndarray | None = None  # where the generator stood after the last draw
-        self._thread: threading.Thread | None = None
-        self._stream: Any = None
+        self._is_closed, self._stream = False, None
+
+    def _note_thread(self) -> None:
+        self._thread = threading.get_ident()
 
     def take(self, depth: int) -> Any:
         """The oldest batch; asks for as many as are to be ahead then."""
-        with self._changed:
-            if self._is_closed:
-                raise BufferMisuseError(
-                    "this prefetch was closed, or the process was forked; ask the buffer for "
-                    "another"
-                )
-            self._start()
-            if not self._error:
-                self._ask(depth + 1 - len(self._drawn) - self._num_asked)
-            self._awaited_since = time.monotonic()
-            try:
-                self._wait(lambda: bool(self._drawn or self._error))
-            finally:
-                self._awaited_since = None
-            if not self._drawn:
-                error, self._error = self._error, None
-                assert error is not None
-                raise error
-            batch, _ = self._drawn.popleft()
+        if self._is_closed or self._pid != os.getpid():
+            raise BufferMisuseError(
+                "this prefetch was closed, or the process was forked; ask the buffer for another"
+            )
+        while len(self._asked) < depth + 1:
+            self._asked.append(self._pool.submit(self._run))
+        first = self._asked[0]
+        try:
+            batch, _ = first.result(self._timeout)
+        except concurrent.futures.CancelledError:
+            raise BufferMisuseError("this prefetch was closed by another thread") from None
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not first.done():
+                raise TimeoutError(self._why()) from None
+            if first.done():  # what was asked for behind it would fail as well
+                self._wait()
+                self._asked.clear()
+            raise
+        self._asked.popleft()
         if self._device is not None and self._device.type == "cuda":
             _each(batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device)))
         return batch
 
-    def _ask(self, number: int) -> None:
-        self._num_asked += max(0, number)
-        self._changed.notify_all()
+    def settle(self) -> None:
+        """Wait until all batches that were asked for are drawn, unless it is the thread that asks.
 
-    def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
-            thread.start()
-            self._thread = thread
-
-    def settle(self) -> bool:
-        """Wait until all batches that were asked for are drawn.
-
-        Returns:
-            Whether it is the thread itself that calls, which does not wait.
+        Raises:
+            TimeoutError: That takes too long.
         """
-        if threading.current_thread() is self._thread:
-            return True
-        if self._num_asked and self._is_ordered:
-            with self._changed:
-                self._wait(lambda: not self._num_asked)
-        return False
+        if self._is_ordered and self._asked and threading.get_ident() != self._thread:
+            self._wait()
 
-    def is_ending(self) -> bool:
-        """Whether the thread that draws is to end."""
-        return self._is_closed
-
-    def has_ended(self) -> bool:
-        """Whether this was closed, and its thread is gone."""
-        return self._is_closed and (self._thread is None or not self._thread.is_alive())
-
-    def _wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait; raise if it takes too long, or the thread is not there."""
-        deadline = time.monotonic() + self._timeout
-        while not is_done():
-            if self._is_closed:
-                raise BufferMisuseError("this prefetch was closed by another thread")
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"a draw ahead is not done after {self._timeout:g} s; is a disk gone?"
-                )
-            self._changed.wait(0.5)
+    def _wait(self) -> None:
+        if self._pid == os.getpid() and concurrent.futures.wait(self._asked, _TIMEOUT)[1]:
+            raise TimeoutError(f"draws ahead are not done after {_TIMEOUT:g} s; is a disk gone?")
 
     def rewind(self) -> None:
         """Drop what was drawn and not taken; nothing is asked for."""
-        with self._changed:
-            if not self._drawn:
-                return
-            before = self._drawn[0][1]
-            self._drawn.clear()
+        self.settle()
+        drawn = [future.result() for future in self._asked if future.exception() is None]
+        self._asked.clear()
+        if drawn and self._pid == os.getpid():
             generator, after = self._generator(), self._after
             if after is not None and np.array_equal(generator.get_state(), after):
-                generator.set_state(before)
+                generator.set_state(drawn[0][1])
 
-    def abandon(self) -> None:
-        """In a child of fork, where the thread is not: it may have held the lock."""
-        self._changed = threading.Condition()
-        self._num_asked, self._is_closed = 0, True
-        self._drawn.clear()
-
-    def close(self, joins: bool = True) -> None:
-        """End the thread, and wait for it unless that is left out."""
-        with self._changed:
-            self._is_closed, self._num_asked = True, 0
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        self._is_closed = True
+        if self._pid != os.getpid() or threading.get_ident() == self._thread:
             return
-        if not (joins or self._is_ordered):  # of an ordered one the thread is idle in calls
-            return
-        thread.join(_TIMEOUT)
-        if thread.is_alive():
-            raise TimeoutError(f"the thread that draws ahead is not done after {_TIMEOUT:g} s")
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._asked = collections.deque(f for f in self._asked if not f.cancelled())
+        self._wait()
         self.rewind()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._num_asked or self._is_closed):
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-            try:
-                before = self._generator().get_state()
-                batch = self._draw() if self._is_ordered else self._draw(self.is_ending)
-                after = self._generator().get_state()
-                if self._device is not None:
-                    batch = self._moved(batch, self._device)
-            except BaseException as error:  # for the caller
-                with self._changed:
-                    if isinstance(error, TimeoutError) and self._is_early():
-                        self._changed.wait(_PAUSE)
-                        continue
-                    self._error, self._num_asked = error, 0
-                    self._changed.notify_all()
-                continue
-            with self._changed:
-                self._drawn.append((batch, before))
-                self._after = after
-                self._num_asked = max(0, self._num_asked - 1)
-                self._changed.notify_all()
-            del batch
+    def _run(self) -> tuple[Any, np.ndarray]:
+        """A batch, and where the generator stood before it."""
+        before = self._generator().get_state()
+        batch = self._draw() if self._is_ordered else self._draw(self._is_ending)
+        self._after = self._generator().get_state()
+        return batch if self._device is None else self._moved(batch, self._device), before
 
-    def _is_early(self) -> bool:
-        """Whether nobody has waited for as long as the draw has."""
-        since = self._awaited_since
-        if self._is_ordered or self._is_closed:
-            return False
-        return since is None or time.monotonic() - since < self._patience
+    def _is_ending(self) -> bool:
+        """Whether nobody takes batches any more: Python waits for the thread when it ends."""
+        return self._is_closed or not threading.main_thread().is_alive()
 
     def _moved(self, batch: Any, device: torch.device) -> Any:
         """A copy of a batch on a device, done."""

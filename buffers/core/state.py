@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from buffers.core.checkpoint import read_state, write_state
-from buffers.core.columns import torch_dtype
 from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
@@ -31,7 +30,6 @@ __all__ = [
     "Wanted",
     "check_bools",
     "check_settings",
-    "checked_array",
     "contradiction",
     "name_fields",
 ]
@@ -116,15 +114,14 @@ class StatefulBuffer(Rebuilt):
         missing = sorted(set(wanted) - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        arrays_given = (n for n, v in state.items() if isinstance(v, torch.Tensor | np.ndarray))
-        if besides := sorted(set(arrays_given) - set(wanted)):
+        if besides := sorted({n for n, v in state.items() if _is_array(v)} - {*wanted}):
             raise BufferMisuseError(
                 f"state has the columns {besides} besides, which a buffer like this one, with its "
                 "storage, does not save"
             )
         blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
-        loaded = LoadedState(state, small, {name: blocks[name] for name in self._large})
+        loaded = LoadedState(state, small, {n: blocks[n] for n in self._large if n in blocks})
         self._check_arrays(loaded)
         self._guard.rewind()
         self._take(loaded)
@@ -186,7 +183,7 @@ class SavedBuffer(StatefulBuffer):
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         arrays = state["arrays"]
         small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
-        large = {name: arrays[name] for name in self._large}
+        large = {name: arrays[name] for name in self._large if name in arrays}
         self._guard.rewind()
         self._take(LoadedState(state["meta"], small, large))
 
@@ -294,23 +291,6 @@ def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
     return whole
 
 
-def checked_array(name: str, value: Any, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:
-    """An entry of a state as an array, over the same memory where that is possible.
-
-    Raises:
-        BufferMisuseError: It is no tensor of this dtype and shape, where None is any length.
-    """
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        fits = value.dtype == torch_dtype(np.dtype(dtype)) and value.ndim == len(shape)
-        if fits and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True)):
-            return value.detach().cpu().resolve_neg().contiguous().numpy()
-        got = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    else:
-        got = f"a {type(value).__name__}"
-    lengths = str(tuple("any" if n is None else n for n in shape)).replace("'", "")
-    raise BufferMisuseError(f"state has {got} for {name!r}, expected {np.dtype(dtype)} {lengths}")
-
-
 def contradiction(reason: str) -> BufferMisuseError:
     """The error for a state whose parts do not fit one another."""
     return BufferMisuseError(
@@ -320,6 +300,12 @@ def contradiction(reason: str) -> BufferMisuseError:
 
 def _as_array(block: Block) -> np.ndarray:
     return block if isinstance(block, np.ndarray) else block.cpu().numpy()
+
+
+def _is_array(value: Any) -> bool:
+    """Whether an entry of a state is an array, or blocks of one."""
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, torch.Tensor | np.ndarray)
 
 
 def _state_blocks(

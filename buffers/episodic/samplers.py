@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from buffers.core.arguments import read_columns
-from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
@@ -23,6 +22,7 @@ from buffers.core.kernels import (
     random_word,
     unit_float,
 )
+from buffers.core.memory import allocation
 from buffers.core.rows import Field, RowLayout, plan_view
 from buffers.core.sequences import SequenceOptions
 from buffers.core.staging import StagingBlocks
@@ -54,6 +54,8 @@ _LOW = 0xFFFFFFFF
 _ONE = np.uint64(1)
 _MAX_PLANS = 64
 _ALIGNMENT = 64
+_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_CPU = torch.device("cpu")
 _BLOCK = 512  # pairs whose rows are asked for before one is copied
 # After obs, future_obs and offsets.
 _PAIR_FIELDS = ("actions", "rewards", "terminations", "truncations")
@@ -103,12 +105,31 @@ class _PairField(NamedTuple):
     strides: tuple[int, ...]
     start: int
 
+    @property
+    def in_bytes(self) -> tuple[Any, ...]:
+        """Shape, dtype, start and strides, both in bytes."""
+        size = self.dtype.itemsize
+        strides = tuple(stride * size for stride in self.strides)
+        return self.shape, self.dtype, self.start * size, strides
+
 
 class _PairPlan(NamedTuple):
     fields: list[_PairField]
     num_words: int
-    memory: BatchMemory
+    places: dict[str, tuple[Any, ...]]  # of the fields, as `_PairField.in_bytes`
     copies: Any = None
+
+    def new_arrays(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Memory of a batch, int64 (W,), and arrays over it by name; not initialised."""
+        size = 8 * self.num_words
+        is_small = size <= _NO_MATTER_BYTES  # so much may be there without looking
+        with allocation("a batch", size, _CPU, "draw fewer at once", is_checked=is_small):
+            words = np.empty(self.num_words, np.int64)
+        found = {
+            name: np.ndarray(shape, dtype, words, start, strides)
+            for name, (shape, dtype, start, strides) in self.places.items()
+        }
+        return words, found
 
 
 class PairPlanner:
@@ -137,10 +158,8 @@ class PairPlanner:
             return self._new_narrow(batch_size, columns)
         plan = self._plans.get(batch_size) or self._plan(batch_size)
         if self._device.type == "cpu":
-            kept = plan.memory.take()
-            words, *fields = kept.arrays.values()
-            views = list(map(torch.from_numpy, fields))
-            plan.memory.keep(kept)
+            words, fields = plan.new_arrays()
+            views = list(map(torch.from_numpy, fields.values()))
         else:
             words = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
             views = [
@@ -179,8 +198,8 @@ class PairPlanner:
         num_words = offsets + 2 * batch_size
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        memory = BatchMemory(8 * num_words, lambda pages: (_view_pairs(pages, fields), None))
-        plan = self._plans[batch_size] = _PairPlan(fields, num_words, memory)
+        places = {field.name: field.in_bytes for field in fields}
+        plan = self._plans[batch_size] = _PairPlan(fields, num_words, places)
         return plan
 
     def _new_narrow(self, batch_size: int, columns: frozenset[str]) -> PairBatch:
@@ -193,11 +212,8 @@ class PairPlanner:
             return PairBatch._made_of({**found, "extras": extras, "memory": memory})
         key = batch_size, columns
         plan = self._narrow_plans.get(key) or self._plan_narrow(*key)
-        kept = plan.memory.take()
-        tensors = {name: torch.from_numpy(array) for name, array in kept.arrays.items() if name}
-        words = kept.arrays[""]
-        plan.memory.keep(kept)
-        del kept
+        words, fields = plan.new_arrays()
+        tensors = {name: torch.from_numpy(array) for name, array in fields.items()}
         if self._is_nested:
             for column, prefix in (("obs", ""), ("future_obs", "future ")):
                 if column in columns:
@@ -232,9 +248,9 @@ class PairPlanner:
         end += -end % 8
         if len(self._narrow_plans) >= _MAX_PLANS:
             self._narrow_plans.clear()
-        memory = BatchMemory(end, lambda pages: (_view_pairs(pages, fields), None))
+        places = {field.name: field.in_bytes for field in fields}
         table = np.array(copies, np.int64).reshape(-1, 4)
-        plan = self._narrow_plans[batch_size, columns] = _PairPlan(fields, end // 8, memory, table)
+        plan = self._narrow_plans[batch_size, columns] = _PairPlan(fields, end // 8, places, table)
         return plan
 
     def check(self, out: Any, batch_size: int, columns: frozenset[str] | None = None) -> PairBatch:
@@ -251,16 +267,6 @@ class PairPlanner:
                 f"out has other columns than {sorted(columns)}; pass a batch drawn with the same"
             )
         return out
-
-
-def _view_pairs(pages: np.ndarray, fields: list[_PairField]) -> BatchArrays:
-    """Arrays over the words of a PairBatch: all of them, int64, and then its fields."""
-    arrays = {"": pages.view(np.int64)}
-    for name, dtype, shape, strides, start in fields:
-        size = dtype.itemsize
-        steps = [stride * size for stride in strides]
-        arrays[name] = np.ndarray(shape, dtype, pages, start * size, steps)
-    return arrays
 
 
 class WindowTable:

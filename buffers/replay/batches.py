@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
-from buffers.core.batches import Batch, BatchArrays, BatchMemory, Kept
+from buffers.core.batches import Batch
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
-from buffers.core.memory import check_fits
+from buffers.core.memory import allocation, check_fits
 from buffers.core.rows import Field, RowLayout, plan_view, view_fields
 from buffers.replay.table import Table
 from buffers.replay.walks import find_windows, find_windows_there, lead_back
@@ -53,15 +53,18 @@ class Memory(NamedTuple):
         owner: The reader that fills it.
         columns: Names of those that were chosen, None for all.
         plan: What there is.
-        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B).
-        kept: On hosts the memory of all of them, and lists.
+        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B), of
+            which "indices" are the first.
+        pages: On hosts the memory of all of them, uint8 (size,); else None.
+        arrays: Over that, by name; "lists" among them.
     """
 
     owner: object
     columns: frozenset[str] | None
     plan: _Plan
     tensors: dict[str, torch.Tensor]
-    kept: Kept | None
+    pages: np.ndarray | None
+    arrays: dict[str, np.ndarray]
 
     @property
     def indices(self) -> torch.Tensor:
@@ -154,21 +157,21 @@ class _Plan(NamedTuple):
     """What batches of some size and columns consist of.
 
     Attributes:
-        blocks: Shape and dtype of each tensor by name, "lists" first.
+        places: Name, shape and dtype of each tensor, and on hosts the byte where it begins.
+        size_bytes: Of all of them.
         sources: What columns are read from.
         parts: _PARTS (P,), the same for `gather`.
         spans: int64 (J, 2), see `gather`.
-        pool: Memory of batches that nobody has any more; None on devices.
         names: Those of the blocks that are columns as they are.
         made: Columns made of blocks, and "extras".
         gamma: Of `discounts` where they follow from `terminations`, else None.
     """
 
-    blocks: dict[str, tuple[tuple[int, ...], np.dtype]]
+    places: list[tuple[str, tuple[int, ...], np.dtype, int]]
+    size_bytes: int
     sources: list[_Source]
     parts: np.ndarray
     spans: np.ndarray
-    pool: BatchMemory | None
     names: list[str]
     made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]
     gamma: float | None
@@ -250,20 +253,20 @@ class Reader:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
-        kept = None
-        if plan.pool is not None:
-            kept = plan.pool.take()
-            arrays = kept.arrays
+        pages, arrays, (lists, *columns_of) = None, {}, plan.places
+        if self._pages is not None:
+            pages = _new_pages(plan.size_bytes)
+            arrays = {n: np.ndarray(shape, dtype, pages, at) for n, shape, dtype, at in columns_of}
             tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
-            plan.pool.keep(kept)
+            arrays["lists"] = np.ndarray(*lists[1:3], pages, lists[3])
         else:
             tensors = {
                 name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
-                for name, (shape, dtype) in plan.blocks.items()
+                for name, shape, dtype, _ in plan.places
             }
             tensors["indices"] = tensors["lists"][0]
         batch = ReplayBatch.__new__(ReplayBatch)
-        batch.memory, batch.size = Memory(self, columns, plan, tensors, kept), size
+        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
         for name in plan.names:
             setattr(batch, name, tensors[name])
         for name, make in plan.made.items():
@@ -287,21 +290,15 @@ class Reader:
         more = ["rewards", "discounts"] if walks else []
         more += ["weights"] if self._has_weights else []
         blocks |= dict.fromkeys(more, ((size,), _FLOAT32))
-        begins, end = {}, 0
+        begins, places, end = {}, [], 0
         for name, (shape, dtype) in blocks.items():
             begins[name] = end
+            places.append((name, shape, dtype, end))
             end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+        if self._pages is not None:
+            places.append(("indices", (size,), _INT64, begins["lists"]))  # the first of the lists
         if end > _NO_MATTER_BYTES:
             check_fits(f"a batch of {size}", end, self.table.device, "draw fewer at once")
-
-        def view(pages: np.ndarray) -> tuple[BatchArrays, np.ndarray]:
-            found = {
-                name: np.ndarray(shape, dtype, pages.data, begins[name])
-                for name, (shape, dtype) in blocks.items()
-            }
-            lists = found.pop("lists")
-            return {"indices": lists[0], **found}, lists
-
         plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
         names = ["indices", *(n for n in plain if n in blocks and n in chosen)]
         names += ["weights"] if self._has_weights else []
@@ -320,9 +317,8 @@ class Reader:
                 ends = read["offset"] + read["size"] * read["pieces"]
                 begin = int(read["offset"].min())
                 spans[number] = begin, min(int(ends.max()), begin + _SEEN_BYTES)
-        pool = None if self._pages is None else BatchMemory(end, view)
         gamma = self._gamma if is_computed else None
-        return _Plan(blocks, sources, parts, spans, pool, names, made, gamma)
+        return _Plan(places, end, sources, parts, spans, names, made, gamma)
 
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
         """What chosen columns are read from."""
@@ -367,9 +363,10 @@ class Reader:
     def fill(self, batch: ReplayBatch) -> None:
         """Read the transitions of the rows that a batch lists."""
         memory, table = batch.memory, self.table
-        plan, kept, num_lists = memory.plan, memory.kept, len(memory.plan.spans)
-        if table.is_staged or kept is None:
-            lists = torch.from_numpy(kept.shared) if kept is not None else memory.tensors["lists"]
+        plan, num_lists = memory.plan, len(memory.plan.spans)
+        if table.is_staged or memory.pages is None:
+            there = memory.tensors.get("lists")
+            lists = torch.from_numpy(memory.arrays["lists"]) if there is None else there
             if self._is_long and num_lists > 1:
                 sums = memory.tensors["rewards"], memory.tensors["discounts"]
                 n_step, gamma = table.plan.n_step, self._gamma
@@ -377,16 +374,17 @@ class Reader:
             self._find_units(lists)
             self._fill_there(lists, memory)
             return
+        lists = memory.arrays["lists"]
         if self._is_long and num_lists > 1:
-            sums = kept.arrays["rewards"], kept.arrays["discounts"]
+            sums = memory.arrays["rewards"], memory.arrays["discounts"]
             find_windows(
-                self._walked, table.committed, table.plan.span, kept.shared, table.plan.n_step,
-                self._gamma, np.empty(batch.size), sums,
+                self._walked, table.committed, table.plan.span, lists, table.plan.n_step,
+                self._gamma, sums,
             )  # fmt: skip
         if num_lists > self._next and table.once is not None:
-            self._find_units(torch.from_numpy(kept.shared))
+            self._find_units(torch.from_numpy(lists))
         others = self._pages if table.once is None else table.once.units.numpy()
-        gather(self._pages, others, kept.shared, plan.spans, plan.parts, kept.pages)
+        gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
 
     def _find_units(self, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""
@@ -417,6 +415,14 @@ class Reader:
             others = others.index_select(0, (rows - num_rows).clamp_(min=0))
             is_kept = (rows >= num_rows).view(-1, *[1] * (found.ndim - 1))
             target.copy_(torch.where(is_kept, others, found))
+
+
+def _new_pages(size: int) -> np.ndarray:
+    """Memory uint8 (size,), not initialised."""
+    if size <= _NO_MATTER_BYTES:
+        return np.empty(size, np.uint8)
+    with allocation("a batch", size, torch.device("cpu"), "draw fewer at once"):
+        return np.empty(size, np.uint8)
 
 
 def _maker(layout: RowLayout, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:

@@ -43,8 +43,7 @@ from buffers.replay.plan import (
     plan_replay,
     read_options,
 )
-from buffers.replay.sequence_draws import SequenceDraws
-from buffers.replay.sequences import SequenceIndex, sequence_bytes
+from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
 from buffers.replay.shared_memory import fence
 from buffers.replay.state import TableState, check_described, describe
 from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
@@ -65,7 +64,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
     _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
-    takes_steps = True  # rows without env_ids are whole steps
+    takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
 
     def __init__(
         self,
@@ -107,7 +106,9 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         can_take = self._is_staged and plan.layout.frames is None and self._sequences is None
         self._there = DeviceAdds(self._table) if can_take else None
         self._takes_tensors = can_take and self.device.type != "cpu"
-        self._is_simple = not (self._is_staged or self._folder or self._sequences)
+        self._is_plain = self._table.is_plain and not (
+            self._is_staged or self._folder or self._sequences or self._has_weights
+        )
         self._reader = Reader(self._table, has_weights=self._has_weights)
         self._arrays = ArrayReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
@@ -276,7 +277,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         Raises:
             BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
                 reward that is not finite, or an env id is out of range. Nothing was changed.
-            BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
+                more rows than a ring has some may have been added.
             BufferMisuseError: More final observations than there is room for, which a CUDA graph
                 reads; see `reserve_final_obs`. Nothing was changed.
         """
@@ -294,7 +296,11 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
-        self._store(*self._arrays.read(given, extras, env_ids, valid, num_envs, self.device))
+        read = self._arrays.read(given, extras, env_ids, valid, num_envs, self.device)
+        if self._is_plain:
+            self._table.add(*read)
+        else:
+            self._store(*read)
 
     @property
     def takes_tensors(self) -> bool:
@@ -332,6 +338,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         if self._there is not None and self._there.is_ahead and not self._is_capturing():
             self._there.settle()
 
+    @exclusive
     def _store(
         self,
         arrays: Mapping[str, np.ndarray],
@@ -339,52 +346,33 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         stops: np.ndarray | None = None,
         cuts: np.ndarray | None = None,
     ) -> None:
-        if self._is_simple:
-            self._table.add(arrays, ids, stops, cuts)
-        else:
-            self._store_exclusively(arrays, ids, stops, cuts)
-
-    @exclusive
-    def _store_exclusively(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        ids: np.ndarray,
-        stops: np.ndarray | None,
-        cuts: np.ndarray | None,
-    ) -> None:
-        folder = self._folder
+        """Add transitions, in pieces if they are more than a ring has, or may be lost at once."""
         self._settle()
-        if folder is None:
-            self._table.add(arrays, ids, stops, cuts)
-        else:
-            self._add_in_pieces(folder, arrays, ids, stops, cuts)
-        if self._there is not None:
-            self._there.push()
-        flags = arrays["terminations"], arrays["truncations"]
-        self._note_sequences(ids, *flags, stops, cuts)
-
-    def _add_in_pieces(
-        self,
-        folder: Folder,
-        arrays: Mapping[str, np.ndarray],
-        ids: np.ndarray,
-        stops: np.ndarray | None,
-        cuts: np.ndarray | None,
-    ) -> None:
-        """Add to files, no more at once than may be lost with the power."""
-        folder.require_writable()
-        count, num_envs = len(arrays["rewards"]), self.num_envs or 0
-        if count > folder.limit and num_envs and not len(ids):
-            ids = np.arange(count) % num_envs
-        for begin in range(0, max(count, 1), folder.limit):
-            piece = slice(begin, min(begin + folder.limit, count))
-            folder.make_room(piece.stop - begin)
+        folder, count, num_envs = self._folder, len(arrays["rewards"]), self.num_envs or 0
+        limit = self.capacity if len(ids) else self.capacity * self._table.plan.num_rings
+        if folder is not None:
+            folder.require_writable()
+            limit = min(limit, folder.limit)
+        if count > limit and num_envs and not len(ids):
+            ids, limit = np.arange(count) % num_envs, min(limit, self.capacity)
+        if count > limit:
+            self._table.check_frames(arrays, ids, stops, cuts)
+        for begin in range(0, max(count, 1), limit):
+            piece = slice(begin, min(begin + limit, count))
+            if folder is not None:
+                folder.make_room(piece.stop - begin)
             self._table.add(
                 {path: array[piece] for path, array in arrays.items()},
                 ids[piece],
                 None if stops is None else stops[piece],
                 None if begin else cuts,
             )
+            if self._sequences is not None:
+                if cuts is not None and not begin:
+                    self._sequences.cut(cuts)
+                self._sequences.follow(self._new_sequence_value())
+        if self._there is not None:
+            self._there.push()
 
     @exclusive
     def flush(self) -> None:
@@ -486,17 +474,9 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
-        """Draw rows and gather them."""
-        if self._guard.ahead is not None:
-            self._guard.settle()
-        if self._folder is None and not self._is_staged:
-            self._draw_and_gather(batch, kind)
-        else:
-            self._fill_exclusively(batch, kind)
-
-    @exclusive
-    def _fill_exclusively(self, batch: ReplayBatch, kind: Draw) -> None:
-        """As `_fill`, in the order of streams; and of files, until all rows are whole."""
+        """Draw rows and gather them; of files until all rows are whole."""
+        if self._guard.ahead is not None or self._is_staged:
+            self._guard.enter()
         folder = self._folder
         if folder is None:
             self._draw_and_gather(batch, kind)

@@ -1,10 +1,9 @@
-"""FrameStack: which axis of an observation frames are stacked along, told or read from wrappers."""
+"""FrameStack: which axis of an observation frames are stacked along."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -18,9 +17,6 @@ __all__ = ["FrameStack", "plan_frames"]
 
 _PADDINGS = ("reset", "zero")
 _MOST_FRAMES = 2**15
-# Gymnasium's, and of the same name that of its older releases and `vecenv.wrappers`' vector one.
-_WRAPPERS = ("FrameStackObservation", "FrameStack")
-_ARGUMENTS = ("stack_size", "num_stack")  # their F
 
 
 @dataclass(frozen=True)
@@ -52,87 +48,13 @@ class FrameStack:
             check_count("num_frames", self.num_frames, _MOST_FRAMES)
         except BufferMisuseError as error:
             raise BufferMisuseError(
-                f"{error}: how many frames the envs' observations are stacked of, which "
-                "FrameStack.of(envs) finds out; to stack them, wrap the envs"
+                f"{error}: how many frames the envs' observations are stacked of; to stack "
+                "them, wrap the envs"
             ) from None
         if self.axis is not None and type(self.axis) is not int:
             raise BufferMisuseError(f"axis is {self.axis!r}, expected an int, or None to find it")
         if self.padding not in _PADDINGS:
             raise BufferMisuseError(f"padding is {self.padding!r}, expected 'reset' or 'zero'")
-
-    @classmethod
-    def of(cls, envs: Any) -> FrameStack:
-        """Read the wrappers of a vector env, FrameStackObservation among them, or Atari's own.
-
-        A wrapper that pads with an observation of its own is taken for one that pads by "reset":
-        give stacks to `add` then, or at least at the beginning of episodes.
-
-        Args:
-            envs: Of Gymnasium's interface, vectorized or not.
-
-        Raises:
-            BufferMisuseError: There is no such wrapper, or the environments differ; or nothing can
-                be read, as of workers whose environments have no `spec`.
-        """
-        found = set(_stacks_of(envs))
-        if len(found) == 1 and None not in found:
-            return found.pop()
-        told = "differ in it" if len(found) > 1 else "have no wrapper that tells it"
-        raise BufferMisuseError(
-            f"the frames of a stack cannot be read from {envs}: its environments {told}; say "
-            "frame_stack=4, for example"
-        )
-
-
-def _stacks_of(envs: Any) -> list[Any]:
-    """The `FrameStack` of each environment, or None where nothing tells it."""
-    if (found := _stack_of_wrappers(envs)) is not None:
-        return [found]
-    inner = getattr(envs, "unwrapped", envs)
-    if any(kind.__name__ == "AtariVectorEnv" for kind in type(inner).__mro__):  # of ale_py
-        return [FrameStack(int(envs.single_observation_space.shape[0]), 0, "zero")]
-    if isinstance(getattr(inner, "envs", None), list | tuple):
-        return [_stack_of_wrappers(env) or _stack_of_spec(env.spec) for env in inner.envs]
-    specs = envs.get_attr("spec") if hasattr(envs, "get_attr") else [getattr(envs, "spec", None)]
-    return [_stack_of_spec(spec) for spec in specs]
-
-
-def _stack_of_wrappers(env: Any) -> FrameStack | None:
-    outermost = env
-    while env is not None:
-        if type(env).__name__ in _WRAPPERS:
-            given = [getattr(env, name) for name in _ARGUMENTS if hasattr(env, name)]
-            if given:
-                # Along a new first axis, unless a wrapper around it has moved that.
-                stacked = (given[0], *_shape_of(env.env))
-                is_first = _shape_of(env) == _shape_of(outermost) == stacked
-                return _made_of(given[0], getattr(env, "padding_type", "reset"), is_first)
-        env = getattr(env, "env", None)
-    return None
-
-
-def _shape_of(env: Any) -> tuple[int, ...]:
-    """Of one env's observations; of several arrays ()."""
-    space = getattr(env, "single_observation_space", None) or env.observation_space
-    return tuple(space.shape or ())
-
-
-def _stack_of_spec(spec: Any) -> FrameStack | None:
-    wrappers: Any = getattr(spec, "additional_wrappers", None) or ()
-    for wrapper in reversed(wrappers):
-        given = wrapper.kwargs or {}
-        found = [given[name] for name in _ARGUMENTS if name in given]
-        if wrapper.name in _WRAPPERS and found:
-            is_first = wrapper is wrappers[-1] and wrapper.name == _WRAPPERS[0]
-            return _made_of(found[0], given.get("padding_type", "reset"), is_first)
-    return None
-
-
-def _made_of(number: Any, padding: Any, is_first: bool) -> FrameStack:
-    """What a wrapper does; `is_first`: frames are known to lie along the first axis."""
-    # Of another padding, an observation, no frame that is added alone can be padded.
-    is_known = isinstance(padding, str) and padding in _PADDINGS
-    return FrameStack(int(number), 0 if is_first else None, padding if is_known else "reset")
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:

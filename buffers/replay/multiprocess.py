@@ -22,9 +22,9 @@ from buffers.core.arguments import (
 )
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.guard import Guard, exclusive
+from buffers.core.guard import Guard
 from buffers.core.memory import allocation, check_room
-from buffers.core.prefetch import Prefetch, end_prefetch
+from buffers.core.prefetch import Prefetch
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import draw_uniform
 from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
@@ -42,7 +42,8 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 _CPU = torch.device("cpu")
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
-_DRAW_TIME = 60.0  # seconds that a draw may take besides waiting
+_DRAW_TIME = 1.0  # seconds that a draw ahead may take besides waiting
+_FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _DONE, _WAIT, _LOST = range(3)  # what came of a draw
 
@@ -151,7 +152,7 @@ class MultiprocessReplayBuffer:
         memory = self._memory
         with torch.inference_mode(False):
             parts = Memory(memory.rows, memory.slots, memory.envs)
-            self._table = Table(plan, self.device, memory=parts)
+            self._table = Table(plan, self.device, memory=parts, order=fence)
         self._reader, self._random = (
             Reader(self._table, has_weights=False),
             DeviceGenerator(seed, _CPU),
@@ -181,20 +182,13 @@ class MultiprocessReplayBuffer:
     @property
     def counts(self) -> np.ndarray:
         """int64 (num_writers,), transitions of each writer that can be drawn; a copy."""
-        begin, end = self._live()
+        begin, end = self._table.live()
         return end - begin
-
-    def _live(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers that are whole, from .. to, int64 (num_writers,) each."""
-        table = self._table
-        end = table.committed.copy()
-        fence()
-        return np.minimum(np.maximum(table.begun - self._plan.capacity, 0), end), end
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added."""
-        return int(self._table.committed.sum())
+        return self._table.num_added
 
     @property
     def num_sampled(self) -> int:
@@ -287,6 +281,11 @@ class MultiprocessReplayBuffer:
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
+        if self._guard.ahead is not None:
+            raise BufferMisuseError(
+                "a prefetch of this buffer is open, and draws on a thread of its own; take batches "
+                "from that, or close it first"
+            )
         return self._sample(batch_size, out, columns, timeout, lambda: False)
 
     def _sample(
@@ -298,7 +297,7 @@ class MultiprocessReplayBuffer:
         is_ending: Callable[[], bool],
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
-        self._check_usable()  # also before the lock, which a fork may have left taken
+        self._check_usable()
         batch = self._reader.batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == _DONE:
@@ -307,7 +306,7 @@ class MultiprocessReplayBuffer:
         deadline = time.monotonic() + seconds
         while (answer := self._fill(batch)) != _DONE:
             if time.monotonic() >= deadline:
-                raise TimeoutError(self._missing(seconds, answer))
+                raise TimeoutError(self._missing(seconds))
             if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
             if answer == _WAIT:
@@ -334,8 +333,8 @@ class MultiprocessReplayBuffer:
             depth: Batches drawn ahead, 1 to 64.
             device: Where batches are copied to; None leaves them.
             columns: As in `sample`, like the next.
-            timeout: Seconds that `next` waits for transitions before it raises TimeoutError, up to
-                twice as long if the thread began to wait before it; None takes that of the buffer.
+            timeout: Seconds that `next` waits for transitions, and one more for the draw, before it
+                raises TimeoutError; None takes that of the buffer.
 
         Raises:
             BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
@@ -346,17 +345,16 @@ class MultiprocessReplayBuffer:
         names = None if chosen is None else (*chosen, "indices")
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         return Prefetch(
-            lambda is_ending: self._sample(size, None, names, seconds, is_ending),
+            lambda is_ending: self._sample(size, None, names, _FOREVER, is_ending),
             lambda: self._random,
             self._guard,
             depth,
             device,
-            timeout=2 * seconds + _DRAW_TIME,
-            patience=seconds,
+            timeout=seconds + _DRAW_TIME,
+            why=lambda: self._missing(seconds),
             is_ordered=False,
         )
 
-    @exclusive
     def _fill(self, batch: ReplayBatch) -> int:
         """Draw whole rows and gather them.
 
@@ -366,7 +364,7 @@ class MultiprocessReplayBuffer:
         self._check_usable()
         table, rows, capacity = self._table, batch.memory.indices, self._plan.capacity
         for _ in range(_TRIES):
-            first, end = self._live()
+            first, end = table.live()
             margin = self._margin
             latest = end - np.minimum(capacity, end) // 2
             begin = np.maximum(first, np.minimum(table.begun - capacity + margin, latest))
@@ -376,10 +374,8 @@ class MultiprocessReplayBuffer:
             spans = torch.from_numpy(begin), torch.from_numpy(end)
             draw_uniform(*spans, self._plan.span, self._random.torch, rows)
             self._reader.fill(batch)
-            fence()
-            oldest = np.maximum(table.begun - capacity, 0)
-            num_begun = int((oldest - first).max())
-            is_whole = bool((oldest <= begin).all()) or self._are_whole(rows.numpy(), begin, oldest)
+            is_whole = table.were_whole(rows.numpy(), end)
+            num_begun = int((np.maximum(table.begun - capacity, 0) - first).max())
             # Leave out what the next draw would lose: as much again as was begun in this one.
             most = 2 * (num_begun if is_whole else max(num_begun, margin))
             self._margin = min(max(most, margin - 1 - margin // 8, 0), capacity)
@@ -388,12 +384,6 @@ class MultiprocessReplayBuffer:
                 return _DONE
         return _LOST
 
-    def _are_whole(self, rows: np.ndarray, begin: np.ndarray, oldest: np.ndarray) -> bool:
-        """Whether none of the rows int64 (B,) is older than the oldest of its ring."""
-        rings, places = np.divmod(rows, self._plan.span)
-        numbers = begin[rings] + (places - begin[rings]) % self._plan.span
-        return bool((numbers >= oldest[rings]).all())
-
     def _may_draw(self, num_added: int) -> bool:
         header = self._header
         if num_added < header["min_size"]:
@@ -401,12 +391,12 @@ class MultiprocessReplayBuffer:
         ahead = num_added * header["ratio"] - header["num_sampled"]
         return not header["is_limited"] or bool(ahead >= header["least"])
 
-    def _missing(self, seconds: float, answer: int) -> str:
+    def _missing(self, seconds: float) -> str:
         header = self._header
         ratio, least = float(header["ratio"]), float(header["least"])
         min_size = int(header["min_size"])
         added, sampled = self.num_added, self.num_sampled
-        if answer == _LOST:
+        if self._may_draw(added):
             what = (
                 f"rows were overwritten while they were copied, each time: {self.capacity} "
                 "transitions are too few for how fast writers add; make the capacity larger, or "
@@ -443,19 +433,12 @@ class MultiprocessReplayBuffer:
         A buffer that is no longer referred to, or whose process ends, is closed, too; and so is its
         prefetch.
         """
-        if self._pid != os.getpid():  # a fork, which may have been made in the middle of a draw
-            self._memory.close()
-            return
         ahead = self._guard.ahead
         try:
             if ahead is not None:
-                end_prefetch(ahead, self._guard)
+                ahead.close()
         finally:
-            self._close()
-
-    @exclusive
-    def _close(self) -> None:
-        self._memory.close()
+            self._memory.close()
 
     def __enter__(self) -> MultiprocessReplayBuffer:
         return self
@@ -486,13 +469,15 @@ class ReplayWriter:
         index: Which of the buffer's writers it is; None before.
     """
 
+    takes_steps = True  # as of `ReplayBuffer`
+
     def __init__(
         self, address: Address, arguments: tuple[Any, ...], index: int | None, timeout: float
     ):
         self._given = address, arguments, index, timeout
         self._timeout, self._asked, self.index = timeout, index, index
         self._plan: Plan | None = None
-        self._guard, self._pid = Guard(), 0
+        self._pid = 0
         self._release: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -564,12 +549,6 @@ class ReplayWriter:
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
         given = obs, next_obs, actions, rewards, terminations, truncations
-        self._add(given, extras, env_ids, valid)
-
-    @exclusive
-    def _add(
-        self, given: tuple[Any, ...], extras: dict[str, Any], env_ids: Any, valid: Any
-    ) -> None:
         self.open()
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table
@@ -611,7 +590,6 @@ class ReplayWriter:
                 )
             time.sleep(min(_PAUSE, max(0.0, deadline - now)))
 
-    @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
         self.open()
@@ -619,7 +597,6 @@ class ReplayWriter:
         if self._plan.num_envs:
             self._table.cut(read_distinct_ids(env_ids, self._plan.num_envs, _CPU))
 
-    @exclusive
     def close(self) -> None:
         """Let another be this writer; what was added stays. Twice does no harm.
 

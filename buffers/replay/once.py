@@ -20,7 +20,7 @@ import torch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
 from buffers.core.rows import FrameLayout
-from buffers.core.state import check_bools, checked_array, contradiction
+from buffers.core.state import check_bools, contradiction
 from buffers.replay.plan import Plan
 
 __all__ = ["Once", "Placed", "Prepared", "first_break"]
@@ -35,7 +35,6 @@ class Placed(NamedTuple):
     ids: np.ndarray  # int64 (K,), environments
     rows: np.ndarray  # int64 (K,)
     numbers: np.ndarray  # int64 (K,), in their rings
-    is_kept: np.ndarray | None  # bool (K,), not overwritten by the same add; None for all
     previous: np.ndarray | None  # int64 (K,), the one before of the same env in the add, or -1
     before: np.ndarray  # int64 (K,), number of the row before of the same env, or -1
     before_rows: np.ndarray  # int64 (K,), that row, whatever it is where there is none
@@ -137,18 +136,19 @@ class Once:
             BufferMemoryError: There is no memory for more slots; nothing was changed.
             BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
-        obs, following = self._pack(arrays, ""), self._pack(arrays, "next_")
         newest: dict[str, np.ndarray] = {}
         if self._frames is not None:
-            obs, heads = self._complete(self._frames, obs, following, placed)
+            obs, heads = self.complete(self._frames, arrays, placed)
+            following = heads
             frame = np.ascontiguousarray(obs[:, -1]).view(self._frames.dtype)
             newest = {"obs": frame.reshape(len(obs), *self._frames.shape)}
             is_joined = placed.is_joined
         else:
+            obs, following = self._pack(arrays, ""), self._pack(arrays, "next_")
             heads = following
             is_joined = placed.is_joined & self._are_equal(obs, following, placed)
         count, previous, num_rows = len(obs), placed.previous, self._plan.num_rows
-        is_needed = np.ones(count, np.bool_) if placed.is_kept is None else placed.is_kept.copy()
+        is_needed = np.ones(count, np.bool_)
         if previous is not None:
             is_needed[previous[is_joined & (previous >= 0)]] = False
         needed = np.flatnonzero(is_needed)
@@ -159,9 +159,7 @@ class Once:
         codes[needed] = num_rows + 1 + slots
         units, back_from, back_to = [following[needed, -1]], slots[:0], slots[:0]
         if self._frames is not None:
-            slots, back_from, back_to = self._lead_back(
-                obs, placed, is_joined, starts, needed, slots, units
-            )
+            slots, back_from, back_to = self._lead_back(obs, placed, starts, needed, slots, units)
         released = self._released(placed, is_joined)
         return Prepared(
             is_joined, codes, newest, slots, units, back_from, back_to, released, self._num_free,
@@ -179,7 +177,7 @@ class Once:
     def _released(self, placed: Placed, is_joined: np.ndarray) -> np.ndarray:
         """Slots of rows that are overwritten, and of rows before that are followed now."""
         table, num_rows = self._table, self._plan.num_rows
-        rows = placed.rows if placed.is_kept is None else placed.rows[placed.is_kept]
+        rows = placed.rows
         links = table.links[rows].astype(np.int64) - 1
         found = [links[links >= num_rows] - num_rows]
         follows = is_joined if placed.previous is None else is_joined & (placed.previous < 0)
@@ -202,10 +200,10 @@ class Once:
         return found
 
     def check_links(self, found: Mapping[str, np.ndarray], links: np.ndarray) -> None:
-        """Raise BufferMisuseError if two rows of a state that was `checked` have the same slot.
+        """Raise BufferMisuseError if two rows of a state have the same slot.
 
         Args:
-            found: What `checked` returned.
+            found: See `check`.
             links: int64 (num_rows,), 0 in rows that hold nothing.
         """
         if "back" not in found:
@@ -312,19 +310,17 @@ class Once:
     def _starts(self, placed: Placed, is_joined: np.ndarray) -> np.ndarray:
         """Which of the K rows do not lead back to the row before."""
         gap = placed.numbers - placed.before
-        leads_back = is_joined & (gap <= self._plan.max_gap)
-        if placed.is_kept is not None:
-            leads_back |= ~placed.is_kept
-        return np.flatnonzero(~leads_back)
+        return np.flatnonzero(~(is_joined & (gap <= self._plan.max_gap)))
 
-    def _complete(
-        self, frames: FrameLayout, obs: np.ndarray, following: np.ndarray, placed: Placed
+    def complete(
+        self, frames: FrameLayout, arrays: Mapping[str, np.ndarray], placed: Placed
     ) -> tuple[np.ndarray, np.ndarray]:
         """The whole stacks of obs and next_obs, uint8 (K, F, bytes), where frames were given.
 
         Raises:
             BufferMisuseError: A stack does not go on from the one before it.
         """
+        obs, following = self._pack(arrays, ""), self._pack(arrays, "next_")
         number, given, after = self._num_frames, obs.shape[1], following.shape[1]
         if given < after:
             raise BufferMisuseError(
@@ -377,7 +373,6 @@ class Once:
         self,
         stacks: np.ndarray,
         placed: Placed,
-        is_joined: np.ndarray,
         starts: np.ndarray,
         needed: np.ndarray,
         slots: np.ndarray,
@@ -389,11 +384,8 @@ class Once:
             All slots that are to be written, and from where to where `back` leads.
         """
         num_rows, number = self._plan.num_rows, self._num_frames
-        leads_back = np.zeros(len(stacks), np.bool_)
-        gap = placed.numbers - placed.before
-        np.logical_and(is_joined, gap <= self._plan.max_gap, out=leads_back)
-        if placed.is_kept is not None:
-            leads_back &= placed.is_kept
+        leads_back = np.ones(len(stacks), np.bool_)
+        leads_back[starts] = False
         found_from = [placed.rows[leads_back], num_rows + slots]
         found_to = [placed.before_rows[leads_back], placed.rows[needed]]
         taken = self._num_free - len(needed)
@@ -426,23 +418,17 @@ class Once:
         found = {"units": self.units.cpu().numpy(), "heads": self._heads}
         return {**found, "back": self.back} if self._frames is not None else found
 
-    def checked(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The same of a state, checked; raise BufferMisuseError if it does not fit."""
-        num_rows, heads = self._plan.num_rows, self._heads.shape
-        found = {
-            "units": checked_array("units", state["units"], np.uint8, (None, self.units.shape[1])),
-            "heads": checked_array("heads", state["heads"], np.uint8, heads),
-        }
-        num_slots = len(found["units"])
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raise BufferMisuseError if the same of a state does not fit."""
+        num_slots, back = len(state["units"]), state.get("back")
         if not self._plan.first_slots <= num_slots <= MAX_SLOTS:
             raise contradiction(f"it has {num_slots} observations beside its rows")
-        if self._frames is not None:
-            back = checked_array("back", state["back"], np.int32, (num_rows + num_slots,))
-            if back.min() < 0 or back.max() >= len(back):
-                raise contradiction("it has frames that lead to none")
-            found["back"] = back
-        self._check_bools(found)
-        return found
+        if back is not None and (
+            len(back) != self._plan.num_rows + num_slots
+            or not 0 <= back.min() <= back.max() < len(back)
+        ):
+            raise contradiction("it has frames that lead to none")
+        self._check_bools(state)
 
     def _check_bools(self, found: Mapping[str, np.ndarray]) -> None:
         layout = self._plan.layout

@@ -6,14 +6,12 @@ begins. A node is always computed anew from its children, never changed by a dif
 drifts. Levels are handled one after the other for the whole batch, so that waits for memory
 overlap.
 
-On devices sums are kept for groups of 32 rows, and for blocks of 32 groups: a draw searches the
-sums of the blocks, then those of the groups of its block, then its group, 512 bytes in all. None of
-it waits for the device; what the host would have to look at stays there.
+On devices there are the values alone: a draw sums them up, which takes a device microseconds for
+a million rows, and searches the sums. None of it waits for the device; what the host would have to
+look at stays there.
 """
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import torch
@@ -22,10 +20,9 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
 
 __all__ = [
-    "BlockSums",
+    "MAX_VALUE",
+    "DeviceValues",
     "SumTree",
-    "check_update",
-    "largest_value",
     "level_sizes",
     "nodes_of",
     "sum_node",
@@ -33,10 +30,7 @@ __all__ = [
 ]
 
 FAN_OUT = 16
-GROUP = 32  # rows
-BLOCK = GROUP * GROUP
-ROUNDING = 1e-6  # of powers
-_NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
+MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
 
 
 def level_sizes(capacity: int) -> list[int]:
@@ -52,15 +46,9 @@ def level_sizes(capacity: int) -> list[int]:
     return sizes
 
 
-def largest_value(capacity: int) -> float:
-    """The largest value so many leaves may have, or their sum would overflow."""
-    return sys.float_info.max / (4 * capacity)
-
-
 def values_fit(values: np.ndarray) -> bool:
-    """Whether saved values float64 (capacity,) are those of leaves, or nearly; false of NaN."""
-    limit = largest_value(len(values)) * (1.0 + ROUNDING)
-    return bool(0.0 <= values.min() <= values.max() <= limit)
+    """Whether values float64 (K,) are those of leaves, or nearly; false of NaN."""
+    return bool(0.0 <= values.min() <= values.max() <= 1.001 * MAX_VALUE)
 
 
 class SumTree:
@@ -95,13 +83,8 @@ class SumTree:
 
     def set_numbers(self, first: int, stop: int, value: float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        count = min(stop - first, self._capacity)
-        if count > 0:
-            begin = (stop - count) % self._capacity
-            end = min(begin + count, self._capacity)
-            set_range(*self.arrays, begin, end, value)
-            if (rest := begin + count - self._capacity) > 0:
-                set_range(*self.arrays, 0, rest, value)
+        numbers = np.arange(max(first, stop - self._capacity), stop)
+        self.update(numbers % self._capacity, np.full(len(numbers), value))
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
@@ -128,8 +111,8 @@ class SumTree:
         self.update(np.arange(self._capacity), values)
 
 
-class BlockSums:
-    """Values of the leaves 0 .. capacity - 1, and the sums of their groups and blocks.
+class DeviceValues:
+    """Values of the leaves 0 .. capacity - 1 on a device.
 
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
@@ -141,19 +124,14 @@ class BlockSums:
     """
 
     def __init__(self, capacity: int, device: torch.device):
-        num_blocks = -(-capacity // BLOCK)
         self._capacity = capacity
         with torch.inference_mode(False):  # what is made in it can't be changed outside
-            self._allocate(num_blocks, capacity, device)
+            self._allocate(capacity, device)
 
-    def _allocate(self, num_blocks: int, capacity: int, device: torch.device) -> None:
-        # The last block takes what is refused: the others are written without looking at it.
-        self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
-        self._written_groups = torch.zeros_like(self._written[:, :GROUP])
-        self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
-        self._values, self._sums = self._written[:-1], self._written_sums[:-1]
-        self._groups = self._written_groups[:-1]
-        self.leaves = self._values.view(-1)[:capacity]
+    def _allocate(self, capacity: int, device: torch.device) -> None:
+        # The last takes what is refused: the others are written without looking at it.
+        self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+        self.leaves = self._written[:-1]
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
         exponents = torch.zeros(3, dtype=torch.float64, device=device)
@@ -162,37 +140,24 @@ class BlockSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._written.nbytes + self._written_groups.nbytes + self._written_sums.nbytes
+        return self._written.nbytes
 
     def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        count = min(stop - first, self._capacity)
-        if count > 0:
-            begin = (stop - count) % self._capacity
-            end = min(begin + count, self._capacity)
-            self._fill(begin, end, value)
-            if (rest := begin + count - self._capacity) > 0:
-                self._fill(0, rest, value)
+        first = max(first, stop - self._capacity)
+        if first < stop:
+            numbers = torch.arange(first, stop, device=self.leaves.device)
+            values = torch.as_tensor(value, dtype=torch.float64, device=self.leaves.device)
+            leaves = numbers % self._capacity
+            self._written.index_copy_(0, leaves, values.expand(len(numbers)))
 
     def new_value(self) -> torch.Tensor:
         """The value of new rows, float64 ()."""
         return self.largest.pow(self.alpha)
 
-    def _fill(self, begin: int, stop: int, value: torch.Tensor | float) -> None:
-        self.leaves[begin:stop] = value
-        self._sum_up(begin, stop)
-
     def insert_rows(self, leaves: torch.Tensor) -> None:
         """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
-        self._write(leaves, self.new_value().expand(len(leaves)))
-
-    def _sum_up(self, begin: int, stop: int) -> None:
-        """Add up what leaves begin .. stop - 1 are a part of."""
-        values, groups = self._values.view(-1, GROUP), self._groups.view(-1)
-        first, last = begin // GROUP, (stop - 1) // GROUP + 1
-        torch.sum(values[first:last], 1, out=groups[first:last])
-        first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
-        torch.sum(self._groups[first:last], 1, out=self._sums[first:last])
+        self._written.index_copy_(0, leaves, self.new_value().expand(len(leaves)))
 
     def update(
         self,
@@ -215,24 +180,11 @@ class BlockSums:
         is_there = (leaves >= 0) & (leaves < self._capacity)
         is_there &= (leaves - begin).remainder(self._capacity) < end - begin
         is_good = (given >= 0) & (given <= self.bound) & is_there
-        leaves = torch.where(is_good, leaves.long(), self._values.numel())
-        self._write(leaves, given.pow(self.alpha))
+        leaves = torch.where(is_good, leaves.long(), self._capacity)
+        self._written.index_copy_(0, leaves, given.pow(self.alpha))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())
-
-    def _write(self, leaves: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values float64 (K,) to leaves int64 (K,), and what they are a part of."""
-        self._written.view(-1).index_copy_(0, leaves, values)
-        self._sum_parts(leaves)
-
-    def _sum_parts(self, leaves: torch.Tensor) -> None:
-        """Sum anew what leaves int64 (K,) are a part of."""
-        written, groups = self._written.view(-1, GROUP), self._written_groups
-        parts = torch.div(leaves, GROUP, rounding_mode="floor")
-        groups.view(-1).index_copy_(0, parts, written.index_select(0, parts).sum(1))
-        parts = torch.div(leaves, BLOCK, rounding_mode="floor")
-        self._written_sums.index_copy_(0, parts, groups.index_select(0, parts).sum(1))
 
     def draw(
         self,
@@ -251,52 +203,19 @@ class BlockSums:
         """
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        ends = self._sums.cumsum(0)
-        drawn = self._find_leaves(uniforms, ends, leaves)
+        ends = self.leaves.cumsum(0)
+        points = torch.arange(size, dtype=torch.float64, device=device).add_(uniforms)
+        found = torch.searchsorted(ends, points * (ends[-1] / size), right=True)
+        found.clamp_(max=self._capacity - 1)
+        # Rounding may lead to a leaf without a value, or past the last.
+        is_good = self.leaves.index_select(0, found) > 0
+        torch.where(is_good, found, self.leaves.argmax(), out=leaves)
+        drawn = self.leaves.index_select(0, leaves)
         weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
-
-    def _find_leaves(
-        self, uniforms: torch.Tensor, ends: torch.Tensor, leaves: torch.Tensor
-    ) -> torch.Tensor:
-        """Find the leaves that cover points, written; return their values."""
-        size = len(uniforms)
-        places = torch.arange(size, dtype=torch.float64, device=uniforms.device).add_(uniforms)
-        masses = places * (ends[-1] / size)
-        block = torch.searchsorted(ends, masses, right=True)
-        # Rounding may lead past the last block, or into one without values.
-        block = torch.where(block < len(ends), block, self._sums.argmax())
-        block = torch.where(self._sums.index_select(0, block) > 0, block, self._sums.argmax())
-        rest = masses - (ends.index_select(0, block) - self._sums.index_select(0, block))
-        place, rest, _ = _find(self._groups.index_select(0, block), rest)
-        group = torch.add(place, block, alpha=GROUP)
-        place, _, drawn = _find(self._values.view(-1, GROUP).index_select(0, group), rest)
-        torch.add(place, group, alpha=GROUP, out=leaves)
-        return drawn
 
     def restore(self, values: torch.Tensor) -> None:
         """Take over all values, float64 (capacity,)."""
         self.leaves.copy_(values)
-        self._sum_up(0, self._capacity)
-
-
-def _find(
-    values: torch.Tensor, points: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find which values cover points, if they lie end to end; never one that is 0.
-
-    Args:
-        values: float64 (B, K), of which one in each row is positive.
-        points: float64 (B,).
-
-    Returns:
-        Columns int64 (B,), how far the points are in there, and the values there, float64 (B,).
-    """
-    ends = values.cumsum(1)
-    place = torch.searchsorted(ends, points[:, None], right=True).clamp_(max=values.shape[1] - 1)
-    # Rounding may lead past the last that is not 0.
-    place = torch.where(values.gather(1, place) > 0, place, values.argmax(1, keepdim=True))
-    found = values.gather(1, place)
-    return place[:, 0], (points[:, None] - (ends.gather(1, place) - found))[:, 0], found[:, 0]
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -342,19 +261,6 @@ def set_leaves(tree, starts, leaves, values, nodes):
         count = kept
 
 
-@njit(nogil=True, cache=True)
-def set_range(tree, starts, begin, stop, value):
-    """Write one value to leaves begin .. stop - 1, at least one; refresh the sums."""
-    for leaf in range(begin, stop):
-        tree[leaf] = value
-    rows, first, last = nodes_of(tree), begin, stop - 1
-    for level in range(1, starts.shape[0]):
-        below, here = starts[level - 1] >> 4, starts[level]
-        first, last = first >> 4, last >> 4
-        for node in range(first, last + 1):
-            tree[here + node] = sum_node(rows, below + node)
-
-
 @njit(nogil=True, cache=True, inline="always")
 def sum_four(tree, begin):
     """Sum of four values."""
@@ -374,29 +280,6 @@ def choose(mass, a, b, c, d):
     return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
 
 
-@njit(nogil=True, cache=True)
-def walk_level(tree, starts, level, masses, nodes):
-    """Find the node of a level that covers each of some points, if they lie end to end.
-
-    Args:
-        tree, starts: See above.
-        level: See above.
-        masses: float64 (B or more,), the points, ascending; written: how far each is in its node.
-        nodes: int64 (B,), written; never a node that is 0. One of them must not be.
-    """
-    here = starts[level]
-    last = (starts[level + 1] if level + 1 < starts.shape[0] else tree.shape[0]) - here - 1
-    while last > 0 and not tree[here + last] > 0.0:
-        last -= 1
-    node, begin = 0, 0.0
-    for i in range(nodes.shape[0]):
-        while node < last and masses[i] >= begin + tree[here + node]:
-            begin += tree[here + node]
-            node += 1
-        masses[i] -= begin
-        nodes[i] = node
-
-
 @njit(cache=True)
 def draw_leaves(tree, starts, leaves, masses, ratios):
     """Draw leaves with probability proportional to their values, one from each B-th of the sum.
@@ -412,10 +295,6 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
     for i in range(size):
         masses[i] = (i + masses[i]) * share
         leaves[i] = 0
-    # The points ascend, so levels of few nodes are passed through once for all of them.
-    while top > 0 and starts[top] - starts[top - 1] <= _NODES_EACH * size:
-        top -= 1
-    walk_level(tree, starts, top, masses, leaves)
     for level in range(top - 1, -1, -1):
         here = starts[level]
         for i in range(size):
@@ -438,34 +317,3 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
         smallest = min(smallest, tree[leaves[i]])
     for i in range(size):
         ratios[i] = np.float32(smallest / tree[leaves[i]])
-
-
-@njit(cache=True)
-def check_update(leaves, priorities, live, bound, largest, rows, values):
-    """Look for a leaf that holds nothing, or a priority not in 0 .. bound.
-
-    Args:
-        leaves: int64 (K,).
-        priorities: float64 (K,).
-        live: The first number that can be drawn, the one behind the last, and the rows there are.
-        bound: See above.
-        largest: float64 (1,), raised to the largest priority if all is well.
-        rows: int64 (K,), written: the leaves that can be drawn.
-        values: float64 (K,), written: their priorities.
-
-    Returns:
-        -1 - the number of these, or the index of the first that is wrong.
-    """
-    begin, end, span = live
-    found, count, first = largest[0], 0, begin % span
-    for i in range(leaves.shape[0]):
-        row, value = leaves[i], priorities[i]
-        if not (0 <= row < span and row < end and 0.0 <= value <= bound):
-            return i
-        found = max(found, value)
-        age = row - first
-        if age + (span if age < 0 else 0) < end - begin:  # else it can't be drawn any more
-            rows[count], values[count] = row, value
-            count += 1
-    largest[0] = found
-    return -1 - count

@@ -16,25 +16,21 @@ from buffers.core.arguments import as_array, as_tensor, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.core.state import checked_array, contradiction
+from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import ReplayBuffer
 from buffers.replay.folder import Folder
 from buffers.replay.plan import Plan, ReplayOptions
 from buffers.replay.priorities import (
-    ROUNDING,
-    BlockSums,
+    MAX_VALUE,
+    DeviceValues,
     SumTree,
-    check_update,
-    largest_value,
     level_sizes,
     values_fit,
 )
-from buffers.replay.state import Taken
 
 __all__ = ["PrioritizedReplayBuffer"]
 
-_ALPHA, _BETA = 0.6, 0.4
 _LOG_MAX = math.log(sys.float_info.max)
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -52,11 +48,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        alpha: Exponent of the priorities; 0 draws all alike. None means 0.6, until a state with
-            another is loaded. One that is given here wins over that of a state, whose priorities
-            are raised to the new power.
-        beta: Exponent of the weights, unless `sample` is given another. None means 0.4, until a
-            state with another is loaded; one that is given here wins.
+        alpha: Exponent of the priorities; 0 draws all alike. A state that is loaded has its own,
+            like the next; set the attributes behind that for others.
+        beta: Exponent of the weights, unless `sample` is given another.
         num_envs: As in `SharedReplayBuffer`, like all that follow.
         n_step: Length of the windows.
         gamma: Discount per step.
@@ -94,16 +88,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         observation_space: Space,
         action_space: Space,
         *,
-        alpha: float | None = None,
-        beta: float | None = None,
+        alpha: float = 0.6,
+        beta: float = 0.4,
         num_envs: int | None = None,
         **options: Unpack[ReplayOptions],
     ):
-        self._given = {"alpha": alpha, "beta": beta}
-        self._sums: BlockSums | None = None
-        self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
-        self.alpha = _ALPHA if alpha is None else alpha
-        self.beta = _BETA if beta is None else beta
+        self._sums: DeviceValues | None = None
+        self.alpha, self.beta = alpha, beta
         if options.get("read_only"):
             raise BufferMisuseError(
                 "read_only needs a SharedReplayBuffer: that draws all transitions of this folder "
@@ -119,7 +110,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._open_priorities(self._folder)
 
     def _own_arguments(self) -> Mapping[str, Any]:
-        return self._given
+        return {"alpha": self.alpha, "beta": self.beta}
 
     def _open_priorities(self, folder: Folder) -> None:
         """Go on with the priorities in a folder; rows it doesn't know of are new."""
@@ -131,14 +122,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 largest, alpha, beta = 1.0, self.alpha, self.beta
             ages = (np.arange(self._table.plan.span) - begin) % self._table.plan.span
             values = self._tree.leaves.copy()
-            is_good = (values >= 0) & (values <= largest_value(len(values)))
+            is_good = (values >= 0) & (values <= MAX_VALUE)
             is_good &= begin + ages < (until if until <= end else begin)
             values[~is_good] = largest**alpha
             values[ages >= end - begin] = 0.0
-            exponents = np.array([largest, alpha, beta])
             numbers[3] = 0.0  # until all are written they are taken for new ones
-            is_live = ages < end - begin
-            self._take_own_arrays({"exponents": exponents, "priorities": values}, is_live)
+            self._restore(largest, alpha, beta, values)
         self._numbers = numbers
         self._note_numbers()
 
@@ -181,7 +170,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _make_priorities(self, plan: Plan) -> None:
         memory = None if self._folder is None else self._folder.arrays["priorities"]
         self._tree = None if self._is_staged else SumTree(plan.span, memory)
-        self._sums = BlockSums(plan.span, self.device) if self._is_staged else None
+        self._sums = DeviceValues(plan.span, self.device) if self._is_staged else None
         self.alpha, self.beta = self._alpha, self._beta  # on the device, too
 
     def memory(self) -> dict[str, int]:
@@ -331,16 +320,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             )
         bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
         self._insert_new()
-        rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
-        wrong = check_update(leaves, given, (begin, end, span), bound, self._largest, rows, values)
-        if wrong >= 0:
+        is_good = (leaves >= 0) & (leaves < min(end, span)) & (given >= 0.0) & (given <= bound)
+        if not is_good.all():
+            wrong = int(np.argmin(is_good))
             raise BufferMisuseError(
                 f"indices[{wrong}] is {leaves[wrong]} and priorities[{wrong}] {given[wrong]}, "
                 f"expected a row from 0 to {min(end, span) - 1} and a priority from 0 to "
                 f"{bound:.4g}, so that no sum overflows"
             )
-        count = -1 - wrong
-        rows, values = rows[:count], values[:count]
+        self._largest[0] = given.max(initial=self._largest[0])
+        is_there = (leaves - begin) % span < end - begin  # else it can't be drawn any more
+        rows, values = leaves[is_there], given[is_there]
         if self._tree is not None:
             self._tree.update(rows, np.power(values, self.alpha, out=values))
             self._note_numbers()
@@ -459,14 +449,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sums.update(indices, priorities, self._table.live_there())
 
     def _largest_priority(self) -> float:
-        """Up to which priorities are taken: so many rows of it can be summed up."""
-        alpha, bound = self._bound
-        if alpha != self.alpha:
-            logarithm = math.log(largest_value(self._table.plan.span))
-            is_free = logarithm >= self.alpha * _LOG_MAX
-            bound = sys.float_info.max if is_free else math.exp(logarithm / self.alpha)
-            self._bound = self.alpha, bound
-        return bound
+        """Up to which priorities are taken: as many as there are rows can be summed up."""
+        return math.exp(min(math.log(MAX_VALUE) / max(self.alpha, 1e-9), _LOG_MAX))
 
     def _own_state(self) -> dict[str, Any]:
         self._insert_new()
@@ -476,17 +460,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         exponents = torch.from_numpy(np.array([largest, self.alpha, self.beta]))
         return {**super()._own_state(), "exponents": exponents, "priorities": self.priorities.cpu()}
 
-    def _check_own_state(self, state: Mapping[str, Any], taken: Taken) -> Any:
-        own, span = super()._check_own_state(state, taken), self._table.plan.span
-        values = checked_array("priorities", state["priorities"], np.float64, (span,))
-        exponents = checked_array("exponents", state["exponents"], np.float64, (3,))
-        largest, alpha, beta = exponents.tolist()
-        begun, committed = (int(numbers[0]) for numbers in taken.rings.T)
+    def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        super()._check_own_state(state)
+        span, values = self._table.plan.span, state["priorities"]
+        largest, alpha, beta = state["exponents"].tolist()
+        ((begun, committed),) = state["rings"].tolist()
         begin = min(max(begun - self.capacity, 0), committed)
         is_live = (np.arange(span) - begin) % span < committed - begin
         fits = (
             _are_exponents(largest, alpha, beta)
-            and alpha * math.log(largest) <= math.log(largest_value(span)) + ROUNDING
             and values_fit(values)
             and not values[~is_live].any()
         )
@@ -495,42 +477,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 "it has priorities or exponents that cannot be: "
                 f"alpha {alpha}, beta {beta}, largest {largest}"
             )
-        return own, {"exponents": exponents, "priorities": values}, is_live
 
-    def _take_own_state(self, found: Any) -> None:
-        own, arrays, is_live = found
-        super()._take_own_state(own)
-        self._take_own_arrays(arrays, is_live)
+    def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        super()._take_own_state(state)
+        largest, alpha, beta = state["exponents"].tolist()
+        self._restore(largest, alpha, beta, state["priorities"])
 
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        given, self._given = self._given, {"alpha": None, "beta": None}  # those of the original
-        super()._take_copied_state(state)
-        self._given = given
-
-    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray], held: np.ndarray) -> None:
-        """Restore priorities; exponents given to the constructor win over the saved ones."""
-        alpha, beta = self.alpha, self.beta
-        self._take_priorities(arrays)
-        if self._given["beta"] is not None:
-            self.beta = beta
-        if self._given["alpha"] is not None and alpha != self.alpha:
-            values = arrays["priorities"].copy()
-            powers, largest = values[held], arrays["exponents"][0]
-            # With an exponent of 0 nothing is known of the priorities: all are like new.
-            with np.errstate(over="ignore"):  # limited below
-                given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
-            if self._sequences is not None:
-                self._sequences.raise_to(self.alpha, alpha)
-            self.alpha = alpha
-            largest = min(largest, self._largest_priority())
-            values[held] = np.minimum(given, largest) ** alpha
-            self._restore(largest, values)
-
-    def _take_priorities(self, arrays: Mapping[str, np.ndarray]) -> None:
-        largest, self.alpha, self.beta = arrays["exponents"].tolist()
-        self._restore(largest, arrays["priorities"])
-
-    def _restore(self, largest: float, values: np.ndarray) -> None:
+    def _restore(self, largest: float, alpha: float, beta: float, values: np.ndarray) -> None:
+        self.alpha, self.beta = alpha, beta
         self._largest[0], self._origin = largest, secrets.randbits(63)
         self._known = self._live()
         if self._tree is not None:
@@ -542,7 +496,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 def _are_exponents(largest: float, alpha: float, beta: float) -> bool:
     """Whether a state has a largest priority and exponents that can be; false of NaN."""
-    return 1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf
+    are_numbers = 1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf
+    return are_numbers and alpha * math.log(largest) <= math.log(MAX_VALUE) + 1e-3
 
 
 def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:

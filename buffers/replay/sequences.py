@@ -10,20 +10,29 @@ start of a whole sequence, and removes what it overwrites, so that no draw searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
-from buffers.core.sequences import SequenceOptions
-from buffers.core.state import checked_array, contradiction
+from buffers.core.guard import exclusive
+from buffers.core.sequences import (
+    SequenceBatch,
+    SequenceOptions,
+    memory_of,
+    read_states,
+    zero_padding,
+)
+from buffers.core.state import contradiction
+from buffers.replay.batches import ReplayBatch
 from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
 from buffers.replay.table import Table
 
-__all__ = ["SequenceIndex", "SequenceMemory", "sequence_bytes"]
+__all__ = ["SequenceDraws", "SequenceIndex", "SequenceMemory", "sequence_bytes"]
 
 _EMPTY = -1  # in `steps`, of rows that hold nothing
 _MAX_STEPS = 2**31 - 2
@@ -120,23 +129,13 @@ class SequenceIndex:
             array[:] = 0
         self._steps[:] = _EMPTY
         self._done[:], self._dead[:] = 0, 0
-        fill_leaves(*self.tree.arrays, np.zeros(len(self._steps)))
+        self.tree.restore(np.zeros(len(self._steps)))
         self.options, self.largest, self.is_updated = None, 1.0, False
         self.version += 1
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
         self._per_env[3, env_ids] = 0
-
-    def pass_over(self, envs: np.ndarray, is_over: np.ndarray) -> None:
-        """Count the rows of an add that it has overwritten itself; `follow` comes next.
-
-        Args:
-            envs: int64 (K,), of all rows of the add.
-            is_over: bool (K,), the next row of the env begins another episode.
-        """
-        left = np.zeros(len(self._done), np.int64)
-        count_overwritten(envs, is_over, self._table.plan.capacity, left, self._per_env[3])
 
     def follow(self, value: float) -> None:
         """Take note of the rows that were added since the last call.
@@ -197,7 +196,7 @@ class SequenceIndex:
         live = Live(*self._table.live(), self._table.plan.span)
         remaining = np.zeros(len(self._steps), np.int32)
         mark_starts(live, self._kept, _starts(options), remaining, is_start)
-        fill_leaves(*self.tree.arrays, np.where(is_start, values, 0.0))
+        self.tree.restore(np.where(is_start, values, 0.0))
         self.options = options
         self.version += 1
 
@@ -248,15 +247,6 @@ class SequenceIndex:
             self.tree.update(starts, priorities**alpha)
         self.is_updated = True
 
-    def raise_to(self, before: float, alpha: float) -> None:
-        """Let priorities count by another exponent than before."""
-        values = self.tree.leaves
-        if before:
-            values = np.where(values > 0, values ** (alpha / before), 0.0)
-        else:  # nothing is known of the priorities: all are like new
-            values = np.where(values > 0, self.largest**alpha, 0.0)
-        fill_leaves(*self.tree.arrays, values)
-
     def state(self, *, has_priorities: bool) -> dict[str, torch.Tensor]:
         """What does not follow from the rows."""
         arrays = {_STEPS: self._steps, _NEXTS: self._per_env[3]}
@@ -266,42 +256,34 @@ class SequenceIndex:
             arrays |= {"sequence_options": numbers, "sequence_priorities": self.tree.leaves}
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
-    def checked(
+    def check(
         self,
-        state: Mapping[str, Any],
-        rings: np.ndarray,
+        state: Mapping[str, np.ndarray],
         read: Callable[..., SequenceOptions],
         *,
         has_priorities: bool,
-    ) -> dict[str, np.ndarray]:
-        """The same of a state; raise BufferMisuseError unless it can be restored.
+    ) -> None:
+        """Raise BufferMisuseError unless the same of a state can be restored.
 
         Args:
-            state: With the entries of `state`.
-            rings: int64 (R, 2), numbers begun and committed.
+            state: With the entries of `state`, and of the table.
             read: Checks options.
             has_priorities: See `state`.
         """
-        plan, num_rows = self._table.plan, self._num_rows
-        steps = checked_array(_STEPS, state[_STEPS], np.int32, (num_rows,))
-        nexts = checked_array(_NEXTS, state[_NEXTS], np.int64, (plan.num_envs,))
-        begun, committed = np.repeat(rings.T, plan.span, axis=1)
+        plan, num_rows, steps = self._table.plan, self._num_rows, state[_STEPS]
+        begun, committed = np.repeat(state["rings"].T, plan.span, axis=1)
         numbers = committed - 1 - (committed - 1 - np.arange(num_rows) % plan.span) % plan.span
         is_live = numbers >= np.maximum(begun - plan.capacity, 0)
-        held = steps[is_live]
+        held, nexts = steps[is_live], state[_NEXTS]
         if (steps[~is_live] != _EMPTY).any() or (
             len(held) and not 0 <= held.min() <= held.max() <= _MAX_STEPS
         ):
             raise contradiction("it has numbers of steps that cannot be")
         if nexts.min() < 0 or nexts.max() > _MAX_STEPS:
             raise contradiction("it has numbers of following steps that cannot be")
-        found = {_STEPS: steps, _NEXTS: nexts}
         if not has_priorities:
-            return found
-        name = "sequence_options"
-        numbers = found[name] = checked_array(name, state[name], np.float64, (6,))
-        name = "sequence_priorities"
-        values = found[name] = checked_array(name, state[name], np.float64, (num_rows,))
+            return
+        numbers, values = state["sequence_options"], state["sequence_priorities"]
         fits = (  # false of NaN
             np.isfinite(numbers).all()
             and (numbers[:5] == numbers[:5].astype(np.int64)).all()
@@ -313,10 +295,9 @@ class SequenceIndex:
             fits = read(length, burn_in, length - period, pad) == (length, burn_in, period, pad)
         if not fits:
             raise contradiction("it has sequences or priorities of these that cannot be")
-        return found
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
-        """Take over what `checked` returned, when the table is that of the state."""
+        """Take over a state, when the table is that of it."""
         self.reset()
         table = self._table
         begin, end = table.live()
@@ -346,6 +327,109 @@ def _described(options: SequenceOptions) -> str:
     )
 
 
+class SequenceDraws:
+    """Gives a replay buffer `sample_sequences`, by an index of what follows on what."""
+
+    _guard: Any
+    _table: Any
+    _reader: Any
+    _random: Any
+    _sequences: SequenceIndex | None
+    device: torch.device
+
+    def rows(self) -> dict[str, Any]:
+        """Views of all rows by column."""
+        raise NotImplementedError
+
+    def _require_sequences(self) -> SequenceIndex:
+        if self._sequences is None:
+            raise BufferMisuseError(
+                "sample_sequences needs track_episodes=True in the constructor, which keeps what "
+                "follows on what"
+            )
+        return self._sequences
+
+    @exclusive
+    def _sample_sequences(
+        self,
+        batch_size: int,
+        options: SequenceOptions,
+        initial_states: Sequence[str] | str,
+        columns: Iterable[str] | None,
+        beta: float | None = None,
+    ) -> SequenceBatch:
+        index, layout = self._require_sequences(), self._table.plan.layout
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        check_count("batch_size * sequence_length", batch_size * options.length, MAX_COUNT)
+        names = read_states(initial_states, layout.extras)
+        chosen = read_columns(columns, (*SequenceBatch._fields, *layout.extras))
+        index.prepare(options, self._new_sequence_value())
+        rows, steps, weights, memory = index.draw(self._random.torch, batch_size, beta or 0.0)
+        indices, steps = torch.from_numpy(rows), torch.from_numpy(steps)
+        mask = indices >= 0
+        wanted = {*ReplayBatch._fields, "env_ids", *layout.extras} if chosen is None else chosen
+        drawn = self._reader.new(
+            rows.size, frozenset(wanted - {*names}).intersection(self._reader.column_names)
+        )
+        # What has run out is read from the first row, and set to zero below.
+        drawn.indices.copy_(torch.where(mask, indices, indices[:, :1]).view(-1))
+        self._reader.fill(drawn)
+        is_short, whole = not bool(mask.all()), self.rows() if names else {}
+        indices, steps, mask, starts = (
+            tensor.to(self.device) for tensor in (indices, steps, mask, indices[:, 0])
+        )
+
+        def shaped(tensors: Any) -> Any:
+            if isinstance(tensors, torch.Tensor):
+                return tensors.unflatten(0, rows.shape)
+            if isinstance(tensors, dict):
+                return {name: shaped(tensor) for name, tensor in tensors.items()}
+            return tuple(map(shaped, tensors))
+
+        drawn_names = [n for n in SequenceBatch._fields if n in ReplayBatch._fields]
+        fields = {n: shaped(getattr(drawn, n)) for n in drawn_names if not chosen or n in chosen}
+        extras = shaped(drawn.extras)
+        if is_short:
+            zero_padding((fields, extras), mask)
+        if not chosen or "boundaries" in chosen:
+            none = torch.zeros((), dtype=torch.bool, device=self.device)
+            fields["boundaries"] = none.expand(mask.shape)
+        return SequenceBatch._made_of(
+            {
+                **fields,
+                "steps": steps,
+                "mask": mask,
+                "extras": extras,
+                **options.masks(mask, steps),
+                "indices": indices,
+                "weights": None if beta is None else torch.from_numpy(weights).to(self.device),
+                "initial_states": {n: whole[n].index_select(0, starts) for n in names},
+                "memory": memory,
+            }
+        )
+
+    def _check_sequences(self, batch: Any) -> SequenceMemory:
+        memory, index = memory_of(batch, self._sequences), self._sequences
+        assert index is not None
+        if memory.version != index.version:
+            raise BufferMisuseError(
+                "batch was drawn before a state was loaded, or sequences of other options were "
+                "drawn; draw anew"
+            )
+        return memory
+
+    def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
+        assert self._sequences is not None
+        rows = batch.indices.reshape(-1).cpu().numpy()
+        steps = np.flatnonzero(rows >= 0)
+        steps = steps[self._sequences.are_alive(rows[steps], memory)]
+        return torch.from_numpy(steps).to(self.device)
+
+    def _new_sequence_value(self) -> float:
+        """What sequences get that nobody has given a priority yet."""
+        return 1.0
+
+
 @njit(nogil=True, cache=True)
 def set_leaf(tree, starts, leaf, value):
     """Write a value to a leaf and refresh the sums above."""
@@ -354,18 +438,6 @@ def set_leaf(tree, starts, leaf, value):
     for level in range(1, starts.shape[0]):
         node = node >> 4
         tree[starts[level] + node] = sum_node(rows, (starts[level - 1] >> 4) + node)
-
-
-@njit(nogil=True, cache=True)
-def fill_leaves(tree, starts, values):
-    """Write values float64 (rows,) to all leaves and refresh all sums."""
-    for k in range(tree.shape[0]):  # Numba's assignment of arrays takes seconds to compile
-        tree[k] = values[k] if k < values.shape[0] else 0.0
-    rows = nodes_of(tree)
-    for level in range(1, starts.shape[0]):
-        first, here = starts[level - 1] >> 4, starts[level]
-        for node in range((here >> 4) - first):
-            tree[here + node] = sum_node(rows, first + node)
 
 
 @njit(cache=True)
@@ -434,28 +506,6 @@ def follow_rows(rows, live, known, kept, tree, wanted, value):
                 candidates[env] = following[start]
                 reaches[env] -= 1
         done[ring] = end[ring]
-
-
-@njit(cache=True)
-def count_overwritten(envs, is_over, capacity, left, nexts):
-    """Count the rows of an add that are overwritten by later rows of it.
-
-    Args:
-        envs: int64 (K,), of the rows.
-        is_over: bool (K,), the next row of the env begins another episode.
-        capacity: Of a ring.
-        left: int64 (rings,), zeros; written.
-        nexts: int64 (N,), numbers of the next rows, see `Steps`; written.
-    """
-    last_ring, last = left.shape[0] - 1, nexts.shape[0] - 1
-    for i in range(envs.shape[0]):
-        left[min(max(envs[i], 0), last_ring)] += 1
-    for i in range(envs.shape[0]):
-        env = min(max(envs[i], 0), last)  # as another thread may have changed it
-        ring = min(env, last_ring)
-        if left[ring] > capacity:
-            nexts[env] = 0 if is_over[i] else nexts[env] + 1
-        left[ring] -= 1
 
 
 @njit(cache=True)

@@ -44,7 +44,7 @@ except ImportError:  # not on Windows
 
 __all__ = ["MAX_WRITERS", "Address", "SharedMemory", "fence", "shared_bytes"]
 
-_MAGIC, _VERSION = 0x5245504C41595348, 2
+_VERSION = 3  # of what lies where
 _LINE = 128  # bytes, so that nobody waits for the cache line of another
 _LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
 MAX_WRITERS = 4096
@@ -53,11 +53,10 @@ _LIMITS = ["ratio", "least", "most"]  # samples per insert, and differences at w
 HEADER = np.dtype(
     {
         "names": [
-            "magic", "version", "token", "digest", "capacity", "num_writers", "owner_pid",
-            "owner_start", "is_closed", "is_limited", "min_size", *_LIMITS, "num_sampled",
+            "token", "digest", "is_closed", "is_limited", "min_size", *_LIMITS, "num_sampled",
         ],
-        "formats": ["<i8"] * 11 + ["<f8"] * 3 + ["<i8"],
-        "offsets": [*range(0, 14 * 8, 8), _LINE],
+        "formats": ["<i8"] * 5 + ["<f8"] * 3 + ["<i8"],
+        "offsets": [*range(0, 8 * 8, 8), _LINE],
         "itemsize": 2 * _LINE,
     }
 )  # fmt: skip
@@ -112,8 +111,7 @@ class SharedMemory:
     def __init__(self, plan: Plan, address: Address | None = None):
         if fcntl is None or not hasattr(os, "memfd_create") or not process_start(os.getpid()):
             raise BufferMisuseError("memory is shared between processes on Linux only")
-        self._plan = plan
-        self._digest, size = _digest(plan), shared_bytes(plan)
+        self._plan, size = plan, shared_bytes(plan)
         file = self._make(size) if address is None else self._open(address, size)
         self._file, self._pid = file, os.getpid()
         try:
@@ -132,15 +130,12 @@ class SharedMemory:
             self, _let_go, file, self.header, address is None, self._pid
         )
         if address is None:
-            header, token = self.header, secrets.randbits(63)
+            token = secrets.randbits(63)
             self.address = Address(self._pid, process_start(self._pid), file, token)
-            header["version"], header["token"], header["digest"] = _VERSION, token, self._digest
-            header["capacity"], header["num_writers"] = plan.capacity, plan.num_rings
-            header["owner_pid"], header["owner_start"] = self._pid, self.address.start
-            header["magic"] = _MAGIC
+            self.header["digest"], self.header["token"] = _digest(plan), token
         else:
             self.address = address
-            self._check()
+            self.check_open()
 
     def _make(self, size: int) -> int:
         file = os.memfd_create("replay", os.MFD_CLOEXEC)
@@ -171,13 +166,15 @@ class SharedMemory:
             ) from None
         except OSError as error:  # the number has become that of something else
             raise self._ended(address) from error
-        magic, version, token = np.frombuffer(os.pread(file, 24, 0).ljust(24, b"\0"), np.int64)
-        if (magic, token) != (_MAGIC, address.token):
+        token, digest = np.frombuffer(os.pread(file, 16, 0).ljust(16, b"\0"), np.int64)
+        if token != address.token:
             error = self._ended(address)
-        elif version != _VERSION:
-            error = _other(f"version {version}", f"version {_VERSION}")
-        elif (found := os.fstat(file).st_size) != size:
-            error = _other(f"{found} bytes", f"{size} bytes")
+        elif digest != _digest(self._plan) or os.fstat(file).st_size != size:
+            error = BufferMisuseError(
+                "the shared memory has another layout of rows than that of this process: it was "
+                "made by another version of this package, or for other spaces; let all processes "
+                "use the same"
+            )
         else:
             return file
         os.close(file)
@@ -189,13 +186,6 @@ class SharedMemory:
             "buffer, or runs on another machine or in another container; writers write where the "
             "learner is"
         )
-
-    def _check(self) -> None:
-        own = self._digest, self._plan.capacity, self._plan.num_rings
-        found = self.header[["digest", "capacity", "num_writers"]].tolist()
-        if found != own:
-            raise _other("another layout of rows", "that of this process")
-        self.check_open()
 
     def close(self) -> None:
         """Close the file; of the process that made it: let writers know, and no other open it.
@@ -270,16 +260,9 @@ def _let_go(file: int, header: Any, is_owner: bool, pid: int) -> None:
         os.close(file)
 
 
-def _other(found: str, expected: str) -> BufferMisuseError:
-    return BufferMisuseError(
-        f"the shared memory has {found}, expected {expected}: it was made by another version of "
-        "this package, or for other spaces; let all processes use the same"
-    )
-
-
 def _digest(plan: Plan) -> int:
-    layout = plan.layout
-    described = layout.describe(), layout.stride, plan.num_envs, plan.n_step
+    described = _VERSION, plan.layout.describe(), plan.layout.stride, plan.capacity
+    described += plan.num_rings, plan.num_envs, plan.n_step
     return int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:7], "little")
 
 

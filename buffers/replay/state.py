@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,15 +20,16 @@ from buffers.core.arguments import resolve_device
 from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
-from buffers.core.guard import exclusive
 from buffers.core.rows import row_views
 from buffers.core.sequences import read_sequences
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
+    Block,
+    LoadedState,
     SavedBuffer,
+    Wanted,
     check_bools,
     check_settings,
-    checked_array,
     contradiction,
     name_fields,
 )
@@ -37,9 +38,9 @@ from buffers.replay.frames import FrameStack
 from buffers.replay.plan import Plan, own_settings
 from buffers.replay.table import Table
 
-__all__ = ["STATE_VERSION", "TableState", "Taken", "check_described", "describe"]
+__all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
 _PLAIN = frozenset((
@@ -50,21 +51,14 @@ _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-_PER_ENV = {"last": np.int64, "slot": np.int32, "is_open": np.bool_}
-
-
-class Taken(NamedTuple):
-    """A state of a table that was checked."""
-
-    rings: np.ndarray  # int64 (R, 2)
-    rows: list[np.ndarray]  # uint8 (?, stride), the rows of each ring that hold something
-    links: np.ndarray  # int32 (num_rows,), or (0,)
-    envs: dict[str, np.ndarray]
-    once: dict[str, np.ndarray]
+_PER_ENV = ("last", "slot", "is_open")
+_GROWING = ("rows", "units", "back")  # of no certain length
 
 
 class TableState(SavedBuffer):
     """Gives a replay buffer states, files and copies."""
+
+    _large = ("rows",)
 
     _table: Table
     _kind: str
@@ -87,103 +81,86 @@ class TableState(SavedBuffer):
         self._sequences.follow(self._new_sequence_value())
         return self._sequences.state(has_priorities=self._has_weights)
 
-    def _check_own_state(self, state: Mapping[str, Any], taken: Taken) -> Any:
-        """Raise BufferMisuseError unless that fits; return what `_take_own_state` takes."""
-        if self._sequences is None:
-            return None
-        has = self._has_weights
-        return self._sequences.checked(state, taken.rings, read_sequences, has_priorities=has)
-
-    def _take_own_state(self, found: Any) -> None:
-        """Take over what `_check_own_state` returned; the table was taken over before."""
+    def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raise BufferMisuseError unless the arrays of a state fit."""
         if self._sequences is not None:
-            self._sequences.restore(found)
+            self._sequences.check(state, read_sequences, has_priorities=self._has_weights)
+
+    def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over arrays that were checked; the table was taken over before."""
+        if self._sequences is not None:
+            self._sequences.restore(state)
 
     def _described(self) -> dict[str, Any]:
         return describe(self._kind, self._table.plan, self._own_settings())
 
-    def _views(self) -> dict[str, Any]:
-        """All that is held, as tensors over the memory itself where that is on the CPU."""
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        check_described(meta, self._described())
+
+    def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
         self._settle()
         if table.is_torn:
             table.recover()
+        arrays: dict[str, Any] = {
+            "rings": table.rings.view(np.int64).reshape(-1, 2),
+            "generator": self._random.get_state(),
+        }
         if self._folder is not None:  # the rest is in there
             self._folder.flush()
-            return {
-                **self._described(),
-                "rings": torch.from_numpy(table.rings.view(np.int64).reshape(-1, 2)),
-                "generator": torch.from_numpy(self._random.get_state()),
-                "is_open": torch.from_numpy(table.envs["is_open"].copy()),
-            }
-        state = {
-            **self._described(),
-            "rows": [torch.from_numpy(block) for block in held_blocks(table)],
-            "rings": torch.from_numpy(table.rings.view(np.int64).reshape(-1, 2)),
-            "generator": torch.from_numpy(self._random.get_state()),
-        }
+            arrays["is_open"] = table.envs["is_open"].copy()
+            return {name: [array] for name, array in arrays.items()}
         if table.plan.num_envs:
-            state |= {name: torch.from_numpy(table.envs[name].copy()) for name in _PER_ENV}
+            arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
         if table.once is not None:
-            state |= {n: torch.from_numpy(a) for n, a in table.once.state().items()}
-        return {**state, **self._own_state()}
+            arrays |= table.once.state()
+        arrays |= self._own_state()
+        return {"rows": [*held_blocks(table)], **{name: [arrays[name]] for name in arrays}}
 
-    @exclusive
-    def state_dict(self) -> dict[str, Any]:
-        """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
-        self._guard.rewind()
-        return _mapped(self._views(), _copied)
+    def _wanted_arrays(self) -> Wanted:
+        wanted: Wanted = {}
+        for name, (first, *_) in self._saved_arrays().items():
+            array = first.numpy() if isinstance(first, torch.Tensor) else first
+            length = None if name in _GROWING else len(array)
+            wanted[name] = array.dtype, (length, *array.shape[1:])
+        return wanted
 
-    def _take_state(self, state: Mapping[str, Any]) -> None:
-        check_described(state, self._described())
-        expected = self._views()
-        missing = sorted(set(expected) - set(state))
-        if missing:
-            raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        besides = sorted(str(n) for n in set(state) - {*expected, _MADE_WITH})
-        if besides:
-            raise BufferMisuseError(
-                f"state has {besides} besides, which a buffer like this one does not save"
-            )
-        generator = checked_array("generator", state["generator"], np.uint8, (None,))
-        if not self._random.accepts_state(generator):
+    def _check_arrays(self, state: LoadedState) -> None:
+        if not self._random.accepts_state(state.small["generator"]):
             raise other_generator()
         if self._folder is not None:
-            self._take_folder_state(self._folder, state, generator)
-            return
-        taken = check_table(self._table, state)
-        own = self._check_own_state(state, taken)
-        self._guard.rewind()
-        take_table(self._table, taken)
-        if self._there is not None:
-            self._there.push()
-        self._random.set_state(generator)
-        self._take_own_state(own)
+            check_bools("is_open", [state.small["is_open"]])
+            self._folder.require_writable()
+        else:
+            check_table(self._table, state.small, state.large["rows"])
+            self._check_own_state(state.small)
 
-    def _take_folder_state(
-        self, folder: Folder, state: Mapping[str, Any], generator: np.ndarray
-    ) -> None:
+    def _take(self, state: LoadedState) -> None:
+        if self._folder is not None:
+            self._take_folder_state(self._folder, state.small)
+        else:
+            take_table(self._table, state.small, state.large["rows"])
+            if self._there is not None:
+                self._there.push()
+            self._take_own_state(state.small)
+        self._random.set_state(state.small["generator"])
+
+    def _take_folder_state(self, folder: Folder, state: Mapping[str, np.ndarray]) -> None:
         """Bring back where episodes were; rows that were added since stay."""
-        table, plan = self._table, self._table.plan
-        rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
-        is_open = checked_array("is_open", state["is_open"], np.bool_, (plan.num_envs,))
-        check_bools("is_open", [is_open])
-        folder.require_writable()
+        table, rings = self._table, state["rings"]
         if (rings[:, 1] == table.committed).all():
-            table.envs["is_open"] = is_open
+            table.envs["is_open"] = state["is_open"]
         if (rings[:, 1] > table.committed).any():
             warnings.warn(
                 f"the folder has had {table.num_added} rows added, fewer than the "
                 f"{rings[:, 1].sum()} when the state was taken: it is another folder, or the "
                 "power was lost; the rows that it has are kept",
-                stacklevel=5,
+                stacklevel=6,
             )
-        self._guard.rewind()
-        self._random.set_state(generator)
-        folder.arrays["generator"][...] = generator
+        folder.arrays["generator"][...] = state["generator"]
 
     def _file_state(self) -> dict[str, Any]:
-        return {**self._views(), _MADE_WITH: self._arguments()}
+        return {**super()._file_state(), _MADE_WITH: self._arguments()}
 
     def _arguments(self) -> dict[str, Any] | None:
         """Those of the constructor as torch saves them; None of a buffer whose rows are in files.
@@ -244,13 +221,6 @@ class TableState(SavedBuffer):
             raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
         buffer._load(state, name)
         return buffer
-
-    def _copied_state(self) -> dict[str, Any]:
-        self._guard.rewind()
-        return _mapped(self._views(), _as_array)
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._take_state(_mapped(state, _as_tensor))
 
 
 def _plain(value: Any) -> Any:
@@ -326,57 +296,68 @@ def held_blocks(table: Table) -> list[np.ndarray]:
     return [block for block in blocks if len(block)] or [rows[:0].cpu().numpy()]
 
 
-def check_table(table: Table, state: Mapping[str, Any]) -> Taken:
+def _split(plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The rows of each ring that hold something, out of one block of all or one of each that has.
+
+    Raises:
+        BufferMisuseError: They are others than the ring counts.
+    """
+    counts = np.minimum(rings[:, 0], plan.span)
+    sizes = [int(count) for count in counts if count] if len(blocks) > 1 else [int(counts.sum())]
+    if [*map(len, blocks)] != sizes:
+        raise contradiction(f"it has other rows than {sizes}")
+    if len(blocks) == 1:
+        return np.split(blocks[0], np.cumsum(counts)[:-1])
+    rest = iter(blocks)
+    return [next(rest) if count else blocks[0][:0] for count in counts]
+
+
+def check_table(
+    table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
+) -> None:
     """Check what a state says of the table.
+
+    Args:
+        table: Which is to be filled.
+        state: Arrays by name, of the dtypes and shapes that the table has.
+        blocks: uint8 (?, stride) each, rows that hold something.
 
     Raises:
         BufferMisuseError: It does not fit the table, or its parts not one another.
     """
-    plan = table.plan
-    span, num_rows, stride = plan.span, plan.num_rows, plan.layout.stride
-    rings = checked_array("rings", state["rings"], np.int64, (plan.num_rings, 2))
+    plan, rings = table.plan, state["rings"]
+    span, num_rows = plan.span, plan.num_rows
     begun, committed = rings.T
     bad = (committed < 0) | (begun < committed) | (begun - committed > span)
     if bad.any() or begun.max() > _MOST_ADDED // plan.num_rings:
         raise contradiction("it has numbers of transitions that cannot be")
-    counts = np.minimum(begun, span)
-    sizes = [num_rows] if (counts == span).all() else [int(n) for n in counts if n] or [0]
-    blocks = state["rows"]
-    if not isinstance(blocks, list) or len(blocks) != len(sizes):
-        raise contradiction(f"it has not {len(sizes)} blocks of rows")
-    arrays = [
-        checked_array("rows", block, np.uint8, (size, stride))
-        for block, size in zip(blocks, sizes, strict=True)
-    ]
-    is_held = (np.arange(span) < counts[:, None]).reshape(-1)
+    columns = _read_fields(plan, _split(plan, rings, blocks), is_checked=True)
+    is_held = (np.arange(span) < np.minimum(begun, span)[:, None]).reshape(-1)
     held = np.flatnonzero(is_held)
-    columns = _read_fields(plan, arrays)
     if "env_ids" in columns:
         _check_env_ids(plan, columns["env_ids"], held)
-    envs: dict[str, np.ndarray] = {}
     if plan.num_envs:
-        for name, dtype in _PER_ENV.items():
-            envs[name] = checked_array(name, state[name], dtype, (plan.num_envs,))
-        check_bools("is_open", [envs["is_open"]])
+        check_bools("is_open", [state["is_open"]])
         own = committed[np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)]
-        if envs["last"].min() < 0 or (envs["last"] > own).any():
+        if state["last"].min() < 0 or (state["last"] > own).any():
             raise contradiction("it has newest transitions that cannot be")
-    once = {} if table.once is None else table.once.checked(state)
-    links = np.zeros(0, np.int32)
+    if table.once is not None:
+        table.once.check(state)
     if plan.is_linked:
         links = np.zeros(num_rows, np.int32)
         links[held] = columns["link"]
-        num_slots = len(once["units"]) if once else 0
-        links_there = _check_links(plan, rings, links, is_held, num_slots, envs)
+        num_slots = 0 if table.once is None else len(state["units"])
+        links_there = _check_links(plan, rings, links, is_held, num_slots, state)
         if table.once is not None:
-            table.once.check_links(once, links_there)
-    return Taken(rings, arrays, links, envs, once)
+            table.once.check_links(state, links_there)
 
 
-def _read_fields(plan: Plan, blocks: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Links and env ids of the rows; bools are looked at."""
+def _read_fields(
+    plan: Plan, blocks: list[np.ndarray], *, is_checked: bool = False
+) -> dict[str, np.ndarray]:
+    """Links and env ids of the rows; bools are looked at if that is asked for."""
     fields, found = plan.layout.fields, {}
-    bools = [path for path, field in fields.items() if field.dtype == np.bool_]
+    bools = [path for path, field in fields.items() if is_checked and field.dtype == np.bool_]
     for block in blocks:
         if not block.flags.aligned or block.ctypes.data % 8:
             block = block.copy()
@@ -445,25 +426,25 @@ def _check_links(
     return links
 
 
-def take_table(table: Table, taken: Taken) -> None:
-    """Take over a state that was checked."""
+def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]) -> None:
+    """Take over a state that was checked, or is of a buffer; see `check_table`."""
     table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
-    span, counts = table.plan.span, np.minimum(taken.rings[:, 0], table.plan.span)
-    if len(taken.rows) == 1 and len(taken.rows[0]) == table.plan.num_rows:
-        table.rows.copy_(_tensor(taken.rows[0]))
-    else:
+    parts = _split(table.plan, state["rings"], blocks)
+    if sum(map(len, parts)) < table.plan.num_rows:
         table.rows.zero_()
-        blocks = iter(taken.rows)
-        for ring in np.flatnonzero(counts).tolist():
-            begin = ring * span
-            table.rows[begin : begin + counts[ring]].copy_(_tensor(next(blocks)))
+    begins = np.arange(len(parts)) * table.plan.span
+    for begin, part in zip(begins.tolist(), parts, strict=True):
+        if len(part):
+            table.rows[begin : begin + len(part)].copy_(_tensor(part))
     if table.is_staged and len(table.links):
-        table.links[...] = taken.links
-    for name, array in taken.envs.items():
-        table.envs[name] = array
+        table.links[...] = 0
+        held = [begin + np.arange(len(part)) for begin, part in zip(begins, parts, strict=True)]
+        table.links[np.concatenate(held)] = _read_fields(table.plan, parts)["link"]
+    for name in _PER_ENV if table.plan.num_envs else ():
+        table.envs[name] = state[name]
     if table.once is not None:
-        table.once.take(taken.once)
-    table.begun[...], table.committed[...] = taken.rings.T
+        table.once.take(state)
+    table.begun[...], table.committed[...] = state["rings"].T
     table.is_torn = True  # so that what follows from the rest is found out
     table.recover()
 
@@ -478,24 +459,3 @@ def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
     fields.pop("link", None)  # follows from the settings
     settings = state.get("settings")
     return {**(settings if isinstance(settings, Mapping) else {}), "field": fields}
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A state of which each entry that is no list or dict is changed."""
-    if isinstance(value, list):
-        return [_mapped(item, change) for item in value]
-    if isinstance(value, dict):
-        return {name: _mapped(item, change) for name, item in value.items()}
-    return change(value)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _as_array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _as_tensor(value: Any) -> Any:
-    return _tensor(value) if isinstance(value, np.ndarray) else value

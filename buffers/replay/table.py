@@ -39,9 +39,8 @@ import torch
 
 from buffers.core.arguments import Transitions, read_row_ids, read_transitions, tree_leaves
 from buffers.core.compiling import njit
-from buffers.core.kernels import address_of, copy_item_at
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import RowLayout, row_views
+from buffers.core.rows import Field, RowLayout, row_views
 from buffers.replay.once import Once, Placed, Prepared
 from buffers.replay.plan import Plan
 
@@ -51,11 +50,9 @@ RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
 
 
-_CHUNK_BYTES = 1 << 18  # which stay in the cache
-_MAX_STAGES = 4  # numbers of rows whose memory is kept
-_LINE = 64
+_MANY = 256  # rows from which on an item of a column is copied as one piece
 _NO_ROWS, _NONE = np.zeros(0, np.int64), -1
-_FLOAT64 = np.dtype(np.float64)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _SMALL = 1e30
 _NAMES = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
@@ -69,9 +66,9 @@ class ArrayReader:
         kinds = [(n, n) for n in once] + [(f"next_{n}", n) for n in once] + [("actions", "actions")]
         kinds += [(n, n) for n in ("rewards", "terminations", "truncations", *layout.extras)]
         self._layout, self._has_frames = layout, layout.frames is not None
-        self._fields = [(path, fields[n].shape, fields[n].dtype) for path, n in kinds]
+        self._fields = [(path, fields[n].shape, np.dtype(fields[n].dtype.str)) for path, n in kinds]
         self._is_flat, self._extras = layout.obs == ["obs"], {*layout.extras}
-        self._shape: tuple[int, ...] = (-1,)
+        self._rewards: Any = None, None  # shape and dtype of those of the add before
         self._expected = self._fields
 
     def read(
@@ -104,7 +101,7 @@ class ArrayReader:
             count = len(rewards)
             if env_ids is None:
                 if not (num_envs and count % num_envs):
-                    return Transitions(arrays, _NO_ROWS, None, None)
+                    return arrays, _NO_ROWS, None, None
             elif (
                 env_ids.__class__ is np.ndarray
                 and env_ids.dtype is _INT64
@@ -112,9 +109,9 @@ class ArrayReader:
                 and count
                 and (not num_envs or env_ids.view(_UINT64).max() < num_envs)  # negative ones, too
             ):
-                return Transitions(arrays, env_ids if num_envs else _NO_ROWS, None, None)
+                return arrays, env_ids if num_envs else _NO_ROWS, None, None
             ids = read_row_ids(env_ids, count, num_envs, device)
-            return Transitions(arrays, ids if num_envs else _NO_ROWS, None, None)
+            return arrays, ids if num_envs else _NO_ROWS, None, None
         named = zip(_NAMES, given, strict=True)
         columns = {name: column for name, column in named if column is not None}
         columns.update(extras)
@@ -131,23 +128,24 @@ class ArrayReader:
             space, more = self._layout.observation_space, [extras[n] for n in self._layout.extras]
             leaves = tree_leaves(space, obs, "obs"), tree_leaves(space, next_obs, "next_obs")
             given = (*leaves[0], *leaves[1], actions, rewards, *flags, *more)
-        shape, found = rewards.shape, {}
-        if shape != self._shape:  # most adds have as many rows as the one before
-            if len(shape) != 1:
+        (shape, dtype), found = self._rewards, {}
+        # Most adds are like the one before; arrays have the one object of their dtype, or are read.
+        if rewards.shape != shape or rewards.dtype is not dtype:
+            shape, dtype = rewards.shape, rewards.dtype
+            if len(shape) != 1 or dtype not in (_FLOAT32, _FLOAT64):
                 return None
-            self._expected = [(p, (*shape, *inner), dtype) for p, inner, dtype in self._fields]
-            self._shape = shape
-        for value, (path, expected, dtype) in zip(given, self._expected, strict=True):
-            if value.__class__ is not np.ndarray or value.shape != expected:
+            kinds = ((p, s, dtype if p == "rewards" else own) for p, s, own in self._fields)
+            self._expected = [(path, (*shape, *inner), own) for path, inner, own in kinds]
+            self._rewards = shape, dtype
+        for value, (path, expected, own) in zip(given, self._expected, strict=True):
+            if value.__class__ is not np.ndarray or value.dtype is not own:
                 return None
-            is_stored = value.dtype is dtype or value.dtype == dtype
-            if not is_stored and (path != "rewards" or value.dtype != _FLOAT64):
+            if value.shape != expected:
                 return None
             found[path] = value
-        # Where the sum of squares is small all are finite, also as float32; looking at each takes
-        # as long as the rest.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return found if rewards.dot(rewards) < _SMALL else None
+        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
+        # does not warn of sums that are not.
+        return found if np.vdot(rewards, rewards) < _SMALL else None
 
 
 class Commit(NamedTuple):
@@ -187,6 +185,7 @@ class Table:
         committed: The same.
         once: Observations stored once, or None.
         is_torn: An add has begun and not ended.
+        is_plain: Rows follow on nothing, in a single ring.
     """
 
     def __init__(
@@ -212,16 +211,17 @@ class Table:
             self.rows = torch.zeros((plan.num_rows, stride), dtype=torch.uint8, device=device)
         self.words = self.rows.view(torch.int64)
         self.columns: dict[str, np.ndarray] = {}
+        self._items: dict[str, np.ndarray] = {}
         if not is_staged:
             self._pages = self.rows.numpy()
             self.columns = row_views(self.words.numpy(), plan.layout.fields)
+            self._items = _items_of(self.words.numpy(), plan.layout.fields)
         self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
         self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
-        self._span, self._stages = plan.span, {}
-        self._chunk = max(1, _CHUNK_BYTES // stride)  # rows that are packed at a time
+        self._span = plan.span
         self.once = Once(self, plan) if plan.is_once else None
         # Links of rows that are on a device; the host follows them when it writes.
         self.links = (
@@ -232,7 +232,8 @@ class Table:
         self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
         self.is_torn = False
         self._commit: Commit | None = None
-        self._is_plain = plan.num_rings == 1 and not plan.is_linked
+        self.is_plain = plan.num_rings == 1 and not plan.is_linked
+        self._is_unsure = plan.num_rings > 1 or order is not None  # by the first ring's count alone
         self._has_ids = "env_ids" in plan.layout.fields
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._all_envs = np.arange(plan.num_envs)
@@ -268,8 +269,7 @@ class Table:
     @property
     def is_empty(self) -> bool:
         """Whether that may be so: the number of transitions that can be drawn is 0."""
-        begin, end = self.live_of_one() if self.plan.num_rings == 1 else (0, 0)
-        return begin == end
+        return not self._counts[1] or self._is_unsure or self.is_torn
 
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same on the device, which does not wait for it."""
@@ -352,7 +352,8 @@ class Table:
         """Write checked transitions.
 
         Args:
-            arrays: (K, ...) by path, of the dtypes of the layout.
+            arrays: (K, ...) by path, of the dtypes of the layout. Unless the table is plain they
+                are no more in each ring than it has rows.
             env_ids: int64 (K,), or (0,) for whole steps.
             stops: bool (K,), rows after which another episode begins besides those with a flag.
             cuts: int64 (C,), environments whose episodes are cut before.
@@ -369,7 +370,7 @@ class Table:
                 if array.base is not None and np.may_share_memory(array, self._pages):
                     arrays = {**arrays, path: array.copy()}
         count = len(arrays["rewards"])
-        if self._is_plain:
+        if self.is_plain:
             if count:
                 self._append(arrays, env_ids, count)
             return
@@ -378,6 +379,18 @@ class Table:
                 self.cut(cuts)
             return
         self._write_placed(arrays, self._place(arrays, env_ids, stops, cuts, count))
+
+    def check_frames(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+    ) -> None:
+        """Raise what `add` raises of stacks, of any number of transitions; the rest is as there."""
+        if self.once is not None and self.plan.layout.frames is not None:
+            placed = self._place(arrays, env_ids, stops, cuts, len(arrays["rewards"]))
+            self.once.complete(self.plan.layout.frames, arrays, placed)
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
@@ -398,10 +411,10 @@ class Table:
         counts[0] = max(counts[0], end)
         if self._order is not None:
             self._order()
-        if self.is_staged:
-            self._send(arrays, (start + np.arange(count)) % span)
-        else:
-            self._write(arrays, _NO_ROWS, start % span, count)
+        first = start % span
+        is_whole = first + count <= span and not self.is_staged
+        rows = slice(first, first + count) if is_whole else (first + np.arange(count)) % span
+        self._write(arrays, rows)
         if self._order is not None:
             self._order()
         counts[1] = end
@@ -426,19 +439,18 @@ class Table:
         is_over = is_over if stops is None else is_over | stops
         ids, cuts = np.array(ids), _NO_ROWS if cuts is None else np.array(cuts)
         ends, envs = self.committed.copy(), self.envs.copy()
-        found, flags = np.empty((5, count), np.int64), np.empty((3, count), np.bool_)
+        found, flags = np.empty((5, count), np.int64), np.empty((2, count), np.bool_)
         newest, sizes = np.full(plan.num_envs, _NONE), (self._envs_per_ring, plan.span)
         has_several = place(ids, is_over, cuts, sizes, newest, envs, ends, (found, flags))
         numbers, rows, before, before_rows, previous = found
-        is_kept, is_open, is_joined = flags
+        is_open, is_joined = flags
         return Placed(
-            ids, rows, numbers, is_kept if count > plan.span else None,
-            previous if has_several else None, before, before_rows, is_open, is_joined, is_over,
-            ends, envs,
+            ids, rows, numbers, previous if has_several else None, before, before_rows, is_open,
+            is_joined, is_over, ends, envs,
         )  # fmt: skip
 
     def _write_placed(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
-        ids, rows, previous, is_kept = placed.ids, placed.rows, placed.previous, placed.is_kept
+        ids, rows, previous = placed.ids, placed.rows, placed.previous
         is_joined, codes = placed.is_joined, None
         once = None if self.once is None else self.once.prepare(arrays, placed)
         if self._has_ids:
@@ -461,15 +473,7 @@ class Table:
             self._order()
         if once is not None and self.once is not None:
             arrays = {**arrays, **self.once.write(once)}
-        if is_kept is not None:
-            fields, rows_kept = self.plan.layout.fields, rows[is_kept]
-            arrays = {path: arrays[path][is_kept] for path in fields}
-        else:
-            rows_kept = rows
-        if self.is_staged:
-            self._send(arrays, rows_kept)
-        else:
-            self._write(arrays, rows_kept, 0, len(rows_kept))
+        self._write(arrays, rows)
         if codes is not None:
             joined = is_joined if previous is None else is_joined & (previous < 0)
             codes = rows[joined] + 1 + self._first_row
@@ -477,42 +481,13 @@ class Table:
         self._commit = Commit(envs, placed.ends, ids, once)
         self._finish()
 
-    def _write(
-        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, first: int, count: int
-    ) -> None:
-        """Write columns (K, ...) into distinct rows int64 (K,), or without any into `first` on."""
-        for begin in range(0, count, self._chunk):
-            size = min(self._chunk, count - begin)
-            stage = self._stage(arrays, begin, size)
-            scatter(*stage, rows[begin : begin + size], first, size, self._pages)
-            first = (first + size) % self._span
-
-    def _stage(
-        self, arrays: Mapping[str, np.ndarray], begin: int, size: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Copy a piece of each column into memory; return that, uint8, and what goes where."""
-        found = self._stages.get(size)
-        if found is None:
-            fields, places, end = self.plan.layout.fields, [], 0
-            for field in fields.values():
-                places.append((field.offset, field.nbytes, end))
-                end += -(-field.nbytes * size // _LINE) * _LINE
-            pages, targets = np.zeros(end, np.uint8), []
-            for path, (_, _, start) in zip(fields, places, strict=True):
-                field = fields[path]
-                shape = size, *field.shape
-                targets.append((path, np.ndarray(shape, field.dtype, pages.data, start)))
-            if len(self._stages) >= _MAX_STAGES:
-                self._stages.clear()
-            found = self._stages[size] = pages, np.array(places, np.int64), targets
-        pages, places, targets = found
-        if begin or size < len(arrays["rewards"]):
-            for path, target in targets:
-                target[...] = arrays[path][begin : begin + size]
+    def _write(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> None:
+        """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them."""
+        if self.is_staged:
+            self._send(arrays, rows)
         else:
-            for path, target in targets:
-                target[...] = arrays[path]
-        return pages, places
+            is_many = len(arrays["rewards"]) >= _MANY
+            write_columns(self._items if is_many else self.columns, arrays, rows)
 
     def _write_links(self, rows: np.ndarray, codes: np.ndarray) -> None:
         if not len(rows):
@@ -524,16 +499,14 @@ class Table:
             where, values = torch.from_numpy(rows), torch.from_numpy(codes.astype(np.int32))
             column.index_copy_(0, where.to(self.device), values.to(self.device))
 
-    def _send(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
+    def _send(self, arrays: Mapping[str, np.ndarray], rows: Any) -> None:
         """Pack rows on the host, and write them on the device by one copy."""
-        packed = np.zeros((len(rows), self.plan.layout.stride), np.uint8)
-        for begin in range(0, len(rows), self._chunk):
-            size = min(self._chunk, len(rows) - begin)
-            scatter(*self._stage(arrays, begin, size), _NO_ROWS, begin, size, packed)
+        packed = np.zeros((len(rows), self.plan.layout.stride // 8), np.int64)
+        write_columns(_items_of(packed, self.plan.layout.fields), arrays, slice(None))
         if "link" in self.plan.layout.fields:
             self.links[rows] = arrays["link"]
         where = torch.from_numpy(rows).to(self.device)
-        self.words.index_copy_(0, where, torch.from_numpy(packed.view(np.int64)).to(self.device))
+        self.words.index_copy_(0, where, torch.from_numpy(packed).to(self.device))
 
     def _finish(self) -> None:
         """Let what an add has written count; it may be done again if it was interrupted."""
@@ -596,30 +569,28 @@ class Table:
         self._write_links(changed, links[changed])
 
 
-@njit(nogil=True, cache=True)
-def scatter(stage, places, rows, first, count, table):
-    """Write rows, one after the other, of which each column lies in one piece.
+def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
+    """Columns of rows int64 (K, words), an item of several numbers being one of bytes.
 
-    Args:
-        stage: uint8 (size,), the columns.
-        places: int64 (F, 3), of each column the byte of a row where it goes, the bytes it has
-            there, and the byte of `stage` where it begins.
-        rows: int64 (K,); of length 0 they are first, first + 1, ..., at the end from 0 on.
-        first: See above.
-        count: K.
-        table: uint8 (num_rows, stride), written.
+    NumPy copies such an item by one call, in two thirds of the time that its numbers take.
     """
-    source, target = address_of(stage), address_of(table)
-    num_rows, stride = table.shape[0], table.shape[1]
-    for i in range(count):
-        row = rows[i] if rows.shape[0] else first
-        first += 1
-        first = 0 if first == num_rows else first
-        for f in range(places.shape[0]):
-            size = places[f, 1]
-            copy_item_at(
-                target + row * stride + places[f, 0], source + places[f, 2] + i * size, size
-            )
+    found = row_views(words, fields)
+    for path, field in fields.items():
+        if field.shape and field.nbytes:
+            kind, strides = np.dtype((np.void, field.nbytes)), words.strides[:1]
+            found[path] = np.ndarray(len(words), kind, words, field.offset, strides)
+    return found
+
+
+def write_columns(
+    columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice
+) -> None:
+    """Write arrays (K, ...) by path into rows, int64 (K,) or a slice, of columns."""
+    for path, column in columns.items():
+        array = arrays[path]
+        if array.ndim > column.ndim:  # one of `_items_of`
+            array = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)[:, 0]
+        column[rows] = array
 
 
 @njit(nogil=True, cache=True)
@@ -635,9 +606,8 @@ def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
         envs: ENVS (N,), brought up to date.
         ends: int64 (R,), transitions ever added to each ring; brought up to date.
         written: int64 (5, K): numbers in the ring; rows; the number of the row before of the same
-            env, or -1; that row; the place of that among these, or -1. And bool (3, K): not
-            overwritten by the same add; the episode of the row before goes on; and that row is
-            still there.
+            env, or -1; that row; the place of that among these, or -1. And bool (2, K): the
+            episode of the row before goes on; and that row is still there.
 
     Returns:
         Whether an environment has several rows.
@@ -654,12 +624,11 @@ def place(ids, is_over, cuts, sizes, newest, envs, ends, written):
         has_several |= previous >= 0
         found[0, i], found[1, i] = number, ring * span + number % span
         found[2, i], found[3, i] = before, ring * span + before % span
-        found[4, i], flags[1, i] = previous, envs[env]["is_open"]
+        found[4, i], flags[0, i] = previous, envs[env]["is_open"]
         envs[env]["last"], envs[env]["is_open"] = number + 1, not is_over[i]
         newest[env] = i
         ends[ring] = number + 1
     for i in range(ids.shape[0]):
         first = max(ends[ids[i] // per_ring] - span, 0)
-        flags[0, i] = found[0, i] >= first
-        flags[2, i] = flags[1, i] and found[2, i] >= first
+        flags[1, i] = flags[0, i] and found[2, i] >= first
     return has_several

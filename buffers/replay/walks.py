@@ -7,6 +7,7 @@ that does not count yet. Rewards are summed in float64.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from buffers.core.compiling import njit
@@ -16,7 +17,7 @@ __all__ = ["find_windows", "find_windows_there", "lead_back"]
 
 
 @njit(nogil=True, cache=True)
-def find_windows(columns, committed, span, lists, num_steps, gamma, totals, written):
+def find_windows(columns, committed, span, lists, num_steps, gamma, written):
     """Sum rewards along windows.
 
     Args:
@@ -27,13 +28,13 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, totals, writ
         lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
         num_steps: Longest window.
         gamma: Discount per step.
-        totals: float64 (B,), scratch memory.
         written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
             the last one terminated.
     """
     rewards, links, terminations, truncations = columns
     sums, discounts = written
     rows, lasts = lists[0], lists[1]
+    totals = np.empty(rows.shape[0])
     num_rows, factor = links.shape[0], 1.0
     stride, first, newest = rewards.strides[0], 0, (committed[0] - 1) % span
     for i in range(rows.shape[0]):

@@ -15,7 +15,6 @@ from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, re
 from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
-from buffers.core.guard import Guard, exclusive
 from buffers.core.state import (
     Block,
     LoadedState,
@@ -233,7 +232,6 @@ class RolloutBuffer(StatefulBuffer):
         self.autoreset_mode = layout.autoreset_mode
         self.device = resolve_device(device)
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        self._guard = Guard()
         self._layout = layout
         self._staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
@@ -676,7 +674,6 @@ class RolloutBuffer(StatefulBuffer):
         is_tensor = isinstance(mask, torch.Tensor) and mask.device == self.device
         return is_tensor and mask.dtype == torch.bool and mask.shape == self._row_shape
 
-    @exclusive
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
@@ -721,7 +718,6 @@ class RolloutBuffer(StatefulBuffer):
         last = read_tensor("last_values", last_values, self._row_shape, torch.float32)
         self._compute(last, policy_outputs)
 
-    @exclusive
     def _compute(self, last: torch.Tensor, policy_outputs: bool) -> None:
         if self._deferred is not None:
             self._compute_deferred(self._deferred, last, policy_outputs)
@@ -831,7 +827,6 @@ class RolloutBuffer(StatefulBuffer):
         is_given = torch.from_numpy(self._pages["has_final"]).to(self.device)
         torch.where(is_given, self.final_values, self.values[1:], out=self.final_values)
 
-    @exclusive
     def count_episodes(self) -> None:
         """Add up the episodes for `episodes`, which, or `compute_advantages`, does it otherwise.
 
@@ -847,7 +842,6 @@ class RolloutBuffer(StatefulBuffer):
         else:
             self._episodes()
 
-    @exclusive
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
 

@@ -16,7 +16,6 @@ from buffers.core.batches import Batch
 from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
-from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
 from buffers.core.staging import StagingBlocks
@@ -251,7 +250,6 @@ class MinibatchSampler:
         self._num_rows = self._rows.spec.shape[0]
         self._sent = StagingBlocks(self._rows.tensor.device, "use fewer rows")
         self.passes = PassCounter()
-        self._guard = Guard()
         self.generator = HostGenerator(seed)
 
     @property
@@ -329,7 +327,6 @@ class MinibatchSampler:
                 require(begun)
                 yield RolloutBatch(*parts) if is_plain else _batch(chosen, parts, own)
 
-    @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
         """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
 
@@ -342,7 +339,6 @@ class MinibatchSampler:
         with self._sent.sent("the order of rows", rows) as (order,):
             return order.clone()
 
-    @exclusive
     def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
         """The first rows of the list, shuffled, in batches of one size; and their weights.
 
@@ -361,7 +357,6 @@ class MinibatchSampler:
         with self._sent.sent("the order of rows", order, weights) as sent:
             return [part.clone() for part in sent]
 
-    @exclusive
     def _gather(
         self,
         own: Sequence[torch.Tensor],

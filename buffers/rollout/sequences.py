@@ -13,7 +13,6 @@ from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
-from buffers.core.guard import Guard, exclusive
 from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
 from buffers.rollout.minibatches import (
@@ -91,7 +90,6 @@ class SequenceSampler:
         self._states = [rows.extras[name].flatten(0, 1) for name in self._initial]
         self._sent = StagingBlocks(rows.indices.tensor.device, "use shorter rollouts")
         self.passes = PassCounter()
-        self._guard = Guard()
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +150,6 @@ class SequenceSampler:
             # Nothing that is handed out is named here: it would be held until the next batch.
             yield self._batch(*self._gather(rows, weights, plan), rows, weights, plan)
 
-    @exclusive
     def _order(self, plan: SequencePlan) -> list[torch.Tensor]:
         """The rows int64 (K,) of all batches of a pass, and their weights float32 (K,)."""
         if self._deferred is not None:
@@ -175,7 +172,6 @@ class SequenceSampler:
         with self._sent.sent("the order of sequences", *order) as sent:
             return [part.clone() for part in sent]
 
-    @exclusive
     def _gather(
         self, rows: torch.Tensor, weights: torch.Tensor, plan: SequencePlan
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -688,7 +688,11 @@ def with_other_finals(step):
     return (*step[:-1], {**step[-1], "final_obs": step[-1]["final_obs"].double()})
 
 
-@pytest.mark.parametrize("changed", [hosts, with_other_finals])
+def with_flags_as_numbers(step):
+    return (*step[:-1], {**step[-1], "_final_obs": step[-1]["_final_obs"].to(torch.int64)})
+
+
+@pytest.mark.parametrize("changed", [hosts, with_other_finals, with_flags_as_numbers])
 def test_a_step_that_does_not_fit_the_devices_path_is_written_all_the_same(changed):
     shelf = Shelf()
     writer = on_a_device(shelf)

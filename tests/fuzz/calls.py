@@ -1024,7 +1024,7 @@ def make_on_ray(which, mode):
 
     sys.modules["ray"] = fake_ray()
     fns = [functools.partial(_Counting, _ENV_ACTIONS[which])] * NUM_ENVS
-    return RayVectorEnv(fns, num_workers=2, worker_backend="sync", autoreset_mode=mode)
+    return RayVectorEnv(fns, num_workers=2, autoreset_mode=mode)
 
 
 @functools.cache
@@ -1252,8 +1252,8 @@ def run_ray_absent(case):
     values, count = case.values, 0
     fns = [functools.partial(_Counting, _ENV_ACTIONS[0])] * NUM_ENVS
     good = {
-        "num_workers": 2, "cpus_per_worker": 1.0, "worker_backend": "sync", "on_error": "raise",
-        "worker_options": {}, "timeout": 10.0, "start_timeout": 10.0, "address": None,
+        "num_workers": 2, "cpus_per_worker": 1.0, "on_error": "raise",
+        "timeout": 10.0, "start_timeout": 10.0, "address": None,
         "autoreset_mode": "NextStep", "observation_mode": "same", "num_envs": None,
     }  # fmt: skip
     for _ in range(_CALLS // 6):

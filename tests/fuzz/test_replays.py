@@ -26,7 +26,6 @@ def whole_batch(buffer, batch, priorities):
         (SequenceIndex, "are_alive", lambda self, rows, memory: rows >= 0),
         (prioritized.secrets, "randbits", lambda _: 1),
         (SequenceIndex, "follow", lambda self, value: None),
-        (SequenceIndex, "pass_over", lambda self, envs, is_over: None),
         (Table, "cut", lambda self, ids: None),
     ],
     ids=[
@@ -34,7 +33,6 @@ def whole_batch(buffer, batch, priorities):
         "overwritten sequences",
         "loaded states",
         "followers",
-        "steps",
         "cuts",
     ],
 )

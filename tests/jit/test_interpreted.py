@@ -1,8 +1,10 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
+import os
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -345,3 +347,35 @@ def test_indices_out_of_range_by_hashes_that_wrap_around_are_found():
 def test_integers_of_64_bits_wrap_around(compute, expected):
     found = compute(interpreted._Int64(2))
     assert found == expected and type(found) is not int
+
+
+def test_the_time_of_kernels_is_known_while_timing_is_on():
+    envs = make(debug=True)
+    assert envs._runner.num_threads == 1
+    envs.reset(seed=1)
+    envs.timing.enable()
+    for row in random_actions(5, 10):
+        envs.step(row)
+    report = envs.timing.report()
+    assert report.shares["env compute"] > 0.3
+    envs.timing.disable()
+    envs.step(random_actions(5, 1)[0])
+    envs.close()
+
+
+def test_a_fork_goes_on_with_its_copy_of_the_envs():
+    envs, actions = make(debug=True), random_actions(5, 2)
+    envs.reset(seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, from Python 3.12
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            envs.step(actions[0])
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    envs.step(actions[0])
+    envs.close()

@@ -169,3 +169,110 @@ def test_use_by_two_threads_at_once_is_refused():
     with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
         envs.observe()
     envs.step([0, 0])
+
+
+def stepped(num_steps=5, kernels=None, **options):
+    """A vector env with helpers that has done some steps."""
+    options = {"num_threads": 2, **options}
+    make = CartPoleVectorEnv if kernels is None else lambda *a, **o: JitVectorEnv(kernels, *a, **o)
+    envs = make(NUM_ENVS, **options)
+    envs.reset(seed=0)
+    for row in actions_for(num_steps):
+        envs.step(row if kernels is None else np.zeros(NUM_ENVS, np.int64))
+    return envs
+
+
+def test_helpers_sleep_between_steps_and_end_with_the_program(split_all):
+    envs = stepped()
+    locks, deadline = envs._runner._helpers._locks[1:], time.monotonic() + 10.0
+    for _ in range(3):
+        envs.step(actions_for(1)[0])
+        time.sleep(0.01)
+    while not all(lock.locked() for lock in locks):  # a helper that is awake has released its own
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert all(thread.daemon for thread in helper_threads())
+    envs.close()
+
+
+def test_close_waits_for_the_helpers(split_all):
+    envs = stepped()
+    helpers = envs._runner._helpers
+    assert len(helpers._threads) == 1
+    envs.close()
+    assert not any(thread.is_alive() for thread in helpers._threads)
+
+
+def test_an_exception_of_a_kernel_in_a_helper_does_not_hold_the_caller(split_all):
+    envs = stepped(2, FAILING)
+    runner, whole = envs._runner, envs._runner._attend
+
+    def late(*arguments):
+        time.sleep(0.05)  # so the helper has the row
+        return whole(*arguments)
+
+    runner._attend = late
+    actions = np.ones(NUM_ENVS, np.int64)
+    with pytest.raises(ValueError, match="the kernel failed"):
+        envs.step(actions)
+    runner._attend = whole
+    envs.reset(seed=0)
+    assert envs.step(actions)[0].tolist() == [[2.0]] * NUM_ENVS
+    envs.close()
+
+
+def test_ctrl_c_while_a_broken_job_is_completed_comes_through(split_all):
+    """Not the exception of the kernel that has broken it."""
+    envs = stepped()
+    runner, whole, raised = envs._runner, envs._runner._attend, [ValueError, KeyboardInterrupt]
+
+    def broken(*arguments):
+        if raised:
+            raise raised.pop(0)
+        return whole(*arguments)
+
+    runner._attend = broken
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(actions_for(1)[0])
+    runner._attend = whole
+    assert not raised
+    twin = CartPoleVectorEnv(NUM_ENVS)
+    np.testing.assert_array_equal(envs.reset(seed=3)[0], twin.reset(seed=3)[0])
+    np.testing.assert_array_equal(envs.step(actions_for(1)[0])[0], twin.step(actions_for(1)[0])[0])
+    envs.close()
+
+
+def test_helpers_help_again_after_ctrl_c_came_before_they_were_woken(split_all, monkeypatch):
+    envs, woken, wake = stepped(), [], runner._Helpers.wake
+
+    def noted(helpers, threads):
+        woken.append(threads)
+        if len(woken) == 1:
+            raise KeyboardInterrupt
+        wake(helpers, threads)
+
+    def step_until_it_wakes(count):
+        deadline = time.monotonic() + 20.0
+        while sum(threads > 0 for threads in woken) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)  # helpers fall asleep
+            with contextlib.suppress(KeyboardInterrupt):
+                envs.step(actions_for(1)[0])
+
+    monkeypatch.setattr(runner._Helpers, "wake", noted)
+    step_until_it_wakes(1)
+    envs.reset(seed=0)
+    step_until_it_wakes(2)
+    envs.close()
+
+
+def test_a_fork_beside_a_thread_in_a_job_is_ready_after_a_reset(split_all):
+    """As a fork finds it: the job is another thread's, which it does not have."""
+    envs, twin = stepped(), CartPoleVectorEnv(NUM_ENVS)
+    helpers = envs._runner._helpers
+    del envs._runner._free[0]
+    assert envs._runner.note_fork()
+    helpers.stop()  # this is no fork: they are here still
+    np.testing.assert_array_equal(envs.reset(seed=3)[0], twin.reset(seed=3)[0])
+    np.testing.assert_array_equal(envs.step(actions_for(1)[0])[0], twin.step(actions_for(1)[0])[0])
+    envs.close()

@@ -7,12 +7,10 @@ import threading
 import time
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from envs import counters
 from equality import assert_same
-from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from on_ray.toy_policies import Failing, Follower, Hoarder, Odd
 from workers.faulty_envs import DIE, FINE, HANG, RAISE, faulty
@@ -213,39 +211,3 @@ def test_policies_may_take_as_long_to_make_as_envs():
     with pytest.raises(StepTimeoutError, match=r"`set_policy` has timed out after 0.2"):
         envs.set_policy(make)
     envs.close(terminate=True)
-
-
-class LargeEnv(gym.Env):
-    observation_space = Box(0, 255, (1024, 1024), np.uint8)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros((1024, 1024), np.uint8), {}
-
-    def step(self, action):
-        return np.ones((1024, 1024), np.uint8), 0.0, False, False, {}
-
-
-def test_fragments_larger_than_the_object_store_are_told_with_numbers(caplog):
-    envs = RayVectorEnv([LargeEnv] * 4, num_workers=2)
-    envs.reset(seed=1)
-    envs.set_policy(Follower)
-
-    def collect(num_steps):
-        size, shape = (num_steps, 4), (1024, 1024)
-        obs, rewards = np.zeros((*size, *shape), np.uint8), np.zeros(size)
-        flags = np.zeros((2, *size), np.bool_)
-        slots = [StepSlot(obs[t], rewards[t], flags[0, t], flags[1, t]) for t in range(num_steps)]
-        envs.collect(slots, inputs=[np.zeros(size, np.int64)])
-        assert (obs == 1).all()
-
-    collect(2)
-    assert caplog.messages == []
-    collect(24)
-    assert len(caplog.messages) == 1
-    assert re.match(
-        r"fragments of 24 steps x 4 envs don't fit into Ray's object store.*"
-        r"node \w{12} has 100 MiB for 96 MiB\. Collect fewer steps",
-        caplog.messages[0],
-    )
-    envs.close()

@@ -44,46 +44,46 @@ def test_compiled_envs(name, mode):
     here.close()
 
 
-def test_timing_counts_calls_and_waiting():
+def test_timing_counts_calls_and_the_time_of_actors():
     spread = RayVectorEnv(counters([3] * 4), num_workers=2)
     spread.reset()
     spread.timing.enable()
     for _ in range(5):
         spread.step([0] * 4)
     report = spread.timing.report()
-    assert report.num_steps == 16  # four rows of twenty are resets
-    assert report.resets.num_steps == 4
+    assert report.num_steps == 20
     assert "RayVectorEnv" in str(report)
     spread.timing.disable()
     spread.step([0] * 4)
-    assert spread.timing.report().num_steps == 16
+    assert spread.timing.report().num_steps == 20
     spread.close()
 
 
-def test_a_slow_env_is_seen_in_its_actor(tmp_path):
+@pytest.mark.parametrize("way", ["step", "recv"])
+def test_a_slow_env_is_seen_in_its_actor(tmp_path, way):
     fns = [functools.partial(SyntheticEnv, wait_ms=30.0 if k == 2 else 3.0) for k in range(4)]
     spread = RayVectorEnv(fns, num_workers=2)
     spread.reset()
     spread.step([0] * 4)
     spread.timing.enable()
+    before = spread.busy_ns.copy()
     for _ in range(10):
-        spread.step([0] * 4)
+        if way == "step":
+            spread.step([0] * 4)
+        else:
+            spread.send([0] * 4)
+            spread.recv()
     report = spread.timing.report()
-    of_straggler = (33 - (6 + 33) / 2) / 33  # 6 ms in one actor and 33 ms in the other one
-    assert report.shares["hand-over"] < 0.5
-    in_envs = report.shares["env compute"] + report.shares["straggler wait"]
-    assert report.shares["straggler wait"] / in_envs == pytest.approx(of_straggler, abs=0.1)
-    assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
-    assert report.cpu_share < 0.3
-    spread.send([0] * 4)
-    assert spread.recv(1, max_envs=1).env_ids.size == 1
-    spread.recv()
+    busy_ns = spread.busy_ns - before
+    assert report.shares["env compute"] > 0.5 > report.shares["hand-over"]
+    assert "the actors" in report.verdict
+    assert busy_ns[0] > 10 * 6e6
+    assert busy_ns[1] > max(10 * 33e6, 2 * busy_ns[0])  # 6 ms in one actor, 33 in the other one
     spread.timing.write_trace(tmp_path / "trace.json")
-    assert spread.timing.report().num_steps == 44
     spread.close()
 
 
-def test_envs_in_compiled_actors_are_not_told_apart():
+def test_the_time_of_compiled_actors_is_known_too():
     spread = RayVectorEnv(CartPoleVectorEnv, num_envs=8, num_workers=2)
     spread.timing.enable()
     spread.reset()
@@ -92,8 +92,9 @@ def test_envs_in_compiled_actors_are_not_told_apart():
     report = spread.timing.report()
     spread.timing.disable()
     spread.close()
-    assert set(report.shares) == {"env calls", "other"}
-    assert "unknown" in report.verdict
+    assert report.num_steps == 24
+    assert min(report.shares["hand-over"], report.shares["env compute"]) > 0
+    assert report.shares["straggler wait"] == 0  # only the slowest actor of each call is known
 
 
 def test_ids_registered_by_the_caller_are_known_in_actors():

@@ -287,8 +287,9 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
     with pytest.raises(ValueError, match=r"1 actors of 64 CPUs each don't fit"):
         make(num_workers=1, cpus_per_worker=64)
     others = make(num_workers=2)
-    with pytest.raises(RuntimeError, match="others use it, there is room for 1"):
-        make(num_workers=2, start_timeout=0.5)
+    told = r"worker 1 \(env.* was not ready after 2 seconds .*no place .* now: 0"
+    with pytest.raises(EnvCreationError, match=told):
+        make(num_workers=2, start_timeout=2.0)
     others.close()
     make(num_workers=4, cpus_per_worker=0.5).reset()
 
@@ -297,20 +298,19 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
     ("options", "message"),
     [
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
-        ({"worker_backend": "jit"}, "factory of vector envs"),
-        ({"worker_backend": "async"}, r"an actor per core \(num_workers=\.\.\., cpus_per_worker=1"),
+        ({"worker_backend": "jit"}, r"are gone.* an actor per core .*factory of vector envs"),
         ({"worker_options": {"num_workers": 2}}, "an actor per core"),
-        ({"num_workers": 5}, "expected 1 to 4"),
+        ({"num_workers": 5}, "an integer from 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
+        ({"cpus_per_worker": None}, "cpus_per_worker is None, expected more than 0"),
         ({"gpus_per_worker": -1}, "gpus_per_worker is -1"),
-        ({"memory_per_worker": 0}, "expected bytes"),
+        ({"memory_per_worker": 0}, "memory_per_worker is 0, expected more than 0"),
         ({"resources": {"GPU": 1}}, "which is gpus_per_worker here"),
         ({"resources": {"second": 0}}, r"resources\['second'\] is 0"),
         ({"resources": ["second"]}, "expected amounts by name"),
         ({"scheduling_strategy": "PACK"}, "expected one of SPREAD, DEFAULT"),
         ({"runtime_env": "."}, "expected a dict"),
-        ({"runtime_env": {"py_modules": "."}}, "connected already"),
-        ({"runtime_env": {"working_dir": "no/such"}}, "does not exist"),
+        ({"runtime_env": {"py_modules": ["."]}}, r"connected already.* ray\.init\("),
     ],
 )
 def test_options_that_make_no_sense_are_refused(make, options, message):
@@ -323,7 +323,5 @@ def test_options_of_vector_env_factories():
         RayVectorEnv([FaultyEnv] * 4, num_envs=3)
     with pytest.raises(ValueError, match="needs num_envs"):
         RayVectorEnv(CartPoleVectorEnv)
-    with pytest.raises(ValueError, match=r"functools\.partial"):
-        RayVectorEnv(CartPoleVectorEnv, num_envs=2, worker_backend="sync")
     with pytest.raises(ValueError, match="at least one env"):
         RayVectorEnv([])

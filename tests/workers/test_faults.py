@@ -114,6 +114,18 @@ def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
     pool.step(actions(0, FINE))
 
 
+def test_a_fault_of_an_env_that_the_caller_steps_is_logged_by_the_envs_number(monkeypatch):
+    lines = []
+    monkeypatch.setattr(gym.logger, "error", lines.append)
+    env_fns = [functools.partial(FaultyEnv, name) for name in range(2)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1, caller_steps=True)
+    pool.reset()
+    with pytest.raises(ValueError, match="broken joint 0"):
+        pool.step([RAISE, FINE])
+    assert lines[0] == "Received the following error from Worker-0 - Shutting it down"
+    pool.close()
+
+
 def test_the_other_envs_have_been_stepped(make):
     pool = make()
     pool.reset()
@@ -386,7 +398,8 @@ def test_restarts_in_first_ready_stepping(make, action, most):
 
 
 def test_exits_are_described():
-    for code, words in ((-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (None, "gone")):
+    ends = (-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (0, "exited with code 0"), (None, "gone")
+    for code, words in ends:
         assert words in describe_exit(code)
 
 
@@ -1112,3 +1125,91 @@ def test_time_in_which_nothing_was_asked_for_is_not_the_envs():
         time.sleep(1.1)
     assert pool.restarts.tolist() == [0, 0]
     pool.close()
+
+
+def test_a_worker_that_has_gone_on_to_another_env_is_not_standing_still(make):
+    pool = make(on_error="restart", timeout=30)
+    pool.reset()
+    pool.send(actions(3, HANG))
+    seat, late = pool._pool.seats[1], 31.0
+    seat.place, seat.since = -5, seat.since - late  # it was at another env when looked at before
+    assert pool._pool._standing_still(30) == []
+    seat.since -= late
+    assert pool._pool._standing_still(30) == [seat]
+    assert len(pool.recv().env_ids) == 4
+
+
+def test_of_many_workers_that_are_waited_for_the_log_names_four(monkeypatch, caplog):
+    from vecenv.workers import pool as pools
+
+    monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.05)
+
+    def make():
+        time.sleep(0.5)
+        return FaultyEnv()
+
+    AsyncVectorEnv([make] * 6, num_workers=6).close()
+    told = [text for text in caplog.messages if text.startswith("still waiting for")]
+    names = ", ".join(f"worker {k} to make env {k}" for k in range(4))
+    assert re.fullmatch(rf"still waiting for {names}, \.\.\. \([0-9] s\)", told[0])
+
+
+class Writing(FaultyEnv):
+    """Goes on after its end, in a thread."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def close(self):
+        threading.Thread(target=self.write).start()
+
+    def write(self):
+        time.sleep(0.3)
+        self.file.touch()
+
+
+def test_close_lets_threads_of_envs_finish(tmp_path):
+    pool = AsyncVectorEnv([functools.partial(Writing, tmp_path / "written")], num_workers=1)
+    pool.reset()
+    pool.close()
+    assert (tmp_path / "written").exists()
+
+
+class Counted(FaultyEnv):
+    ever = 0  # steps, over all episodes
+
+    def step(self, action):
+        self.ever += 1
+        return super().step(action)
+
+
+def test_envs_that_have_not_begun_a_step_that_is_given_up_do_not_do_it():
+    pool = AsyncVectorEnv([functools.partial(Counted, k) for k in range(4)], **TWO)
+    pool.reset()
+    pool.send([HANG, FINE], [2, 3])  # one after the other
+    pool.reset()
+    assert pool.call("ever")[3] == 0
+    pool.step([FINE] * 4)
+    assert pool.call("ever")[3] == 1
+    pool.close()
+
+
+def test_half_a_reply_that_an_interrupt_has_cut_is_never_read_on(make):
+    pool = make(4)
+    pool.reset()
+    channel = pool._pool.seats[1].channel
+    whole = channel.recv
+
+    def cut(size):
+        whole(3)
+        raise KeyboardInterrupt
+
+    channel.recv = cut
+    pool.send([FINE] * 4)
+    with pytest.raises(KeyboardInterrupt):
+        pool.recv()
+    channel.recv = whole
+    assert pool.reset(seed=0)[0][:, 1].tolist() == [0] * 4
+    for count in (1, 2):
+        assert pool.step([FINE] * 4)[0][:, 1].tolist() == [count] * 4

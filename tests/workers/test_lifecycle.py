@@ -1,6 +1,7 @@
 """Nothing is left behind: processes, files, memory; however a pool or its caller ends."""
 
 import contextlib
+import ctypes
 import functools
 import gc
 import multiprocessing
@@ -22,6 +23,7 @@ from gymnasium.error import (
 )
 from programs import Program, prepare, printed
 from workers.faulty_envs import (
+    DIE,
     FINE,
     HANG,
     HANG_S,
@@ -32,8 +34,9 @@ from workers.faulty_envs import (
     wait_until_gone,
 )
 
-from vecenv import StepTimeoutError
+from vecenv import StepTimeoutError, WorkerDiedError
 from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.pool import Pool
 
 
 def shared_memory_files():
@@ -563,3 +566,57 @@ def test_workers_have_no_children_of_ours():
     pool.reset()
     assert pool.call("children") == ([], [])
     pool.close()
+
+
+class Heir(FaultyEnv):
+    """Leaves a process that holds all that was open in its worker, and may end that at once."""
+
+    def __init__(self, folder, then="go on"):
+        super().__init__()
+        if then == "end once there was one" and (folder / "made").exists():
+            self.leave(folder)
+            os._exit(9)
+        (folder / "made").touch()
+
+    def leave(self, folder):
+        if (pid := ctypes.PyDLL(None).fork()) == 0:  # as a library's, of which Python knows nothing
+            os.setpgid(0, 0)  # or it would end with the worker
+            time.sleep(40)
+            os._exit(0)
+        (folder / "left").write_text(str(pid))
+
+
+@pytest.fixture
+def ends_the_left(tmp_path):
+    yield tmp_path
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+def test_a_successor_that_ends_though_its_channel_stays_open_is_noticed(ends_the_left):
+    make = functools.partial(Heir, ends_the_left, "end once there was one")
+    envs = AsyncVectorEnv([make], num_workers=1, context="fork", on_error="restart")
+    envs.reset()
+    begin = time.monotonic()
+    with pytest.raises(WorkerDiedError, match="could not be replaced"):
+        envs.step([DIE])
+    assert time.monotonic() - begin < 30  # when what holds the channel ends
+
+
+def test_close_waits_for_no_channel_that_a_process_of_an_env_holds(ends_the_left):
+    make = functools.partial(Heir, ends_the_left)
+    envs = AsyncVectorEnv([make], num_workers=1, context="fork")
+    envs.reset()
+    envs.call("leave", ends_the_left)
+    begin = time.monotonic()
+    envs.close(timeout=60)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_pool_that_was_not_made_or_outlives_the_interpreter_is_left_alone():
+    object.__new__(Pool).__del__()
+    envs = AsyncVectorEnv([FaultyEnv], num_workers=1)
+    envs.reset()
+    envs._pool.__del__(lambda: True)  # `sys` may be gone by then
+    assert envs.step([FINE])[1].tolist() == [1]
+    envs.close()

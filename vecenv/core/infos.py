@@ -14,7 +14,7 @@ import numpy as np
 
 from vecenv.core.errors import InfoError
 
-__all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "known_infos", "take_infos"]
+__all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "take_infos"]
 
 _SCALARS = (int, float, bool)
 _PLAIN = frozenset((float, int, bool, str, np.float64, np.float32, np.int64))  # without parts
@@ -202,16 +202,3 @@ def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:
         key: take_infos(value, env_ids) if isinstance(value, dict) else value[env_ids]
         for key, value in infos.items()
     }
-
-
-def known_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return batched infos without the keys that no row has, after rows were selected."""
-    known = {}
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if isinstance(mask, np.ndarray) and not mask.any():
-            continue
-        if key[:1] == "_" and key[1:] in infos and not value.any():
-            continue
-        known[key] = known_infos(value) if isinstance(value, dict) else value
-    return known

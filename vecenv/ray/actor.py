@@ -20,17 +20,14 @@ from vecenv.core.pickling import load_registry, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.rows import copy_batch
 from vecenv.core.slots import slot_rows
-from vecenv.ray.parts import Fragment, part_of
+from vecenv.ray.parts import Fragment, infos_by_env
 from vecenv.sync import SyncVectorEnv
-from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
 
 __all__ = ["EnvActor", "Reply", "Start"]
 
 _OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can raise
 _LIVE, _IS_DUE, _LOST = range(3)  # what the next step of an env does: step, begin anew, report
-
-Parts = list[tuple[np.ndarray, dict[Any, Any]]]
 
 
 class Start(NamedTuple):
@@ -43,7 +40,6 @@ class Start(NamedTuple):
             whether an env that raises is replaced.
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
-        is_stamped: Whether the steps of its envs are stamped.
         restarts: int64 (n,), how often its envs have been replaced.
         loss: Of an actor that replaces one with episodes under way: why that is gone, the batch of
             the last observations, and a seed, or None, for each env.
@@ -55,7 +51,6 @@ class Start(NamedTuple):
     maker: bytes
     registry: bytes
     policy: bytes | None = None
-    is_stamped: bool = False
     restarts: Any = 0
     loss: tuple[str, Any, list[int | None]] | None = None
 
@@ -83,15 +78,13 @@ class Reply(NamedTuple):
         result: Result of the call; None if it failed.
         faults: Faults of envs.
         restarts: int64 (n,), how often each env has been replaced; None if none ever was.
-        stamps: If enabled, of the env steps that have ended since the last reply: env ids int64
-            (R,), counted from the actor's first env, env by env; records int64 (R, RECORD_WORDS),
-            as in a ring, by the actor's clock; and the time of sending by that clock.
+        busy_ns: Nanoseconds that the call took.
     """
 
     result: Any
     faults: Sequence[EnvFault] = ()
     restarts: np.ndarray | None = None
-    stamps: tuple[np.ndarray, np.ndarray, int] | None = None
+    busy_ns: int = 0
 
 
 class EnvActor:
@@ -103,23 +96,19 @@ class EnvActor:
     envs: VecEnv
     _policy: Any = None
     _successors: Successors | None = None  # until all lost episodes have been reported
-    _stamps: EnvStamps | None = None
     _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the step under way
 
     def answer(self, method: str, *args: Any) -> Reply:
         """Call a method; the reply has its result, or a fault if that is what it has led to."""
-        self._acting = None
+        self._acting, begin_ns = None, perf_counter_ns()
         try:
             result = getattr(self, method)(*args)
         except Exception as error:
             result = self._fault(error, method)
         if isinstance(result, EnvFault):
             return Reply(None, [result])
-        stamps, restarts = None, self._counts.copy() if self._counts.any() else None
-        if self._stamps is not None:
-            env_ids, words, self._taken = self._stamps.words_since(self._taken)
-            stamps = env_ids, words.T, perf_counter_ns()
-        return Reply(result, (), restarts, stamps)
+        restarts = self._counts.copy() if self._counts.any() else None
+        return Reply(result, (), restarts, perf_counter_ns() - begin_ns)
 
     def _fault(self, error: Exception, method: str) -> EnvFault:
         """Describe an exception: which env raised it, and for which action."""
@@ -156,37 +145,31 @@ class EnvActor:
             sync._keep_infos_apart()
             if restart_envs:
                 sync.envs[:] = with_restarts(singles, made, self._counts)
-        self.envs = envs
+        self.envs, self._every = envs, np.arange(start.num_envs)
         self._rows = StepRows.make(envs.single_observation_space, start.num_envs)
         if start.loss is not None:
             self._successors = Successors(envs, self._rows, start.loss, self._counts)
-        self.stamp(start.is_stamped)
         faults = self.answer("set_policy", start.policy).faults if start.policy else ()
         return faults[0] if faults else found
 
     # -- steps -------------------------------------------------------------------------------
 
-    @property
-    def _every(self) -> range:
-        return range(self.envs.num_envs)
-
     def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray) -> Any:
-        """Reset the envs; return obs of all and infos, batched or `InfosApart`."""
+        """Reset the envs; return obs of all and `InfosApart`."""
         if not mask.all():
             options = {**(options or {}), "reset_mask": mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
         if self._successors is not None:
             self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
         self._rows.obs.put(self._every, obs)
-        self._mark_done()
-        return obs, _kept(self.envs, infos)
+        return obs, infos_by_env(self.envs, infos, self._every)
 
     def step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
         """Step all envs, or these, int64 (B,) counted from the actor's first.
 
         Returns:
-            obs, rewards, terminations, truncations, the `Parts` of the infos, and the envs int64
-            (B,), None for all.
+            obs, rewards, terminations, truncations, `InfosApart`, and the envs int64 (B,), None for
+            all.
         """
         self._acting = "step", actions, env_ids
         result = self._step(actions, env_ids)
@@ -196,7 +179,7 @@ class EnvActor:
     def _step(self, actions: Any, env_ids: np.ndarray | None, out: Any = None) -> Any:
         envs, successors = self.envs, self._successors
         if successors is not None and successors.phases.any():
-            ids = np.arange(envs.num_envs) if env_ids is None else env_ids
+            ids = self._every if env_ids is None else env_ids
             results = successors.step(envs._actions.check(actions, env_ids), ids)
             if out is not None:
                 slot_rows(out, self._rows.obs, envs.num_envs).put(ids, results)
@@ -206,23 +189,8 @@ class EnvActor:
         else:
             envs.send(actions, env_ids)
             *results, infos, env_ids = envs.recv()
-        self._mark_done()
-        parts = [(np.arange(len(results[1])), _kept(envs, infos))] if infos else []
-        return (*results, parts, env_ids)
-
-    def stamp(self, is_on: bool) -> bool:
-        """Stamp the envs' steps from now on, or no longer; return whether that is done."""
-        envs = self.envs
-        if isinstance(envs, SyncVectorEnv):  # of compiled envs there is but one call to be seen
-            envs._end_stamps()
-            self._stamps = envs._begin_stamps() if is_on else None
-            self._taken = np.zeros(envs.num_envs, np.int64)
-        return self._stamps is not None
-
-    def _mark_done(self) -> None:
-        """Stamp that the results of a call are written."""
-        if self._stamps is not None and isinstance(self.envs, SyncVectorEnv):
-            self.envs._group.mark_done(-1)
+        ids = self._every if env_ids is None else env_ids
+        return (*results, infos_by_env(envs, infos, ids), env_ids)
 
     # -- the policy --------------------------------------------------------------------------
 
@@ -251,8 +219,8 @@ class EnvActor:
                 actions = to_env(actions)
             doing, slot = f"step {t + 1} of {num_steps} of `collect` after step", fragment.slot(t)
             self._acting = doing, actions, None
-            if parts := self._step(actions, None, slot)[4]:
-                fragment.infos[t] = parts
+            if infos := self._step(actions, None, slot)[4]:
+                fragment.infos[t] = infos
             self._acting, obs = None, slot.obs
         self._rows.obs.put(self._every, obs)
         return fragment
@@ -319,13 +287,13 @@ class Successors:
         self._space = envs.single_observation_space
         self._reason, last_obs, seeds = loss
         self._first_obs, infos = envs.reset(seed=seeds)
-        self._first_infos = _kept(envs, infos)
+        self._first_infos = infos_by_env(envs, infos, np.arange(envs.num_envs))
         rows.obs.put(range(envs.num_envs), last_obs)
         self.phases = np.full(envs.num_envs, _LOST, np.int8)
 
     def step(self, actions: Any, env_ids: np.ndarray) -> Any:
         """Step these envs, int64 (B,), or report their loss; return what `EnvActor.step` does."""
-        envs, rows, parts = self._envs, self._rows, []
+        envs, rows, infos = self._envs, self._rows, InfosApart()
         phases = self.phases[env_ids]
         rows.rewards[env_ids], rows.terminations[env_ids] = 0.0, False
         rows.truncations[env_ids] = phases == _LOST
@@ -333,38 +301,28 @@ class Successors:
         if len(live):
             chosen = take_rows(envs.single_action_space, actions, live.tolist())
             envs.send(chosen, env_ids[live])
-            *results, infos, ids = envs.recv()
+            *results, found, ids = envs.recv()
             rows.put(ids, results)
-            if infos:
-                row_of = dict(zip(env_ids.tolist(), range(len(env_ids)), strict=True))
-                found = np.array([row_of[env_id] for env_id in ids.tolist()])
-                parts.append((found, _kept(envs, infos)))
-        for row in np.flatnonzero(phases).tolist():
-            parts += [(np.array([row]), part) for part in self._report(int(env_ids[row]))]
+            infos = infos_by_env(envs, found, ids)
+        for env_id in env_ids[phases != _LIVE].tolist():
+            infos[env_id] = self._report(env_id)
         flags = (rows.rewards, rows.terminations, rows.truncations)
-        return (rows.obs.take(env_ids), *(column[env_ids] for column in flags), parts, env_ids)
+        return (rows.obs.take(env_ids), *(column[env_ids] for column in flags), infos, env_ids)
 
-    def _report(self, env_id: int) -> list[dict[Any, Any]]:
+    def _report(self, env_id: int) -> list[dict[str, Any]]:
         """Report the lost episode of an env, begin its new one, or both; return the infos."""
-        mode, told, row = self._envs.autoreset_mode, [], np.array([env_id])
-        if self.phases[env_id] == _LOST:
+        mode, told, was_lost = self._envs.autoreset_mode, [], self.phases[env_id] == _LOST
+        if was_lost:
             info = {"restarts": int(self._restarts[env_id]), "restart_reason": self._reason}
-            if mode is AutoresetMode.SAME_STEP:
-                last_obs = take_row(self._space, self._rows.obs.take(row), 0)
-                info = {"final_obs": last_obs, "final_info": info}
-            told.append(InfosApart({0: [info]}))
             if mode is not AutoresetMode.SAME_STEP:
                 self.phases[env_id] = _IS_DUE if mode is AutoresetMode.NEXT_STEP else _LIVE
-                return told
+                return [info]
+            last_obs = take_row(self._space, self._rows.obs.take(np.array([env_id])), 0)
+            told = [{"final_obs": last_obs, "final_info": info}]
         self.phases[env_id] = _LIVE
         self._rows.obs.write(env_id, take_row(self._space, self._first_obs, env_id))
-        return [*told, part_of(self._first_infos, row)]
+        return [*told, *self._first_infos.get(env_id, ())]
 
 
 def _itself(env: Any) -> Any:
     return env
-
-
-def _kept(envs: VecEnv, infos: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the infos of `SyncVectorEnv`s as what they are: not batched yet."""
-    return InfosApart(infos) if isinstance(envs, SyncVectorEnv) else infos

@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +19,14 @@ from vecenv.core.faults import shorten
 
 __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
-_PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
-_SLICE_S = 1.0
+_logger = logging.getLogger("vecenv")
+_PROBE_S = 10.0  # for the head's answer
+_SLICE_S, _FETCH_S = 1.0, 60.0  # of waiting for actors, and for what one of them has sent
 _POLL_S = 0.03
 _FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes with a connection
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
-_uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, Ray's names of them
+_uploaded: dict[str, Any] = {}  # of these, what this process has connected with
 
 
 class ActorGoneError(Exception):
@@ -92,25 +94,30 @@ class Cluster:
     Raises:
         ImportError: Ray is not installed.
         ConnectionError: There is no cluster at the address, or it demands another token.
-        ValueError: The address is invalid; Ray is connected to another one, or was connected to
-            without the folders and modules of `runtime_env`; or these don't exist.
+        ValueError: Ray is connected to another address, or was connected to without the folders and
+            modules of `runtime_env`; or these don't exist.
     """
 
     def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:
-        if address is not None and not isinstance(address, str):
-            raise TypeError(
-                f"address is {address!r}, expected 'host:port', 'ray://host:port', 'auto' or None"
-            )
         try:
-            self._ray = _part_of_ray("")
+            self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
-        uploads, self.runtime_env = _split(runtime_env)
-        if self._ray.is_initialized():
-            self._require_same(address)
-            self._require_uploaded(uploads)
-        else:
-            self._connect(address or os.environ.get("RAY_ADDRESS"), uploads)
+        if not isinstance(address, str | None):
+            raise TypeError(f"address is {address!r}, expected text such as 'host:port', or None")
+        rest = dict(runtime_env or {})
+        files = {name: rest.pop(name) for name in _FILES if name in rest}
+        self.runtime_env = rest or None
+        if not self._ray.is_initialized():
+            self._connect(address or os.environ.get("RAY_ADDRESS") or "local", files)
+            return
+        self._require_same(address)
+        if files and files != _uploaded:
+            raise ValueError(
+                f"runtime_env names files, {files!r}, which Ray takes only when it is connected "
+                "to, and this process is connected already; pass them to ray.init(..., "
+                "runtime_env=...) and leave them out here, or let RayVectorEnv connect"
+            )
 
     def _require_same(self, address: str | None) -> None:
         if not address or address in ("auto", "local") or address.startswith("ray://"):
@@ -122,96 +129,21 @@ class Cluster:
                 f"{current!r} already; leave the address out, or call ray.shutdown() first"
             )
 
-    def _require_uploaded(self, uploads: dict[str, Any]) -> None:
-        if not uploads or _uploaded == (uploads, self._job_env()):
-            return
-        raise ValueError(
-            f"runtime_env names files of this machine, {uploads!r}, which Ray takes only when it "
-            "is connected to, and this process is connected already; connect with "
-            f"ray.init(..., runtime_env={uploads!r}) and leave them out here, or let RayVectorEnv "
-            "connect (ray.shutdown() first)"
-        )
-
-    def _job_env(self) -> dict[str, Any]:
-        """Return the `runtime_env` that this process is connected with, as Ray has it."""
-        return dict(self._ray.get_runtime_context().runtime_env)
-
-    def _connect(self, address: str | None, uploads: dict[str, Any]) -> None:
+    def _connect(self, address: str, files: dict[str, Any]) -> None:
         global _uploaded  # noqa: PLW0603, as there is one connection per process
-        options: dict[str, Any] = {"logging_level": logging.WARNING}
-        if uploads:
-            options["runtime_env"] = dict(uploads)  # Ray changes it
-        is_local = address in (None, "", "local")
-        if is_local:
-            options["include_dashboard"] = False
-        else:
-            assert address is not None
-            self._look_at(address)
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        if address not in ("auto", "local"):
+            _require_head(address)
         try:
-            self._ray.init(address="local" if is_local else address, **options)
-        except (ConnectionError, RuntimeError, self._ray.exceptions.RayError) as error:
-            if is_local:
-                raise
-            raise _no_cluster(address, shorten(str(error))) from error
-        except BaseException:  # perhaps connected, but the upload has failed
-            self._ray.shutdown()
+            given = dict(files)  # Ray changes it
+            self._ray.init(address, logging_level=logging.WARNING, runtime_env=given, **options)
+        except BaseException as error:
+            self._ray.shutdown()  # perhaps connected, but the upload has failed
+            told = ConnectionError, RuntimeError, self._ray.exceptions.RayError, SystemExit
+            if address != "local" and isinstance(error, told):
+                raise _no_cluster(address, f"{type(error).__name__}: {error}") from error
             raise
-        if uploads:
-            _uploaded = uploads, self._job_env()
-
-    def _look_at(self, address: str) -> None:
-        """Ensure that a Ray head at the address accepts this process.
-
-        `ray.init` would try for minutes, and not say that a token is missing.
-
-        Raises:
-            ConnectionError: There is no head, or it refuses this process.
-            ValueError: The address is invalid.
-        """
-        if address == "auto":  # which Ray looks for on this machine
-            return
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(
-                f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
-            )
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except OSError as error:
-            raise _no_cluster(address, str(error)) from error
-        if not address.startswith("ray://"):
-            self._ask_to_be_let_in(address)
-
-    def _ask_to_be_let_in(self, address: str) -> None:
-        """Ask a head with private parts of Ray (2.60), without which `ray.init` will tell."""
-        answers: list[Exception | None] = []
-
-        def ask() -> None:
-            try:
-                setup = _part_of_ray("_private.authentication.authentication_token_setup")
-                # Ray's clients end the process if a token is required and missing.
-                setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-                _part_of_ray("_raylet").GcsClient(address=address)
-                answers.append(None)
-            except (ImportError, AttributeError):  # another release of Ray
-                answers.append(None)
-            except Exception as error:
-                answers.append(error)
-
-        asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
-        asking.start()
-        asking.join(_PROBE_S)
-        if not answers:
-            raise _no_cluster(address, f"no Ray head has answered within {_PROBE_S:g} seconds")
-        if (error := answers[0]) is None:
-            return
-        if type(error).__name__ != "AuthenticationError":
-            raise _no_cluster(address, f"what listens there is no Ray head ({error})") from error
-        raise ConnectionError(
-            f"the Ray cluster at {address!r} refuses this process: {error} Clusters started where "
-            "there is a token file demand that token: set RAY_AUTH_MODE=token in the environment "
-            "of this process and of all nodes, or start all of them with RAY_AUTH_MODE=disabled"
-        ) from error
+        _uploaded = files
 
     @property
     def is_connected(self) -> bool:
@@ -224,33 +156,36 @@ class Cluster:
 
     def all_places(self, demand: Demand) -> int:
         """Return the number of such actors that fit if nothing else uses the cluster."""
-        return sum(demand.places(node["Resources"]) for node in self._nodes())
+        return sum(map(demand.places, self._nodes()))
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self._ray.nodes() if node["Alive"]]
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return the resources of each node."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
-    def require_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
-        """Wait until `count` such actors can be started.
+    def choose_number(self, num_envs: int, demand: Demand) -> int:
+        """Return how many such actors, at most one for each env, can be started now; log it."""
+        free, most = self.free_places(demand), min(num_envs, self.all_places(demand))
+        count = min(num_envs, max(1, free))
+        _logger.log(
+            logging.WARNING if count < most else logging.INFO,
+            "%d envs in %d actors of %s each, where there would be room for %d if others did not "
+            "use it; num_workers says how many",
+            *(num_envs, count, demand, most),
+        )
+        return count
+
+    def require_places(self, count: int, demand: Demand) -> None:
+        """Ensure that the cluster is large enough for `count` such actors.
 
         Raises:
-            ValueError: The cluster is too small.
-            RuntimeError: Other programs use it until after the deadline.
+            ValueError: It is not, even if nothing else uses it.
         """
-        if not demand.is_counted:
-            return
-        places, why = self.all_places(demand), f"{count} actors of {demand} each don't fit on this"
-        advice = (
-            "take fewer (num_workers), give each less (cpus_per_worker and the like), or add nodes"
-        )
-        if places < count:
-            have = "; ".join(demand.of(node["Resources"]) for node in self._nodes()) or "nothing"
+        if demand.is_counted and (places := self.all_places(demand)) < count:
+            have = "; ".join(map(demand.of, self._nodes())) or "nothing"
             raise ValueError(
-                f"{why} Ray cluster: its nodes have {have}, which is room for {places}; {advice}"
-            )
-        self.await_places(count, demand, deadline)
-        if (free := self.free_places(demand)) < count:
-            raise RuntimeError(
-                f"{why} Ray cluster now: others use it, there is room for {free}; {advice}"
+                f"{count} actors of {demand} each don't fit on this Ray cluster: its nodes have "
+                f"{have}, which is room for {places}; take fewer (num_workers), give each less "
+                "(cpus_per_worker and the like), or add nodes"
             )
 
     def await_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
@@ -259,12 +194,6 @@ class Cluster:
             if self.free_places(demand) >= min(count, self.all_places(demand)):
                 return
             time.sleep(_POLL_S)
-
-    def own_store(self) -> tuple[str, int]:
-        """Return the id of the node of this process, and the bytes of its object store."""
-        own = self._ray.get_runtime_context().get_node_id()
-        node = next((node for node in self._nodes() if node["NodeID"] == own), {"Resources": {}})
-        return own, int(node["Resources"].get("object_store_memory", 0))
 
     def start(self, demand: Demand) -> tuple[Any, Any]:
         """Start an actor; return its handle and a reference to what `about_here` is there."""
@@ -279,7 +208,7 @@ class Cluster:
         del others["CPU"]
         if node is None or not demand.is_counted:
             return demand._replace(resources=others)
-        strategies = _part_of_ray("util.scheduling_strategies")
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
         place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         return demand._replace(resources=others, strategy=place)
 
@@ -301,24 +230,16 @@ class Cluster:
             By reference the value, wherever it was, or an ActorGoneError if it is lost with its
             actor. Values on a node that does not send them are left out.
         """
-        ray, left_s = self._ray, min(_SLICE_S, deadline.left())
-        errors = ray.exceptions
-        if all_at_once:
-            with contextlib.suppress(errors.RayError):  # one is late, or lost
-                values = ray.get(list(references), timeout=left_s)
-                return dict(zip(references, values, strict=True))
-            left_s = min(_SLICE_S, deadline.left())
-        ready, others = ray.wait(list(references), num_returns=1, timeout=left_s)
-        if others:  # one was asked for; take all there are
-            count = len(references)
+        ray, errors, count = self._ray, self._ray.exceptions, len(references)
+        wanted = count if all_at_once else 1
+        left_s = min(_SLICE_S, deadline.left())
+        ready, others = ray.wait(list(references), num_returns=wanted, timeout=left_s)
+        if others and wanted == 1:  # was asked for; take all there are
             ready, _ = ray.wait(list(references), num_returns=count, timeout=0, fetch_local=False)
         found = {}
         for reference in ready:
-            left_s = deadline.left()
             try:
-                found[reference] = ray.get(
-                    reference, timeout=None if left_s == float("inf") else left_s
-                )
+                found[reference] = ray.get(reference, timeout=min(_FETCH_S, deadline.left()))
             except errors.RayTaskError:
                 raise  # not from the envs: their faults are returned as values
             except errors.GetTimeoutError:
@@ -339,11 +260,6 @@ class Cluster:
                 self._ray.kill(actor, no_restart=True)
 
 
-def _part_of_ray(name: str) -> Any:
-    """Import a part of Ray; a private one may be missing in another release, or have changed."""
-    return importlib.import_module(f"ray.{name}".rstrip("."))
-
-
 @functools.cache
 def _actor_class() -> type:
     """Return the class of the actors; defined in a function, so that it is pickled by value.
@@ -361,22 +277,20 @@ def _actor_class() -> type:
             """Return where this is and what is installed, see `about_here`."""
             import importlib
             import os
-            import platform
             import socket
 
             # As far as they must be equal for two processes to exchange pickles.
-            versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
+            versions = []
             for name in ("vecenv", "numpy", "gymnasium"):
                 try:
                     version = str(importlib.import_module(name).__version__)
-                    versions[name] = version if name == "vecenv" else version.partition(".")[0]
+                    version = version if name == "vecenv" else version.partition(".")[0]
                 except Exception as error:
-                    versions[name] = f"can't be imported ({type(error).__name__}: {error})"
-            node, ray = "", importlib.import_module("ray")
-            if ray.is_initialized():
-                node = ray.get_runtime_context().get_node_id()
+                    version = f"can't be imported ({type(error).__name__}: {error})"
+                versions.append(f"{name} {version}")
+            node = importlib.import_module("ray").get_runtime_context().get_node_id()
             where = {"node": node, "host": socket.gethostname(), "pid": os.getpid()}
-            return {**where, "versions": versions}
+            return {**where, "versions": ", ".join(versions)}
 
         def call(self, method: str, *args: Any) -> Any:
             """Call a method of the worker; the first call makes it."""
@@ -393,17 +307,41 @@ def about_here() -> dict[str, Any]:
     """Return for this process what `about` returns for an actor's.
 
     Returns:
-        "node" (its id), "host", "pid", and the "versions" of Python, vecenv, NumPy and Gymnasium
-        that others must have, or why they can't be imported.
+        "node" (its id), "host", "pid", and the "versions" of vecenv, NumPy and Gymnasium that
+        others must have, or why they can't be imported, as text.
     """
     return _actor_class()().about()
 
 
+def _require_head(address: str) -> None:
+    """Have Ray's command ask whether a head is there: `ray.init` would end the process for none.
+
+    Raises:
+        ConnectionError: There is no head, or it refuses this process.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, str(error)) from error
+    if address.startswith("ray://"):
+        return
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PROBE_S)
+    except subprocess.TimeoutExpired as error:
+        told = f"no Ray head has answered within {_PROBE_S:g} seconds"
+        raise _no_cluster(address, told) from error
+    except subprocess.CalledProcessError as error:
+        if lines := [line for line in error.stderr.splitlines() if "Error:" in line]:
+            raise _no_cluster(address, lines[-1]) from error  # else `ray.init` tells
+
+
 def _no_cluster(address: Any, why: str) -> ConnectionError:
     return ConnectionError(
-        f"there is no Ray cluster at {address!r}: {why}. Start one with `ray start --head`, or "
-        "leave the address out for one on this machine; `ray status` on the head's machine names "
-        "the address"
+        f"there is no Ray cluster at {address!r} for this process: {shorten(why, 400)}. Start one "
+        "with `ray start --head`, or leave the address out for one on this machine; `ray status` "
+        "on the head's machine names the address, 'host:port' (or 'ray://host:port', 'auto')"
     )
 
 
@@ -412,18 +350,3 @@ def _cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("class_name", "actor_id", "namespace"))]
     return shorten(" ".join(said), 400)
-
-
-def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Split a `runtime_env` into files of this machine, for the connection, and the rest."""
-    left = dict(runtime_env or {})
-    modules = left.get("py_modules", [])
-    modules = modules if isinstance(modules, list) else [modules]
-    sources = [left.get("working_dir", "://"), *modules]
-    if all(isinstance(source, str) and "://" in source for source in sources):
-        return {}, left or None
-    for source in sources:
-        is_path = isinstance(source, str | os.PathLike) and "://" not in os.fspath(source)
-        if is_path and not os.path.exists(source):
-            raise ValueError(f"runtime_env has {os.fspath(source)!r}, which does not exist")
-    return {name: left.pop(name) for name in _FILES if name in left}, left or None

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
-from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
 from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.batches import leaf_by_leaf, take_range, take_rows
+from vecenv.core.batches import chunk_bounds, take_range, take_rows
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
+from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.restarts import mixed_seed
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.parts import checked_rows, part_of, place_infos
-from vecenv.ray.stamping import StampMirror
+from vecenv.ray.actor import Reply, Start
+from vecenv.ray.cluster import Cluster
+from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each
+from vecenv.ray.parts import checked_rows
+from vecenv.ray.pool import ActorPool, Call
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
-
-if TYPE_CHECKING:
-    from vecenv.ray.actor import Reply, Start
-    from vecenv.ray.pool import Call
 
 __all__ = ["RayVectorEnv"]
 
-_logger = logging.getLogger("vecenv")
-_STORE_SHARE = 0.8  # of an object store that is full before Ray writes to disk
 _CLOSE_S = 5.0
 _RELEASE_AT_ONCE_S = 2.0  # after a fault a node may be lost, and never give its CPUs back
 _RESERVED = ("reset", "step", "close")
@@ -65,9 +60,7 @@ class RayVectorEnv(GymVecEnv):
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
-        worker_backend: None or "sync", both for a `SyncVectorEnv` of a list of factories; "async"
-            is gone: take an actor per core.
-        worker_options: Is gone with it.
+        worker_backend, worker_options: Are gone: an actor has a `SyncVectorEnv`, take more actors.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
         memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
@@ -95,6 +88,8 @@ class RayVectorEnv(GymVecEnv):
     Attributes:
         num_workers: Number of actors.
         restarts: int64 (num_envs,), how often each env has been replaced.
+        busy_ns: int64 (num_workers,), nanoseconds that each actor has spent in calls so far; larger
+            where envs are slower than those of other actors.
 
     Raises:
         ImportError: Ray is not installed.
@@ -108,20 +103,18 @@ class RayVectorEnv(GymVecEnv):
 
     _steps = 0
     _has_policy = False
-    _sized_steps = 0  # steps of fragments whose size is known to fit, or has been told
-    _mirror: StampMirror | None = None  # while timing is enabled
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], Env]] | Callable[..., VecEnv],
+        env_fns: Makers,
         copy: bool = True,
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         *,
         num_envs: int | None = None,
         num_workers: int | None = None,
-        worker_backend: str | None = None,
-        worker_options: Mapping[str, Any] | None = None,
+        worker_backend: Any = None,
+        worker_options: Any = None,
         cpus_per_worker: float = 1.0,
         gpus_per_worker: float = 0.0,
         memory_per_worker: float | None = None,
@@ -134,32 +127,31 @@ class RayVectorEnv(GymVecEnv):
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
-        from vecenv.ray import opening
-        from vecenv.ray.cluster import Cluster
-        from vecenv.ray.pool import ActorPool
-
         self.closed = True  # until there is something to close
         self.env_fns, self.copy, self.observation_mode = env_fns, copy, observation_mode
         self._timeout = read_timeout("timeout", timeout)
         read_timeout("start_timeout", start_timeout)
         mode = read_autoreset_mode(autoreset_mode)
         check_choice("on_error", on_error, ("raise", "restart"))
-        opening.refuse_options(env_fns, worker_backend, worker_options)
-        demand = opening.read_demand(
-            cpus_per_worker,
-            gpus_per_worker,
-            memory_per_worker,
-            resources,
-            scheduling_strategy,
-            runtime_env,
-        )
-        connect = partial(Cluster, address, runtime_env)
-        cluster, bounds = opening.choose_bounds(env_fns, num_envs, num_workers, demand, connect)
+        if worker_backend is not None or worker_options is not None:
+            raise ValueError(
+                "worker_backend and worker_options are gone: one process of an actor steps its "
+                "envs, so take an actor per core (num_workers=..., cpus_per_worker=1); for "
+                "compiled envs pass a factory of vector envs, bound by functools.partial"
+            )
+        if runtime_env is not None and not isinstance(runtime_env, Mapping):
+            raise ValueError(f"runtime_env is {runtime_env!r}, expected a dict; see Ray")
+        amounts = {"CPU": cpus_per_worker, "GPU": gpus_per_worker or None}
+        amounts["memory"] = memory_per_worker
+        demand = read_demand(amounts, resources, scheduling_strategy)
+        count = check_makers(env_fns, num_envs, num_workers, demand)
+        cluster = Cluster(address, runtime_env)
+        demand = demand._replace(runtime_env=cluster.runtime_env)
+        bounds = chunk_bounds(count, num_workers or cluster.choose_number(count, demand))
         options: dict[str, Any] = {"autoreset_mode": mode.value}
         if not callable(env_fns):
             options["observation_mode"] = observation_mode
-        starts = opening.start_of_each(env_fns, bounds, options, on_error == "restart")
-        demand = demand._replace(runtime_env=cluster.runtime_env)
+        starts = start_of_each(env_fns, bounds, options, on_error == "restart")
         pool = ActorPool(cluster, starts, demand, start_timeout, shares_cpus)
         try:
             found = [seat.spaces for seat in pool.seats if seat.spaces is not None]
@@ -175,8 +167,8 @@ class RayVectorEnv(GymVecEnv):
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
-        # Envs that were sent and have come back: id, row in the reply and its infos.
-        self._ready: deque[tuple[int, int, list[Any]]] = deque()
+        self.busy_ns = np.zeros(self.num_workers, np.int64)
+        self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
         pool.left_by_fork = self._calls.leave_to_parent
         if on_error == "restart":
             pool.after_loss = self._start_after
@@ -235,7 +227,7 @@ class RayVectorEnv(GymVecEnv):
                 rows = np.flatnonzero(mask[envs])
                 obs = take_rows(self.single_observation_space, reply.result[0], rows.tolist())
                 self._rows.obs.put(rows + envs.start, obs)
-                place_infos(infos, reply.result[1], envs, self.num_envs)
+                reply.result[1].enter(infos, envs, self.num_envs, envs)
             chosen = np.flatnonzero(mask)
             self._ended.ended.difference_update(chosen.tolist())
             self._note_reset(infos, chosen)
@@ -262,15 +254,10 @@ class RayVectorEnv(GymVecEnv):
             infos: dict[str, Any] = {}
             for envs, reply in self._in_order(replies):
                 rows.put(envs, reply.result)
-                self._enter(infos, reply.result[4], envs)
+                reply.result[4].enter(infos, envs, self.num_envs, envs)
             if self._is_disabled:
                 self._note_ended(rows.terminations | rows.truncations)
             return self._results(rows, out, infos)
-
-    def _enter(self, infos: dict[str, Any], parts: Sequence[Any], envs: range) -> None:
-        """Merge what an actor has said of its envs into the batched infos of all."""
-        for rows, part in parts:
-            place_infos(infos, part, rows + envs.start, self.num_envs)
 
     # -- send and recv ---------------------------------------------------------------------
 
@@ -298,13 +285,15 @@ class RayVectorEnv(GymVecEnv):
                 raise
             self._raise_faults(replies)  # some envs of that actor have been stepped and some not
             for envs, reply in ((self._envs_of(call), reply) for call, reply in replies):
-                *results, parts, ids = reply.result
+                *results, told, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
                 rows.put(ids, results)
-                ready.extend((env_id, row, parts) for row, env_id in enumerate(ids.tolist()))
+                ready.extend((k, told.get(k - envs.start, ())) for k in ids.tolist())
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
-            env_ids = np.array([env_id for env_id, _, _ in taken])
-            infos = _infos_of(taken, env_ids)
+            env_ids, infos = np.array([env_id for env_id, _ in taken]), {}
+            for row, (env_id, entries) in enumerate(taken):
+                for info in entries:
+                    add_info(infos, info, row, len(taken), env_id)
             if self._is_disabled:
                 is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
                 self._note_ended(is_over, env_ids)
@@ -330,8 +319,6 @@ class RayVectorEnv(GymVecEnv):
             StepTimeoutError: The policies were not made within `start_timeout`.
             Exception: The factory raised it in an actor.
         """
-        from vecenv.ray.opening import pickled
-
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
         self._change_starts(policy=policy)
@@ -384,9 +371,6 @@ class RayVectorEnv(GymVecEnv):
         targets = {
             k: checked_rows(f"fields[{k!r}]", given, size) for k, given in (fields or {}).items()
         }
-        if len(slots) != self._sized_steps:
-            self._sized_steps = len(slots)
-            self._warn_of_size(slots[0], targets)
         with self._logged(COLLECT) as log, self._call():
             if log is not None:
                 log.note_rows(len(slots) * self.num_envs)
@@ -406,26 +390,6 @@ class RayVectorEnv(GymVecEnv):
         for slot in slots:
             self._check_slot_mode(slot)
         return [slot_rows(slot, self._rows.obs, self.num_envs) for slot in slots]
-
-    def _warn_of_size(self, slot: Any, fields: dict[str, np.ndarray]) -> None:
-        """Log if the fragments don't fit into Ray's object store, as Ray slows down silently."""
-        num_steps = self._sized_steps
-        sizes = [10 * self.num_envs]  # rewards and flags
-        leaf_by_leaf(lambda array: sizes.append(array.nbytes), slot.obs)
-        size = num_steps * sum(sizes) + sum(array.nbytes for array in fields.values())
-        node, store = self._pool.cluster.own_store()  # where all of them arrive
-        if store and size > _STORE_SHARE * store:
-            _logger.warning(
-                "fragments of %d steps x %d envs don't fit into Ray's object store, which writes "
-                "to disk then and is many times slower: node %s has %.0f MiB for %.0f MiB. Collect "
-                "fewer steps at a time, or give Ray more (ray start --object-store-memory=BYTES, "
-                "ray.init(object_store_memory=))",
-                num_steps,
-                self.num_envs,
-                node[:12],
-                store / 2**20,
-                size / 2**20,
-            )
 
     def _collect(
         self,
@@ -455,9 +419,9 @@ class RayVectorEnv(GymVecEnv):
                 found[envs.start] = envs, fragment.infos
         self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}
-        for _, (envs, parts_of) in sorted(found.items()):
-            for t, parts in parts_of.items():
-                self._enter(infos.setdefault(t, {}), parts, envs)
+        for _, (envs, by_step) in sorted(found.items()):
+            for t, told in by_step.items():
+                told.enter(infos.setdefault(t, {}), envs, self.num_envs, envs)
         last_infos = infos.get(num_steps - 1, {})
         if self._masks.is_used or MASK_KEY in last_infos:
             self._masks.note(last_infos, rows[-1].terminations | rows[-1].truncations)
@@ -488,20 +452,22 @@ class RayVectorEnv(GymVecEnv):
         self, method: str, count: int, deadline: Deadline, doing: str, replaces_late: bool = False
     ) -> list[tuple[Call, Reply]]:
         """Wait for replies as `ActorPool.wait` does; close everything if a worker is gone."""
+        begin_ns = perf_counter_ns()
         try:
-            with self._waiting():
-                replies = self._pool.wait(method, count, deadline, doing, replaces_late)
+            replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
             self._calls.note_fault(retold(error))
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise
         for call, reply in replies:
+            self.busy_ns[call.worker] += reply.busy_ns
             if reply.restarts is not None:
                 self.restarts[self._envs_of(call)] = reply.restarts
-            if reply.stamps is not None and self._mirror is not None:
-                pid = self._pool.seats[call.worker].local_pid
-                self._mirror.enter(reply.stamps, self._envs_of(call).start, (call.worker, pid))
+        if self._log is not None:  # of actors' calls the longest counts, the rest is hand-over
+            end_ns = perf_counter_ns()
+            longest_ns = max((reply.busy_ns for _, reply in replies), default=0)
+            self.timing.log.note_kernel(max(end_ns - longest_ns, begin_ns), end_ns)
         return replies
 
     def _ask_all(
@@ -565,20 +531,9 @@ class RayVectorEnv(GymVecEnv):
 
     # -- timing ----------------------------------------------------------------------------
 
-    def _begin_stamps(self) -> EnvStamps | None:
+    def _begin_stamps(self) -> int:
         self._calls.require_idle("timing.enable")
-        if not all(self._ask_all("stamp", [(True,)] * self.num_workers)):
-            return None  # of compiled envs there is but one call to be seen
-        self._change_starts(is_stamped=True)
-        self._mirror = StampMirror(self.num_envs, self.timing.count_stamps)
-        return self._mirror.stamps
-
-    def _end_stamps(self) -> None:
-        if not self.closed and self._mirror is not None:
-            self._calls.require_idle("timing.disable")
-            self._ask_all("stamp", [(False,)] * self.num_workers)
-            self._change_starts(is_stamped=False)
-        self._mirror = None
+        return 0  # calls of actors are stamped, as those of compiled code
 
     def _env_chunks(self) -> list[int]:
         return [0, *(start.envs.stop for start in self._starts())]
@@ -622,21 +577,3 @@ class RayVectorEnv(GymVecEnv):
         if not getattr(self, "closed", True) and not is_finalizing():
             self._pool.kill()  # `__del__` may run anywhere, so it waits for nothing
             self.close(terminate=True)
-
-
-def _infos_of(taken: list[tuple[int, int, list[Any]]], env_ids: np.ndarray) -> dict[str, Any]:
-    """Return the batched infos of envs that have come back, one row each."""
-    of_reply: dict[int, list[tuple[int, int]]] = {}
-    for place, (_, row, parts) in enumerate(taken):
-        of_reply.setdefault(id(parts), []).append((place, row))
-    infos: dict[str, Any] = {}
-    for pairs in of_reply.values():
-        for rows, part in taken[pairs[0][0]][2]:
-            index = {row: k for k, row in enumerate(rows.tolist())}
-            known = [(place, index[row]) for place, row in pairs if row in index]
-            if known:
-                places, chosen = map(np.array, zip(*known, strict=True))
-                if len(chosen) < len(rows):
-                    part = part_of(part, chosen)
-                place_infos(infos, part, places, len(taken), env_ids[places])
-    return infos

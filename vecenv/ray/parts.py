@@ -9,58 +9,39 @@ import numpy as np
 from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepSlot, VecEnv
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.core.infos import InfosApart, known_infos, take_infos
+from vecenv.core.infos import InfosApart
 from vecenv.core.rows import rows_of
+from vecenv.sync import SyncVectorEnv
 
-__all__ = [
-    "Fragment",
-    "checked_rows",
-    "part_of",
-    "place_infos",
-]
-
-EnvIds = range | np.ndarray
+__all__ = ["Fragment", "checked_rows", "infos_by_env"]
 
 
-def part_of(infos: dict[Any, Any], rows: np.ndarray) -> dict[Any, Any]:
-    """Return the infos, batched or `InfosApart`, of rows int64 (B,) as those of rows 0, 1, ..."""
-    if not isinstance(infos, InfosApart):
-        return known_infos(take_infos(infos, rows))
-    found = enumerate(rows.tolist())
-    return InfosApart({row: infos[other] for row, other in found if other in infos})
-
-
-def place_infos(
-    infos: dict[str, Any],
-    part: dict[Any, Any],
-    rows: EnvIds,
-    num_rows: int,
-    env_ids: EnvIds | None = None,
-) -> None:
-    """Merge the infos of some envs into the batched infos of all, in place.
+def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> InfosApart:
+    """Return infos of a vector env in an actor as dicts, by env.
 
     Args:
-        infos: Batched infos so far, `num_rows` rows.
-        part: Infos of the envs of `rows`, batched or `InfosApart`; only read.
-        rows: The rows of these envs.
-        num_rows: Rows of every array.
-        env_ids: Env of each row of `part`, for errors; None if these are `rows`.
-
-    Raises:
-        InfoError: The infos can't be batched.
+        envs: The vector env: of a `SyncVectorEnv` infos are apart already, others batch them.
+        infos: Row k belongs to the env `env_ids[k]`.
+        env_ids: int64 (B,), counted from the actor's first env.
     """
-    if isinstance(part, InfosApart):
-        part.enter(infos, rows, num_rows, rows if env_ids is None else env_ids)
-        return
-    for key, value in part.items():
-        if isinstance(value, dict):
-            place_infos(infos.setdefault(key, {}), value, rows, num_rows)
+    if isinstance(envs, SyncVectorEnv):
+        return InfosApart({int(env_ids[row]): entries for row, entries in infos.items()})
+    found = ((env_id, _row_of(infos, row)) for row, env_id in enumerate(env_ids.tolist()))
+    return InfosApart({env_id: [info] for env_id, info in found if info})
+
+
+def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
+    """Return one row of batched infos, of the keys that it has."""
+    found: dict[str, Any] = {}
+    for key, column in infos.items():
+        if f"_{key}" not in infos or not infos[f"_{key}"][row]:
             continue
-        column = infos.get(key)
-        if column is None:
-            empty = None if value.dtype == object else np.zeros((), value.dtype)
-            column = infos[key] = np.full((num_rows, *value.shape[1:]), empty, value.dtype)
-        column[rows_of(rows)] = value
+        if isinstance(column, dict):
+            found[key] = _row_of(column, row)
+        else:  # a bit as `bool`, of which a column of bits is made again
+            is_bits = column.dtype == np.bool_ and column.ndim == 1
+            found[key] = bool(column[row]) if is_bits else column[row]
+    return found
 
 
 class Fragment(NamedTuple):
@@ -72,7 +53,7 @@ class Fragment(NamedTuple):
         terminations: bool (T, n).
         truncations: bool (T, n).
         fields: Fields recorded by the policy, arrays (T, n, ...) by name.
-        infos: By step the rows and infos of the envs that had any.
+        infos: Of the steps that had any.
     """
 
     obs: Any
@@ -80,7 +61,7 @@ class Fragment(NamedTuple):
     terminations: np.ndarray
     truncations: np.ndarray
     fields: dict[str, np.ndarray]
-    infos: dict[int, list[tuple[np.ndarray, dict[Any, Any]]]]
+    infos: dict[int, InfosApart]
 
     @staticmethod
     def of(envs: VecEnv, num_steps: int) -> Fragment:

@@ -115,8 +115,9 @@ class ActorPool:
             successor. None raises WorkerDiedError instead of replacing it.
 
     Raises:
-        ValueError, RuntimeError: There is no room for the actors.
-        EnvCreationError: An env can't be made, or an actor can't be started.
+        ValueError: The cluster is too small.
+        EnvCreationError: An env can't be made, or an actor can't be started: other programs use the
+            cluster, for example.
     """
 
     def __init__(
@@ -137,10 +138,9 @@ class ActorPool:
         self._done: list[tuple[Call, Reply]] = []
         self._here = about_here()["versions"]
         _pools.add(self)
-        deadline = Deadline(start_timeout)
         try:
-            cluster.require_places(len(starts), demand, deadline)
-            self._open(self.seats, deadline)
+            cluster.require_places(len(starts), demand)
+            self._open(self.seats, Deadline(start_timeout))
         except BaseException:
             self.stop(0.0)
             raise
@@ -190,22 +190,19 @@ class ActorPool:
             EnvCreationError: It does not start, or its node lacks this package or has another
                 version.
         """
-        begin, is_told = time.monotonic(), False
-        while True:
+        begin, is_told, about = time.monotonic(), False, None
+        while about is None:
             patience = Deadline(min(_NO_PLACE_S, deadline.left()))
             about = self._first_reply(seat, reference, patience, "it was started")
             waited_s = time.monotonic() - begin
-            if about is not None:
-                break
-            if deadline.is_over:
-                room = self.cluster.free_places(self._demand)
+            if about is None and deadline.is_over:
                 raise self._late(
                     seat,
                     "Ray found no place for its actor, or its process takes longer to start. Room "
-                    f"for actors of {self._demand} now: {room}",
+                    f"for actors of {self._demand} now: {self.cluster.free_places(self._demand)}",
                 )
             has_room = self.cluster.all_places(self._demand) >= len(self.seats)
-            if is_told or (has_room and waited_s < _PATIENCE_S):
+            if about or is_told or (has_room and waited_s < _PATIENCE_S):
                 continue
             is_told = True
             if self._shares_cpus and seat.spaces is not None:
@@ -213,26 +210,18 @@ class ActorPool:
                 demand = self.cluster.beside(self._demand, self._node_beside(seat))
                 reference = self._start(seat, demand)
                 told = "%s shares the CPUs of other actors, as no node has started it for %.0f s"
-                _logger.warning(told, seat.start, waited_s)
             else:
-                _logger.warning(
-                    "waiting for a node for %s: after %.0f s none has started its actor of %s; it "
-                    "is given up after %g s (start_timeout)",
-                    seat.start,
-                    waited_s,
-                    self._demand,
-                    self.start_timeout,
+                told = (
+                    "waiting for a node for %s, which none has started for %.0f s (start_timeout)"
                 )
+            _logger.warning(told, seat.start, waited_s)
         seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
-        here, there = self._here, about["versions"]
-        if here != there:
-            texts = [", ".join(f"{k} {v}" for k, v in found.items()) for found in (there, here)]
-            differing = ", ".join(name for name in here if here[name] != there[name])
+        if self._here != about["versions"]:
             raise EnvCreationError(
-                f"{seat.start} can't work on node {seat.host} ({seat.node[:12]}), where "
-                f"{differing} differ too much. There: {texts[0]}. Here: {texts[1]}. Install the "
-                f"same versions on all nodes (pip install vecenv=={here['vecenv']}), or send them "
-                "along with runtime_env={'py_modules': [vecenv]} when connecting"
+                f"{seat.start} can't work on node {seat.host} ({seat.node[:12]}), where versions "
+                f"differ too much. There: {about['versions']}. Here: {self._here}. Install the "
+                "same on all nodes, or send them along with runtime_env={'py_modules': [vecenv]} "
+                "when connecting"
             )
 
     def _node_beside(self, lost: _Seat) -> str | None:
@@ -293,7 +282,6 @@ class ActorPool:
             StepTimeoutError: The deadline has passed; the calls stay pending.
             WorkerDiedError: An actor is gone and is not replaced.
         """
-        is_first = True
         while True:
             found = [pair for pair in self._done if pair[0].method == method]
             if sum(call.num_envs for call, _ in found) >= num_envs:
@@ -301,8 +289,7 @@ class ActorPool:
                 return found
             self._require_ray()
             is_all = sum(call.num_envs for call in self._pending.values()) == num_envs
-            has_come = self._take(deadline, doing, all_at_once=is_first and is_all)
-            is_first = False
+            has_come = self._take(deadline, doing, all_at_once=is_all)
             if has_come or not deadline.is_over:
                 continue
             late = sorted({call.worker for call in self._pending.values()})

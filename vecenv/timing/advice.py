@@ -91,6 +91,8 @@ def advise(facts: Facts) -> list[Advice]:
 
 
 def _about_compute(facts: Facts) -> Advice:
+    if facts.stamped == KERNEL and not facts.is_local:
+        return Advice("the actors; more of them (num_workers) shorten it (docs/ray.md)")
     if facts.stamped == KERNEL:
         return Advice(
             "the compiled kernel; more threads or a simpler step shorten it (docs/compiled_envs.md)"

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vecenv.timing.calls import (
-    COLLECT,
     ENV_CALLS,
     RECV,
     RESET,
@@ -91,8 +90,8 @@ class Crew(NamedTuple):
     """The workers that step the envs, one after the other in each.
 
     Attributes:
-        stamped: ENVS if env steps are stamped one by one, KERNEL if compiled calls are, NOTHING if
-            only the caller's time is known.
+        stamped: ENVS if env steps are stamped one by one, KERNEL if compiled calls or those of
+            Ray's actors are, NOTHING if only the caller's time is known.
         chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w.
         is_local: Whether all workers are the calling process.
         kernel_ns: Duration of a stamped compiled call that does nothing.
@@ -228,14 +227,6 @@ class CallTotals:
         has_waited = calls.wait_end_ns > 0
         ready_ns = np.where(has_waited, calls.wait_end_ns, calls.end_ns)
         sent_ns = self._sent(calls)
-        is_collect = calls.kinds == COLLECT
-        if is_collect.any():
-            total_ns -= self._collects(calls.where(is_collect), ready_ns[is_collect], work)
-            calls, ready_ns, sent_ns = (
-                calls.where(~is_collect),
-                ready_ns[~is_collect],
-                sent_ns[~is_collect],
-            )
         is_round = (calls.kinds == STEP) | (calls.kinds == STEP_WAIT) | (calls.kinds == RESET)
         is_recv = calls.kinds == RECV
         found = np.zeros(5, np.int64)  # as ENV_SHARES
@@ -265,7 +256,7 @@ class CallTotals:
         reset_ns, step_ns = int(lengths_ns[is_reset].sum()), int(lengths_ns[~is_reset].sum())
         self.shares_ns[ENV_COMPUTE] += step_ns
         self.shares_ns[ENV_RESET] += reset_ns
-        self.shares_ns[COPYING] += total_ns - step_ns - reset_ns
+        self.shares_ns[COPYING if crew.is_local else HAND_OVER] += total_ns - step_ns - reset_ns
 
     def _rounds(
         self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
@@ -295,19 +286,6 @@ class CallTotals:
         found[4] = round(mean_ns.sum()) - found[0] - found[1]
         self.critical_ns += int(critical_ns.sum())
         return found
-
-    def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
-        """Divide calls in which actors act independently; return their length.
-
-        The rest of the envs' time is that of policies and hand-over, which are not separated.
-        """
-        found = self._rounds(calls, calls.begin_ns, ready_ns, work)
-        found[4] += int((calls.end_ns - ready_ns).sum())
-        total_ns = int((calls.end_ns - calls.begin_ns - calls.nested_ns).sum())
-        for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
-            self.shares_ns[name] += spent_ns
-        self.shares_ns[UNSPLIT] += total_ns - int(found.sum())
-        return total_ns
 
     def _receives(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> np.ndarray:
         """Divide calls that waited for the first envs ready; return int64 (5,), as ENV_SHARES."""

@@ -345,11 +345,6 @@ class Timing:
                 is_late = (found.end_ns > 0) & (untils_ns > needed_ns)
                 self._carried = found.where(np.flatnonzero(is_late))  # mostly none
 
-    def count_stamps(self) -> None:
-        """Add all stamps to the totals; called before rings are overwritten."""
-        if self.enabled:
-            self._fold()
-
     def _main_log(self) -> _ThreadLog:
         """Return the log of the thread that calls the vector env.
 

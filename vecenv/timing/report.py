@@ -129,8 +129,8 @@ class TimingReport:
         backend: Class of the vector env.
         num_envs: Of the vector env.
         stamped: "envs" if steps and resets of envs are stamped one by one; "kernel" if calls of
-            compiled code are, which may include resets; "nothing" if only the caller's time is
-            known.
+            compiled code or of Ray's actors are, which may include resets; "nothing" if only the
+            caller's time is known.
         wall_s: Seconds that the report covers, without the time of timing itself.
         latest_s: Seconds at their end that the percentiles cover.
         num_steps: Env steps that ended in that time, without resets (for envs that are not stamped
@@ -415,10 +415,10 @@ def report_tables(report: TimingReport) -> Any:
 
 
 def _about_kernel(report: TimingReport) -> str:
-    """Return the remark on the resets of compiled envs."""
+    """Return the remark on resets where whole calls are stamped."""
     if report.stamped != KERNEL:
         return ""
-    return "How long resets inside of steps take is unknown: compiled calls are stamped as one."
+    return "How long resets inside of steps take is unknown: calls are stamped as a whole."
 
 
 def _about_window(report: TimingReport) -> str:

@@ -78,7 +78,7 @@ def field(name, value, row=3):
 
     def change(state):
         offset = next(offset for path, _, _, offset in state["fields"] if path == name)
-        state["rows"][0][row, offset : offset + 4] = torch.tensor([value], dtype=torch.int32).view(
+        state["rows"][row, offset : offset + 4] = torch.tensor([value], dtype=torch.int32).view(
             torch.uint8
         )
 
@@ -125,9 +125,9 @@ CONTRADICTIONS = {
     "slots, fewer": ("once", lambda s: s.update(units=s["units"][:3].contiguous())),
     "bools": ("once", lambda s: s["units"].fill_(7)),
     "bools of the newest": ("once", lambda s: s["heads"].fill_(7)),
-    "bools in rows": ("prioritized", lambda s: s["rows"][0].fill_(7)),
-    "rows, fewer": ("shared", lambda s: s.update(rows=[s["rows"][0][:9].contiguous()])),
-    "rows, no list": ("shared", lambda s: s.update(rows=s["rows"][0])),
+    "bools in rows": ("prioritized", lambda s: s["rows"].fill_(7)),
+    "rows, fewer": ("shared", lambda s: s.update(rows=s["rows"][:9].contiguous())),
+    "rows, other blocks": ("shared", lambda s: s.update(rows=[*s["rows"].split(9)])),
     "priority": ("prioritized", word("priorities", float("nan"), 3)),
     "priority, negative": ("prioritized", word("priorities", -1.0, 3)),
     "priority, sum": ("prioritized", word("priorities", 1e308, 3)),

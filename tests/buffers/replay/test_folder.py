@@ -35,7 +35,7 @@ from buffers import (
 from buffers.replay import folder as folders
 from buffers.replay import table as tables
 from buffers.replay.priorities import SumTree
-from buffers.replay.table import scatter
+from buffers.replay.table import write_columns
 
 CLASSES = {
     "shared": SharedReplayBuffer,
@@ -136,8 +136,8 @@ def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
     def die(*_):
         raise Died
 
-    def write_half(pages, places, *rest):
-        scatter(pages, places[:3], *rest)
+    def write_half(columns, *rest):
+        write_columns(dict([*columns.items()][:3]), *rest)
         raise Died
 
     def die_behind(*arguments):
@@ -145,7 +145,7 @@ def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
         raise Died
 
     owner, name, instead = {
-        "begun": (table, "_write", die), "half a row": (tables, "scatter", write_half),
+        "begun": (table, "_write", die), "half a row": (tables, "write_columns", write_half),
         "links": (table, "_write_links", die_behind), "written": (table, "_finish", die),
     }[stage]  # fmt: skip
     made = envs.random_steps(range(3))

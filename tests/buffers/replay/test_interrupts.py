@@ -6,7 +6,7 @@ from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, c
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
 from buffers.replay import table as tables
-from buffers.replay.table import scatter
+from buffers.replay.table import write_columns
 
 OPTIONS = {
     "plain": {},
@@ -29,12 +29,12 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         if rng.random() < 0.5:
             number = rng.integers(len(table.columns) + 1)
 
-            def stop(pages, places, *rest, number=number):
-                scatter(pages, places[:number], *rest)
+            def stop(columns, *rest, number=number):
+                write_columns(dict([*columns.items()][:number]), *rest)
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(tables, "scatter", stop)
+                patch.setattr(tables, "write_columns", stop)
                 buffer.add(**columns_of(made), env_ids=ids)
             model.tear(made)
             check_against(buffer, model, *window)
@@ -83,3 +83,17 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     before = sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
     buffer._table._mend_links()
     assert before == sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
+
+
+@pytest.mark.parametrize("name", ["mend_newest", "_mend_links"])
+def test_a_link_to_the_first_row_that_is_older_is_taken_away(name):
+    """As an interrupted add leaves it, from the newest row to one that it has not overwritten."""
+    buffer = SharedReplayBuffer(4, OBS, ACTIONS, num_envs=1, seed=0, n_step=2, gamma=0.5)
+    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 8)))
+    table = buffer._table
+    before = table.links.copy()
+    for code in (1, 2):  # of a row, and 1
+        table.links[3] = code
+        getattr(table, name)()
+        assert table.links.tolist() == before.tolist()
+        assert before[3] == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.priorities import BlockSums, SumTree
+from buffers.replay.priorities import DeviceValues, SumTree, choose
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -170,46 +170,21 @@ def test_every_sum_is_that_of_its_leaves(capacity, steps):
 
 
 @STAGED
-@pytest.mark.parametrize("way", ["file", "state"])
-def test_exponents_given_to_the_constructor_win_over_those_of_a_state(way, staged, tmp_path):
-    saved = filled(8, 4, staged, alpha=0.5, beta=0.3)
+def test_exponents_go_on_as_they_were_saved(staged):
+    saved, buffer = filled(8, 4, staged, alpha=0.5, beta=0.3), filled(8, 0, staged)
     saved.update_priorities([0, 1, 2], [4.0, 0.0, 9.0])
-    saved.save(tmp_path / "saved")
-
-    def load(**given):
-        buffer = filled(8, 0, staged, **given)
-        if way == "file":
-            buffer.load(tmp_path / "saved")
-        else:
-            buffer.load_state_dict(saved.state_dict())
-        return buffer
-
-    plain = load()
-    assert (plain.alpha, plain.beta) == (0.5, 0.3)
-    assert torch.equal(plain.priorities, saved.priorities)
-    assert (load(beta=0.8).alpha, load(beta=0.8).beta) == (0.5, 0.8)
-    other = load(alpha=2.0)
-    assert (other.alpha, other.beta) == (2.0, 0.3)
-    found = other.priorities.tolist()
-    assert found[:4] == pytest.approx([16.0, 0.0, 81.0, 1.0]) and not any(found[4:])
-    other.add(**columns_of(CountingEnvs(1).random_steps([0] * 4)))
-    assert other.priorities[4:8].tolist() == pytest.approx([81.0] * 4)  # the largest so far
-    alike = load(alpha=0.0)
-    assert alike.priorities.tolist() == [1.0] * 4 + [0.0] * 4
-
-
-def test_priorities_that_a_state_with_exponent_0_does_not_have_are_as_of_new_rows():
-    saved, buffer = filled(8, 4, alpha=0.0), filled(8, 0, alpha=2.0)
-    saved.update_priorities([0], [3.0])
     buffer.load_state_dict(saved.state_dict())
-    assert buffer.priorities.tolist() == [9.0] * 4 + [0.0] * 4
+    assert (buffer.alpha, buffer.beta) == (0.5, 0.3)
+    assert torch.equal(buffer.priorities, saved.priorities)
+    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 4)))
+    assert buffer.priorities[4:8].tolist() == pytest.approx([3.0] * 4)  # the largest so far
 
 
 @pytest.mark.parametrize(
     ("row", "priority"), [(500, 7.0), (-1, 7.0), (0, math.nan), (0, -1.0), (0, 1e300)]
 )
 def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
-    sums = BlockSums(100, torch.device("cpu"))
+    sums = DeviceValues(100, torch.device("cpu"))
     sums.alpha.fill_(1.0)
     sums.bound.fill_(1e9)
     sums.set_numbers(0, 100, 1.0)
@@ -222,8 +197,8 @@ def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, pr
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
 
 
-def test_rows_of_later_blocks_are_drawn_as_often_as_their_priority_says():
-    sums = BlockSums(3000, torch.device("cpu"))
+def test_rows_of_a_device_are_drawn_as_often_as_their_priority_says():
+    sums = DeviceValues(3000, torch.device("cpu"))
     sums.alpha.fill_(1.0)
     sums.bound.fill_(4.0)
     for first, stop, value in [(0, 1500, 1.0), (1500, 2900, 1.0), (2100, 2200, 3.0)]:
@@ -255,3 +230,31 @@ def test_priorities_of_batches_of_another_state_are_refused():
         first.update_priorities(batch, np.full(4, 9.0))
     assert (first.priorities == before).all()
     first.update_priorities(first.sample(4), np.full(4, 9.0))
+
+
+def test_every_pattern_of_zeros_in_a_node_keeps_the_law():
+    """Where the last of four values are 0, rounding must not lead past the others."""
+    buffer = filled(256, alpha=1.0)
+    bits = np.arange(64)[:, None] >> np.arange(4) & 1  # every pattern of four, in turn
+    priorities = (bits * [1.0, 3.0, 2.0, 5.0]).reshape(-1)
+    buffer.update_priorities(np.arange(256), priorities)
+    check_law(drawn(buffer, 60, 400), priorities)
+
+
+def test_the_largest_priority_that_errors_name_can_be_set():
+    buffer = filled(4, alpha=1.0)
+    most = buffer._largest_priority()
+    buffer.update_priorities([1], [most])
+    assert buffer.priorities[1] == most
+    with pytest.raises(BufferMisuseError, match=r"priorities\[0\]"):
+        buffer.update_priorities([1], [np.nextafter(most, np.inf)])
+
+
+@pytest.mark.parametrize(
+    ("values", "last"),
+    [((1, 0, 0, 0), 0), ((1, 2, 0, 0), 1), ((0, 2, 0, 0), 1), ((1, 0, 3, 0), 2), ((1, 2, 3, 4), 3)],
+)
+def test_a_point_behind_all_values_chooses_the_last_that_is_not_0(values, last):
+    """As rounding may give it."""
+    chosen, begin = choose(float(sum(values)), *map(float, values))
+    assert (chosen, begin) == (last, sum(values[:last]))

@@ -258,7 +258,7 @@ def test_a_buffer_nobody_has_is_gone_at_once_with_the_memory_of_its_batches():
     gc.disable()
     try:
         batch = buffer.sample(3)
-        pages, whole = weakref.ref(batch.memory.kept.pages), weakref.ref(buffer)
+        pages, whole = weakref.ref(batch.memory.pages), weakref.ref(buffer)
         assert pages() is not None
         del buffer, batch
         assert whole() is None and pages() is None

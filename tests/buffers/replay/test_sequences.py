@@ -435,19 +435,6 @@ def test_sequences_are_drawn_by_their_priorities():
     assert chi_square_fits(counts, law)
 
 
-def test_an_exponent_given_anew_counts_for_priorities_of_sequences_that_are_loaded():
-    buffer, _ = filled("prioritized")
-    batch = buffer.sample_sequences(4, 4)
-    buffer.update_sequence_priorities(batch, np.arange(1.0, 17.0).reshape(4, 4))
-    other = PrioritizedReplayBuffer(
-        40, OBS, Discrete(5), num_envs=2, track_episodes=True, alpha=0.35,
-        extra_columns={"hidden": HIDDEN, "cost": Box(-1e9, 1e9)},
-    )  # fmt: skip
-    other.load_state_dict(buffer.state_dict())
-    found, values = other._sequences.tree.leaves, buffer._sequences.tree.leaves
-    np.testing.assert_allclose(found, np.sqrt(values))
-
-
 def test_what_was_overwritten_since_the_draw_is_left_alone():
     buffer, _ = filled("prioritized")
     batch = buffer.sample_sequences(8, 4)

@@ -107,3 +107,10 @@ def test_shuffle_is_fair():
         rollout_kernels.shuffle(rows, generator)
         counts[np.arange(4), rows] += 1
     assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
+
+
+def test_normalised_advantages_keep_their_signs_however_small_they_are(load_kernels):
+    advantages = np.array([-1e-9, 0, 1e-9, 5, 5, 5], np.float32)
+    load_kernels(rollout_kernels).normalize_batches(advantages, np.array([3, 3]), None)
+    np.testing.assert_allclose(advantages[:3], [-1 / 11, 0, 1 / 11], rtol=1e-5)
+    assert advantages[3:].tolist() == [0, 0, 0]
