@@ -182,7 +182,8 @@ class Pipes(Sockets):
     def after_start(self):
         self.poll, self.owner, self.here = select.poll(), {}, []
         for worker, (go, tell_go, done, tell_done) in enumerate(self.pipes):
-            os.close(go), os.close(tell_done)
+            os.close(go)
+            os.close(tell_done)
             self.poll.register(done, select.POLLIN)
             self.owner[done] = worker
             self.here.append(tell_go)
