@@ -51,7 +51,7 @@ def assert_another_network_is_refused(trainer, main, monkeypatch):
             self.more = torch.nn.Parameter(torch.zeros(1))
 
     monkeypatch.setattr(trainer, "make_agent", Other)
-    with pytest.raises(SystemExit, match="does not fit agent: it has no more, which"):
+    with pytest.raises(SystemExit, match=r"does not fit agent: .*more.*make agent as it was"):
         main(resume=True)
     with pytest.raises(SystemExit, match="has a run already"):
         main()

@@ -494,11 +494,13 @@ class AsyncVectorEnv(GymVecEnv):
             Exception: What envs have raised, the last.
             InfoError: The infos can't be batched; the rest has been taken in.
         """
+        table = None if steps is None else self._pool.infos
+        if not found:
+            return {} if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
         for first, last, _, answer in found:
             for leaf, items in zip(self._pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first:last] = items
         raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
-        table = None if steps is None else self._pool.infos
         entries: dict[int, Sequence[Any]] = {}  # by row
         for *_, row, answer in found:
             entries.update((row + index, parts) for index, parts in answer.infos.items())
