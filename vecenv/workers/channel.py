@@ -9,9 +9,11 @@ rare: a step of plain arrays has none.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 from vecenv.core.pickling import dumps
 
 __all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "message"]
+
+_PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
 
 HEAD = struct.Struct("<iiqq")
 
@@ -71,6 +75,27 @@ class Channel:
                 os.set_blocking(file, False)
             else:
                 file.setblocking(False)
+
+    def be_patient(self) -> None:
+        """Let `recv` look for `_PATIENCE_S` before it sleeps, where a pipe is read.
+
+        For a worker beside a caller that steps envs, too. Waking it takes 40 us, and Linux does so
+        on the core of the caller, who goes on: a step of 64 CartPoles takes 196 us instead of 161.
+        """
+        if isinstance(self.reader, int):
+            os.set_blocking(self.reader, False)
+            self._poll = select.poll()
+            self._poll.register(self.reader, select.POLLIN)
+            self.recv = self._recv_patiently
+
+    def _recv_patiently(self, most: int) -> bytes:
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return os.read(self.reader, most)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    self._poll.poll()
 
     def send_all(self, data: bytes) -> None:
         """Write all of the bytes."""

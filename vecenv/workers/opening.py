@@ -132,6 +132,7 @@ def open_workers(
             dict(about.published if publish is None else publish),
             autoreset_mode,
             restart_envs,
+            bounds[0] > 0,
         )
         if own_envs:
             tables = Tables(pool.memory, layout, 0, len(own_envs))

@@ -30,6 +30,7 @@ class Layout(NamedTuple):
         published: Named spaces of arrays that envs publish.
         autoreset_mode: When ended envs are reset.
         restart_envs: Whether faults are survived.
+        caller_steps: Whether the caller steps envs, too.
     """
 
     begin: int
@@ -39,6 +40,7 @@ class Layout(NamedTuple):
     published: dict[str, Space]
     autoreset_mode: AutoresetMode
     restart_envs: bool
+    caller_steps: bool
 
 
 class Tables:

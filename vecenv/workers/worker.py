@@ -143,6 +143,8 @@ class _Worker:
 
     def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None) -> None:
         """Take notice of where everything is, and of how a former worker and its episodes ended."""
+        if layout.caller_steps:
+            self._channel.be_patient()
         envs, last = self._envs, self._first + len(self._envs)
         tables = Tables(self._memory, layout, self._first, last)
         if layout.restart_envs:
