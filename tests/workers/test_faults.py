@@ -1143,6 +1143,7 @@ def test_of_many_workers_that_are_waited_for_the_log_names_four(monkeypatch, cap
     from vecenv.workers import pool as pools
 
     monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.05)
+    monkeypatch.setattr(pools, "_LOOK_S", 0.05)
 
     def make():
         time.sleep(0.5)
