@@ -23,6 +23,7 @@ from vecenv.core.pickling import dumps
 __all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "message"]
 
 _PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 HEAD = struct.Struct("<iiqq")
 
@@ -96,6 +97,8 @@ class Channel:
             except BlockingIOError:
                 if time.monotonic() > end:
                     self._poll.poll()
+                else:
+                    _yield()  # to the caller, should it be on this core
 
     def send_all(self, data: bytes) -> None:
         """Write all of the bytes."""
