@@ -356,6 +356,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         if count > limit and num_envs and not len(ids):
             ids, limit = np.arange(count) % num_envs, min(limit, self.capacity)
         if count > limit:
+            # As a piece overwrites what those after it may be views of.
+            arrays, ids = self._table.apart(arrays), np.array(ids)
             self._table.check_frames(arrays, ids, stops, cuts)
         for begin in range(0, max(count, 1), limit):
             piece = slice(begin, min(begin + limit, count))

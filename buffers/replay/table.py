@@ -365,10 +365,7 @@ class Table:
         """
         if self.is_torn:
             self.recover()
-        if not self.is_staged:  # views of this buffer's own rows change while they are written
-            for path, array in arrays.items():
-                if array.base is not None and np.may_share_memory(array, self._pages):
-                    arrays = {**arrays, path: array.copy()}
+        arrays = self.apart(arrays)
         count = len(arrays["rewards"])
         if self.is_plain:
             if count:
@@ -379,6 +376,14 @@ class Table:
                 self.cut(cuts)
             return
         self._write_placed(arrays, self._place(arrays, env_ids, stops, cuts, count))
+
+    def apart(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return arrays, with copies of views of this table's rows, which writing changes."""
+        if not self.is_staged:
+            for path, array in arrays.items():
+                if array.base is not None and np.may_share_memory(array, self._pages):
+                    arrays = {**arrays, path: array.copy()}
+        return arrays
 
     def check_frames(
         self,
