@@ -173,7 +173,7 @@ def test_rows_of_the_buffer_itself_are_added_as_they_were(kind):
 
     def filled():
         rng = np.random.default_rng(0)
-        more = {"over": "envs"} if kind == "per_env" else {"n_step": 2}
+        more = {"over": "envs"} if kind == "per_env" else {"n_step": 2, "gamma": 0.9}
         buffer = CLASSES[kind](6, *spaces, num_envs=3, seed=0, **more)
         for _ in range(9):
             obs, next_obs = rng.integers(0, 3, (2, 3))
@@ -194,7 +194,7 @@ def test_rows_of_the_buffer_itself_are_added_as_they_were(kind):
             obs=own, next_obs=own, actions=np.zeros(count, np.int64), rewards=zeros,
             terminations=no, truncations=no, env_ids=own,
         )  # fmt: skip
-        return {name: np.array(rows) for name, rows in buffer.rows().items()}
+        return {name: rows.numpy().copy() for name, rows in buffer.rows().items()}
 
     found, expected = add(filled(), is_copied=False), add(filled(), is_copied=True)
     for name, rows in expected.items():
