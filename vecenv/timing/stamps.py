@@ -164,15 +164,6 @@ class EnvStamps:
             The records, env by env, in order for each env; and for the next call the number of
             records of each env taken so far, int64 (N,).
         """
-        env_ids, words, counts = self.words_since(taken)
-        ended = Stamps.of(env_ids, words)
-        return ended.joined(self._running(self.rings, counts)), counts
-
-    def words_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return env ids int64 (R,) of ended steps as `since` does, their records, and its counts.
-
-        The records are those of the rings, word by word, int64 (RECORD_WORDS, R): see `Stamps.of`.
-        """
         size = self.rings.shape[1]
         counts = self.counted()
         lengths = np.minimum(counts - taken, size - 1)
@@ -191,7 +182,7 @@ class EnvStamps:
         ended = (words[END_NS] >= np.abs(begins_ns)) & (words[BEGIN_NS] == begins_ns)
         if not ended.all():
             env_ids, words = env_ids[ended], words[:, ended]
-        return env_ids, words, counts
+        return Stamps.of(env_ids, words).joined(self._running(self.rings, counts)), counts
 
     def complete_since(self) -> int:
         """Return the time since which no record has been overwritten; 0 if none has been."""
