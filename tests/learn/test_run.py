@@ -391,6 +391,26 @@ def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_fil
     assert "\n" not in str(caught.value).split(":")[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("numpy", lambda state: state | {"state": "key"}),
+        ("numpy", lambda state: [state]),
+        ("numpy", lambda state: state | {"state": state["state"] | {"pos": -1}}),
+        ("python", lambda state: "twister"),
+        ("torch", lambda state: state[:9]),
+    ],
+)
+def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options):
+    with begin(options) as run:
+        path = run.save({"steps": 1})
+    found = load_checkpoint(path)
+    found["random"][name] = change(found["random"][name])
+    save_checkpoint(path, found)
+    with resume(options) as run, pytest.raises(CheckpointError, match="has other random streams"):
+        run.restore({})
+
+
 def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, caplog):
     envs = SyncVectorEnv(counters([3]))
     envs.envs[0].unwrapped.engine = threading.Lock()  # which can't be pickled

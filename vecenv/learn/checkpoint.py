@@ -230,7 +230,7 @@ def restore_random_streams(streams: Mapping[str, Any]) -> None:
     """Let the global random generators go on from what `random_streams` returned.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, OverflowError: It is something else.
+        Exception: It is something else, as the generators' own setters say.
     """
     _require_numpy_state(streams["numpy"])
     torch.set_rng_state(streams["torch"])
