@@ -1,8 +1,8 @@
 """Breakout on a board of 10 x 10 cells, by the rules of MinAtar's, as a compiled env.
 
-    python examples/dqn.py --env-id breakout:Breakout-v0
-    python examples/dqn.py --env-id breakout:BreakoutFrames-v0   # stacks of gray pictures
-    vecenv watch breakout:Breakout-v0 --gif breakout.gif    # in the folder examples
+    vecenv train breakout:Breakout-v0 --algo dqn                   # in the folder examples
+    vecenv train breakout:BreakoutFrames-v0 --algo dqn             # stacks of gray pictures
+    vecenv watch breakout:Breakout-v0 --gif breakout.gif
 
 The rules are those of K. Young and T. Tian, "MinAtar: An Atari-Inspired Testbed for Thorough and
 Reproducible Reinforcement Learning Experiments", 2019 (arXiv 1903.03176), with its three useful

@@ -1,7 +1,7 @@
 """Two tasks that need a memory: a policy that sees only the present fails.
 
-    python examples/ppo.py --env-id memory:TMaze-v0 --recurrent gru
-    python examples/ppo.py --env-id memory:MaskedCartPole-v1 --recurrent gru
+    vecenv train memory:TMaze-v0 --algo ppo --recurrent gru             # in the folder examples
+    vecenv train memory:MaskedCartPole-v1 --algo ppo --recurrent gru
 
 `MaskedCartPole-v1` is CartPole-v1 without its velocities: two positions tell them. `TMaze-v0` is a
 corridor of 50 cells with a junction at its end: a sign seen in the first cell alone says whether up

@@ -1,51 +1,37 @@
-"""Learn from recorded data alone, by cloning and by TD3+BC: --env-id Pendulum-v1.
+"""Learn from recorded data alone, by cloning and by TD3+BC: -150 from data of -840, a minute.
 
     python examples/offline.py
+    python examples/offline.py --env-id HalfCheetah-v5 --data mujoco/halfcheetah/medium-v0  # Minari
+    python examples/offline.py --write pendulum.hdf5      # keeps the data set that it makes
 
-Without --data the example makes its data set itself: all that SAC sees while it learns to
-control the env, from random actions to good ones. Cloning imitates the bad with the good; TD3+BC
-learns from the rewards which actions are better. Networks and losses are the first half of this
-file, and are for changing; the second half trains.
+Without --data the example makes its data set itself, by a controller of Pendulum-v1 that acts at
+random now and then: in some episodes rarely, in others nearly always. Cloning imitates the bad with
+the good; TD3+BC learns from the rewards which actions are better. S. Fujimoto and S. Gu, "A
+Minimalist Approach to Offline Reinforcement Learning", NeurIPS 2021 (arXiv 2106.06860).
 """
 
 import copy
-import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
 import tyro
-from gymnasium.spaces import Box
-from rich.progress import Progress
 from torch import Tensor, nn
 
-from buffers import EpisodicReplayBuffer, SharedReplayBuffer
-from buffers.datasets import (
-    DatasetError,
-    EpisodeDataset,
-    from_buffer,
-    from_hdf5,
-    from_minari,
-    to_hdf5,
-)
+from buffers import EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
+from buffers.datasets import EpisodeDataset, from_buffer, from_hdf5, from_minari, to_hdf5
 from vecenv import make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, evaluate, evaluating, gradient_options
-from vecenv.train import sac
+from vecenv.learn import EvaluationResult, evaluate
 
 
 @dataclass
 class Options:
     env_id: str = "Pendulum-v1"  # registered id, also "module:id"
-    algorithms: tuple[Literal["bc", "td3bc"], ...] = ("bc", "td3bc")  # one after the other
     data: str | None = None  # a D4RL-like .hdf5 file, or the id of a Minari data set; None: make it
-    data_steps: int = 8000  # env steps of the data set that is made
+    num_episodes: int = 40  # of the data set that is made
     write: Path | None = None  # .hdf5 file to write that data set to
     num_updates: int = 5000  # gradient steps
     batch_size: int = 256  # transitions per update
@@ -55,234 +41,134 @@ class Options:
     alpha: float = 40.0  # of TD3+BC: weight of the values beside imitation; 2.5 in its paper
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers of each network
     seed: int = 1  # of data, networks and draws
-    backend: str | None = None  # of vecenv.make_vec
-    compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: if there are many
-    threads: int = 1  # of torch; more is far slower where cores are busy
-    eval_episodes: int = 100  # episodes of each policy at the end
-    save: Path = Path("runs/offline")  # folder for results.json and the policies
+    save: Path = Path("runs/offline")  # folder for the policies
 
 
-# ---- Networks and losses ------------------------------------------------------------------------
-
-
-class Batch(NamedTuple):
-    """Transitions, and the noise on the actions that targets are asked about (TD3)."""
-
-    obs: Tensor  # (B, *obs_shape)
-    next_obs: Tensor  # (B, *obs_shape)
-    actions: Tensor  # (B, A), from -1 to 1
-    rewards: Tensor  # (B,)
-    discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
-    noise: Tensor  # (B, A), from -0.5 to 0.5
-
-
-def mlp(*widths: int) -> nn.Sequential:
-    layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths[:-1])]
-    parts = [part for pair in layers for part in pair]
-    return nn.Sequential(nn.Flatten(), *parts, nn.Linear(widths[-2], widths[-1]))
+def make_network(*widths: int) -> nn.Sequential:
+    layers = [part for a, b in pairwise(widths[:-1]) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
 
 
 class Agent(nn.Module):
-    """A deterministic actor, two critics and their targets."""
+    """A deterministic actor, and two critics; observations are scaled as the data set's are."""
 
-    mean: Tensor  # of the observations in the data set, and their spread
+    mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Tensor, std: Tensor, num_actions: int, options: Options) -> None:
+    def __init__(self, obs: Tensor, num_actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        widths = mean.numel(), *options.hidden
-        self.actor = mlp(*widths, num_actions)
-        self.critics = sac.Critics(2, widths[0] + num_actions, *options.hidden, 1)
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
+        self.actor = make_network(obs.shape[1], *hidden, num_actions)
+        widths = obs.shape[1] + num_actions, *hidden, 1
+        self.critics = nn.ModuleList(make_network(*widths) for _ in range(2))
+        self.register_buffer("mean", obs.mean(0))
+        self.register_buffer("std", obs.std(0) + 1e-3)
 
     def scaled(self, obs: Tensor) -> Tensor:
-        return (obs - self.mean) / self.std
+        return (obs.float() - self.mean) / self.std
 
     def act(self, obs: Tensor) -> Tensor:
         """Return actions (B, A) from -1 to 1 for scaled obs."""
-        return self.actor(obs).float().tanh()
+        return self.actor(obs).tanh()
 
 
-Loss = Callable[[Agent, Batch], tuple[Tensor, dict[str, Tensor]]]
+def values_of(critics: nn.ModuleList, obs: Tensor, actions: Tensor) -> Tensor:
+    """Return what each critic says, (2, B)."""
+    return torch.stack([critic(torch.cat([obs, actions], -1)).squeeze(-1) for critic in critics])
 
 
-def bc_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Imitate the recorded actions."""
-    loss = (agent.act(batch.obs) - batch.actions).square().sum(-1).mean()
-    return loss, {"actor_loss": loss}
-
-
-def td3bc_loss(agent: Agent, batch: Batch, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Do what the critics like, and stay near the recorded actions.
-
-    S. Fujimoto and S. Gu, "A Minimalist Approach to Offline Reinforcement Learning", NeurIPS 2021
-    (arXiv 2106.06860). The actor is updated as often as the critics, and has no target of its own.
-    """
-    with torch.no_grad():
-        actions = (agent.act(batch.next_obs) + batch.noise).clamp(-1, 1)
-        goal = batch.rewards + batch.discounts * agent.targets(batch.next_obs, actions).amin(0)
-    critic_loss = (agent.critics(batch.obs, batch.actions) - goal).square().sum(0).mean()
-    chosen = agent.act(batch.obs)
-    values = agent.critics(batch.obs, chosen, frozen=True)[0]
-    errors = (chosen - batch.actions).square().sum(-1)
-    actor_loss = errors.mean() - alpha * values.mean() / values.detach().abs().mean()
-    return critic_loss + actor_loss, {"critic_loss": critic_loss, "actor_loss": actor_loss}
-
-
-# ---- Data ---------------------------------------------------------------------------------------
+def control(obs: np.ndarray, is_random: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return torques (N, 1): swing up by the energy, balance at the top; or random ones."""
+    angle, speed = np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]
+    missing = 15 - (0.5 * speed**2 + 15 * obs[:, 0])  # energy, of 15 at the top
+    torques = np.where(np.abs(angle) < 0.3, -10 * angle - 2 * speed, missing * np.sign(speed))
+    torques[is_random] = rng.uniform(-2, 2, is_random.sum())
+    return torques.clip(-2, 2)[:, None].astype(np.float32)
 
 
 def record(options: Options) -> EpisodeDataset:
-    """Let SAC learn, and return all that it saw, with actions as the env takes them."""
-    folder = options.save / "behaviour"
-    learning = sac.Options(
-        env_id=options.env_id, total_steps=options.data_steps, capacity=options.data_steps,
-        seed=options.seed, backend=options.backend, compile=options.compile, save=folder,
-    )  # fmt: skip
-    envs = make_vec(options.env_id, 1, backend=options.backend, autoreset_mode="SameStep")
-    trainer = sac.SAC(learning, envs)
-    trainer.start()
-    with Progress(refresh_per_second=4) as progress:
-        task = progress.add_task("making the data set by SAC", total=options.data_steps)
-        while trainer.steps < options.data_steps:
-            trainer.collect()
-            if trainer.steps > learning.learning_starts:
-                trainer.learn()
-            progress.update(task, completed=trainer.steps)
+    """Play an episode in each of the envs, and return what was seen."""
+    count, rng = options.num_episodes, np.random.default_rng(options.seed)
+    envs = make_vec("Pendulum-v1", count, autoreset_mode="SameStep")
     spaces = envs.single_observation_space, envs.single_action_space
+    buffer = EpisodicReplayBuffer(200 * count, *spaces, num_envs=count)
+    writer, shares = TransitionWriter(envs, buffer), np.linspace(0.3, 1, count)
+    obs, _ = envs.reset(seed=options.seed)
+    writer.reset(obs)
+    for _ in range(200):
+        actions = control(obs, rng.random(count) < shares, rng)
+        obs, rewards, ends, cuts, infos = envs.step(actions)
+        writer.step(actions, obs, rewards, ends, cuts, infos)
     envs.close()
-    episodes = EpisodicReplayBuffer(options.data_steps, *spaces)
-    for episode in from_buffer(trainer.buffer, check_bounds=False):  # actions are from -1 to 1
-        episode["actions"] = sac.to_env(episode["actions"], envs.single_action_space)
-        episodes.add_episode(episode)
-    return from_buffer(episodes)
-
-
-def check_file(path: Path) -> None:
-    """End the program if this file can't be written, before the data are made for minutes."""
-    if find_spec("h5py") is None:
-        raise SystemExit("--write needs h5py: pip install 'vecenv[datasets]'")
-    if path.exists() or not path.parent.is_dir():
-        found = "it is there already" if path.exists() else f"there is no folder {path.parent}"
-        raise SystemExit(f"--write {path}: {found}; choose another name")
+    return from_buffer(buffer)
 
 
 def open_data(options: Options) -> EpisodeDataset:
     if options.data is None:
+        if options.env_id != "Pendulum-v1":
+            raise SystemExit(f"{options.env_id} has no data set: give one by --data")
         return record(options)
-    envs = make_vec(options.env_id, 1, backend=options.backend)
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    envs = make_vec(options.env_id, 1)
+    spaces: Any = envs.single_observation_space, envs.single_action_space
     envs.close()
     if options.data.endswith((".hdf5", ".h5")):
-        return from_hdf5(options.data, obs_space, action_space)
-    return from_minari(options.data, observation_space=obs_space, action_space=action_space)
+        return from_hdf5(options.data, *spaces)
+    return from_minari(options.data, observation_space=spaces[0], action_space=spaces[1])
 
 
-# ---- Training -----------------------------------------------------------------------------------
-
-
-class Trainer:
-    """Lets an agent learn from a buffer that nothing is added to."""
-
-    def __init__(self, buffer: SharedReplayBuffer, algorithm: str, options: Options) -> None:
-        torch.manual_seed(options.seed)
-        self.buffer, self.options = buffer, options
-        self.space = cast("Any", buffer.action_space)
-        obs = buffer.rows()["obs"][: len(buffer)].double()
-        mean, std = obs.mean(0).float(), obs.std(0).float() + 1e-3
-        self.low, self.high = map(torch.from_numpy, (self.space.low, self.space.high))
-        self.agent = Agent(mean, std, len(self.space.low), options)
-        if algorithm == "bc":
-            self.agent.critics.requires_grad_(False)
-        losses: dict[str, Loss] = {
-            "bc": bc_loss,
-            "td3bc": lambda agent, batch: td3bc_loss(agent, batch, options.alpha),
-        }
-        how = gradient_options(
-            options.compile, num_calls=options.num_updates, num_rows=options.batch_size
-        )
-        self.gradient = Gradient(self.agent, losses[algorithm], compile=how["compile"])
-        self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate)
-        self.drawn = buffer.new_batch(options.batch_size)
-        self.generator = torch.Generator().manual_seed(options.seed)
-
-    def draw(self) -> Batch:
-        drawn, scaled = self.buffer.sample(self.options.batch_size, self.drawn), self.agent.scaled
-        unit = 2 * (drawn.actions.float() - self.low) / (self.high - self.low) - 1
-        noise = 0.2 * torch.randn(unit.shape, generator=self.generator)
-        obs = scaled(drawn.obs.float()), scaled(drawn.next_obs.float())
-        return Batch(*obs, unit, drawn.rewards, drawn.discounts, noise.clamp(-0.5, 0.5))
-
-    @torch.no_grad()
-    def learn(self) -> dict[str, Tensor]:
-        """Draw a batch, make a step of Adam, and move the targets."""
-        agent = self.agent
-        scalars = self.gradient(self.draw())
-        self.optimizer.step()
-        for target, weight in zip(
-            agent.targets.parameters(), agent.critics.parameters(), strict=True
-        ):
-            target.lerp_(weight, self.options.tau)
-        return scalars
-
-    @torch.no_grad()
-    def act(self, obs: Tensor) -> np.ndarray:
-        """Return actions as the env takes them for obs (B, *obs_shape)."""
-        actions = self.agent.act(self.agent.scaled(obs.float()))
-        return sac.to_env(actions.numpy().astype(self.space.dtype), self.space)
-
-
-def train(algorithm: str, buffer: SharedReplayBuffer, options: Options) -> EvaluationResult:
+def train(algorithm: str, data: EpisodeDataset, options: Options) -> EvaluationResult:
     """Learn, save the policy, and evaluate it."""
-    trainer, begin = Trainer(buffer, algorithm, options), perf_counter()
-    scalars: dict[str, Tensor] = {}
-    with Progress(refresh_per_second=4) as progress:
-        for _ in progress.track(range(options.num_updates), description=algorithm):
-            scalars = trainer.learn()
-    if not all(map(torch.isfinite, scalars.values())):
-        raise SystemExit(f"{algorithm} diverged: {scalars}; try a lower --learning-rate")
-    torch.save(trainer.agent.state_dict(), options.save / f"{algorithm}.pt")
-    count = options.eval_episodes
-    with evaluating(f"{count} episodes"):
-        result = evaluate(trainer.act, options.env_id, count, backend=options.backend)
-    print(f"{algorithm}: {result} ({perf_counter() - begin:.0f} s)")
+    torch.manual_seed(options.seed)
+    buffer = data.to_buffer(SharedReplayBuffer, gamma=options.gamma, seed=options.seed)
+    space: Any = data.action_space
+    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
+    agent = Agent(buffer.rows()["obs"][: len(buffer)].float(), len(low), options.hidden)
+    targets = copy.deepcopy(agent.critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=options.learning_rate)
+    for _ in range(options.num_updates):
+        batch = buffer.sample(options.batch_size)
+        obs, next_obs = agent.scaled(batch.obs), agent.scaled(batch.next_obs)
+        recorded = 2 * (batch.actions - low) / (high - low) - 1
+        actions = agent.act(obs)
+        loss = (actions - recorded).square().sum(-1).mean()  # imitate
+        if algorithm == "td3bc":
+            with torch.no_grad():
+                noise = 0.2 * torch.randn(recorded.shape)
+                following = (agent.act(next_obs) + noise.clamp(-0.5, 0.5)).clamp(-1, 1)
+                goals = values_of(targets, next_obs, following).amin(0)
+                goals = batch.rewards + batch.discounts * goals  # 0 after a termination
+            errors = values_of(agent.critics, obs, recorded) - goals
+            agent.critics.requires_grad_(False)  # which the actor's loss passes through
+            values = values_of(agent.critics, obs, actions)[0]
+            agent.critics.requires_grad_(True)
+            loss = loss - options.alpha * values.mean() / values.detach().abs().mean()
+            loss = loss + errors.square().mean(1).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for theirs, ours in zip(targets.parameters(), agent.critics.parameters(), strict=True):
+                theirs.lerp_(ours, options.tau)
+
+    def act(obs: Tensor) -> np.ndarray:
+        actions = low + (agent.act(agent.scaled(obs)) + 1) / 2 * (high - low)
+        return actions.numpy().astype(space.dtype)
+
+    options.save.mkdir(parents=True, exist_ok=True)
+    torch.save(agent.state_dict(), options.save / f"{algorithm}.pt")
+    result = evaluate(act, options.env_id, 100, seed=10_000)
+    print(f"{algorithm}: {result}", flush=True)
     return result
 
 
-def main(options: Options) -> dict[str, Any]:
-    """Make or read the data set, learn from it, compare; return what results.json has."""
-    torch.set_num_threads(options.threads)
-    torch.set_flush_denormal(True)
-    torch.manual_seed(options.seed)
+def main(options: Options) -> dict[str, EvaluationResult]:
+    """Make or read the data set, learn from it by both algorithms, and compare."""
+    torch.set_num_threads(1)
+    data = open_data(options)
     if options.write is not None:
-        check_file(options.write)
-    try:
-        options.save.mkdir(parents=True, exist_ok=True)
-        data = open_data(options)
-        if options.write is not None:
-            print(f"written: {to_hdf5(data, options.write)}")
-        returns = np.array([episode["rewards"].sum(dtype=np.float64) for episode in data])
-    except (DatasetError, OSError, ModuleNotFoundError) as error:
-        raise SystemExit(str(error)) from None
-    obs_space, space = data.observation_space, data.action_space
-    if not (isinstance(obs_space, Box) and isinstance(space, Box) and space.is_bounded()):
-        raise SystemExit(f"{data.name} has the spaces {obs_space, space}, expected bounded Box")
-    if len(returns) < 2:
-        raise SystemExit(f"episodes: {len(returns)}, expected two at least (--data-steps)")
-    mean, half = float(returns.mean()), 1.96 * returns.std(ddof=1) / math.sqrt(len(returns))
-    print(f"behaviour: return {mean:.1f} ± {half:.1f} (95 %) over {len(returns)} episodes")
-    found: dict[str, Any] = {"behaviour": [mean, float(half)]}
-    for algorithm in options.algorithms:
-        buffer = data.to_buffer(SharedReplayBuffer, gamma=options.gamma, seed=options.seed)
-        try:
-            result = train(algorithm, buffer, options)
-        except FloatingPointError as error:
-            raise SystemExit(f"{algorithm}: {error}") from None
-        found[algorithm] = [result.mean, result.ci95]
-    (options.save / "results.json").write_text(json.dumps(found, indent=1))
-    return found
+        print(f"written: {to_hdf5(data, options.write)}")
+    returns = [episode["rewards"].sum() for episode in data]
+    print(f"data: return {np.mean(returns):.1f} over {len(returns)} episodes", flush=True)
+    return {algorithm: train(algorithm, data, options) for algorithm in ("bc", "td3bc")}
 
 
 if __name__ == "__main__":

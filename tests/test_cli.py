@@ -499,9 +499,14 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     assert [path.name for path in Path("my").iterdir()] == ["ppo.py"]
     assert main(["train", "CartPole-v1", "--eject", "my"]) == 2
     assert "there already" in capsys.readouterr().err
-    text = Path("my/ppo.py").read_text().replace("nn.SiLU", "nn.ReLU")
+    small = ["--total-steps", "600", "--num-steps", "16", "--num-envs", "4"]
+    Path("my/ppo.py").rename("my/plain_ppo.py")
+    assert main(["train", "Acrobot-v1", "--algo", "my/plain_ppo.py", *small]) == 0
+    assert "Acrobot-v1: return" in capsys.readouterr().out
+    assert Path("runs/Acrobot-v1-plain_ppo/agent.pt").exists()
+    text = (ROOT / "examples" / "resume.py").read_text().replace("nn.SiLU", "nn.ReLU")
     own = Path("my/own_ppo.py")
-    own.write_text(text.replace("width: int = 64", "my_width: int = 32\n    width: int = 64"))
+    own.write_text(text.replace("    width: int", "    my_width: int = 32\n    width: int"))
     args = ["--backend", "sync", "--my-width", "16", "--save", "run"]
     assert main(["train", "CartPole-v1", "--algo", str(own), *FAST, *args]) == 0
     play = ["play", "CartPole-v1", "--policy", "run", "--episodes", "1"]
@@ -510,6 +515,7 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     assert main([*play, "--algo", str(own)]) == 0
     assert "own_ppo of run" in capsys.readouterr().out
     sys.modules.pop("own_ppo")
+    sys.modules.pop("plain_ppo")
 
 
 @pytest.mark.parametrize(

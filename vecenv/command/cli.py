@@ -162,12 +162,18 @@ def _options_of_training(
     )
     fields = {field.name for field in dataclasses.fields(module.Options)}
     own: dict[str, Any] = {name: chosen.env for name in ("env_id", "env") if name in fields}
+    if not own:
+        raise ValueError(
+            f"{chosen.algorithm} trains in an env of its own: its Options have neither env_id nor "
+            "env; run it by python"
+        )
     folder = trainers.run_folder(given.env, chosen.algorithm)
     if config is not None and "--resume" in words and trainers.is_of_run(config):
         folder = config.parent
-    defaults = {"save": folder, **own, **getattr(module, "DEFAULTS", {}).get(chosen.env, {})}
+    defaults = own | ({"save": folder} if "save" in fields else {})
+    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))
-    if not options.resume:
+    if not getattr(options, "resume", False):
         return options
     from vecenv.command.playing import options_of_run
 

@@ -2,7 +2,8 @@
 
 Both have the same parts:
 
-- `Options`, a dataclass with the fields `env_id` (or `env`), `save` and `resume`;
+- `Options`, a dataclass with the field `env_id` (or `env`), and, if it has them, `save`, the folder
+  of the run, and `resume`;
 - `main(options)`, which trains;
 - for `vecenv play`, `load_policy(options, num_envs)`, which returns envs and a function from
   observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
@@ -65,6 +66,7 @@ __all__ = [
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
 ALGORITHMS = ("ppo", "sac", "dqn", "r2d2", "ppo_agents", "cage2_defender", "cage4_defender")
+_EXAMPLES = {"cage2_defender": "cage2"}  # of trainers, where they have other names
 OF_ENVS = {"Cage2-v0": "cage2_defender", "Cage4-v0": "cage4_defender"}
 OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
@@ -114,7 +116,7 @@ def path_of(algorithm: str) -> Path:
         near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
         told = f"did you mean {' or '.join(near)}?" if near else "of your own it is a file, my.py"
         raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
-    return folder() / f"{algorithm}.py"
+    return folder() / f"{_EXAMPLES.get(algorithm, algorithm)}.py"
 
 
 def load(name: str) -> ModuleType:
