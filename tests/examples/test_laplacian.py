@@ -93,7 +93,7 @@ def test_eigenvectors_are_those_of_the_matrix_of_pairs():
     values, vectors = laplacian.exact_eigensystem(matrix, weights)
     np.testing.assert_allclose(vectors - pairs @ vectors, vectors * values, atol=1e-9)
     np.testing.assert_allclose(vectors.T @ vectors / len(matrix), np.eye(len(matrix)), atol=1e-9)
-    assert np.diff(values[:13]).min() > 0.015  # no two of the first are close
+    assert np.diff(values[:13]).min() > 0.01  # no two of the first are close
 
 
 @pytest.mark.learn

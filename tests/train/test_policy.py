@@ -1,0 +1,165 @@
+"""load_policy: the same actions as in the run's own evaluation, without envs, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from example_files import EXAMPLES, load_example
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+import vecenv
+from vecenv.command.trainers import load
+from vecenv.train.policy import _describe, make_space
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+SMALL = {"total_steps": 0, "eval_episodes": 1}
+RUNS = {
+    "ppo": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 8, "normalize": True}),
+    "gru": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "recurrent": "gru"}),
+    "masks": ("ppo", {"env_id": "vecenv:Cage2-v0", "num_envs": 2}),
+    "sac": ("sac", {"env_id": "Pendulum-v1"}),
+    "dqn": ("dqn", {"env_id": "CartPole-v1", "eval_every": 0}),
+    "r2d2": ("r2d2", {"env_id": "CartPole-v1", "num_envs": 2}),
+}
+
+
+def make_run(name, folder, **given):
+    algorithm, options = RUNS[name]
+    trainer = load(algorithm)
+    options = trainer.Options(**{**options, **SMALL, **given}, save=folder, compile="off")
+    trainer.main(options)
+    return trainer, options
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_actions_are_those_of_the_run_played_in_its_envs(name, tmp_path):
+    trainer, options = make_run(name, tmp_path / "run")
+    envs, act = trainer.load_policy(options, 3)
+    policy = vecenv.load_policy(tmp_path / "run")
+    assert policy.observation_space == envs.single_observation_space
+    assert policy.action_space == envs.single_action_space
+    obs, _ = envs.reset(seed=1)
+    starts = np.ones(3, bool)
+    for _ in range(12):
+        from vecenv.learn.evaluation import ask
+
+        expected = ask(act, envs, torch.as_tensor(obs), starts)
+        masks = envs.action_masks() if envs.has_action_masks else None
+        actions = policy(obs, masks, starts)
+        np.testing.assert_array_equal(actions, np.asarray(expected))
+        assert actions.shape == envs.action_space.shape
+        obs, _, terminations, truncations, _ = envs.step(actions)
+        starts = terminations | truncations
+    envs.close()
+
+
+def test_one_env_and_a_memory_that_begins_anew(tmp_path):
+    make_run("gru", tmp_path / "run")
+    policy, env = vecenv.load_policy(tmp_path / "run"), gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=1)
+    seen = [env.step(policy(obs))[0] for _ in range(3)]
+    logits = policy(np.array(seen[:1])), policy(seen[0])
+    assert logits[0].shape == (1,)
+    assert logits[1].shape == ()
+    with pytest.raises(ValueError, match=r"obs has 2 rows, after 1, of which .*reset\(\)"):
+        policy(np.array(seen[:2]))
+    assert policy(np.array(seen[:2]), starts=True).shape == (2,)
+    policy.reset()
+    assert policy(np.array(seen)).shape == (3,)
+
+
+def test_actions_can_be_sampled(tmp_path):
+    make_run("ppo", tmp_path / "ppo")
+    make_run("sac", tmp_path / "sac")
+    policy = vecenv.load_policy(tmp_path / "ppo")
+    obs = np.zeros((200, 4), np.float32)
+    assert len(set(policy(obs).tolist())) == 1
+    torch.manual_seed(1)
+    found = policy(obs, sample=True)
+    assert 50 < found.sum() < 150
+    torch.manual_seed(1)
+    np.testing.assert_array_equal(policy(obs, sample=True), found)
+    actions = vecenv.load_policy(tmp_path / "sac")(np.zeros((50, 3), np.float32), sample=True)
+    assert actions.std() > 0.1
+    assert actions.dtype == np.float32
+
+
+def test_a_policy_of_values_is_not_sampled(tmp_path):
+    make_run("dqn", tmp_path / "run")
+    with pytest.raises(TypeError, match="has values, not probabilities"):
+        vecenv.load_policy(tmp_path / "run")(np.zeros(4, np.float32), sample=True)
+
+
+def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
+    make_run("masks", tmp_path / "run")
+    policy = vecenv.load_policy(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"obs has the shape \(3,\), expected \(52,\)"):
+        policy(np.zeros(3))
+    with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
+        policy(np.zeros(52), masks=np.ones(3))
+    masks = np.zeros(145)
+    masks[7] = 1
+    assert policy(np.zeros(52), masks) == 7
+
+
+def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
+    example = load_example("resume")
+    options = example.Options(save=tmp_path / "run", num_envs=2, compile="off", **SMALL)
+    example.main(options)
+    kept = json.loads((tmp_path / "run" / "policy.json").read_text())
+    assert Path(kept["trainer"]) == EXAMPLES / "resume.py"
+    with pytest.raises(ValueError, match=r"resume\.py, which is not run unless you name it: load"):
+        vecenv.load_policy(tmp_path / "run")
+    policy = vecenv.load_policy(tmp_path / "run", code=kept["trainer"])
+    assert policy(np.zeros(4, np.float32)) in (0, 1)
+    with pytest.raises(FileNotFoundError, match="there is no such Python file"):
+        vecenv.load_policy(tmp_path / "run", code=tmp_path / "none.py")
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no .*none; expected a run folder"):
+        vecenv.load_policy(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"has no policy\.json, as the folders that vecenv train"):
+        vecenv.load_policy(tmp_path)
+    make_run("ppo", tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "policy.json").read_text())
+    for wrong in ("{", "[]", json.dumps({**kept, "spaces": [{"kind": "Box"}, None]})):
+        (tmp_path / "run" / "policy.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"policy\.json can't be read"):
+            vecenv.load_policy(tmp_path / "run")
+    for name in ("os", "vecenv.train.../../x", "vecenv.train.os.path"):
+        (tmp_path / "run" / "policy.json").write_text(json.dumps({**kept, "trainer": name}))
+        with pytest.raises(ValueError, match="is not run unless you name it"):
+            vecenv.load_policy(tmp_path / "run")
+    (tmp_path / "run" / "policy.json").write_text(json.dumps(kept))
+    (tmp_path / "run" / "checkpoint" / "last.pt").unlink()
+    with pytest.raises(FileNotFoundError, match="has no policy yet"):
+        vecenv.load_policy(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(-np.inf, np.inf, (3,)),
+        Box(0, 255, (4, 4, 3), np.uint8),
+        Box(np.array([-1, 0.1], np.float32), np.array([1, np.inf], np.float32)),
+        Box(-1, 1, ()),
+        Box(-(2**62), 2**62, (2,), np.int64),
+        Box(0, 1, (2,), bool),
+        Discrete(3, start=2),
+        MultiDiscrete([2, 3]),
+        MultiBinary(4),
+        Dict(a=Box(0, 1, (2,), np.float64), b=Tuple([Discrete(2), MultiBinary((2, 3))])),
+    ],
+)
+def test_spaces_come_back_from_json(space):
+    assert make_space(json.loads(json.dumps(_describe(space)))) == space
+
+
+def test_other_spaces_are_none():
+    assert _describe(Text(3)) is None
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        make_space(None)

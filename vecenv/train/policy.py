@@ -1,0 +1,338 @@
+"""Policies of run folders as functions of observations, without envs: `vecenv.load_policy`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.vector.utils import batch_space
+
+from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.core.masks import mask_width
+from vecenv.learn import load_checkpoint, load_options
+
+__all__ = ["POLICY_FILE", "Policy", "describe_spaces", "load_policy"]
+
+POLICY_FILE = "policy.json"  # of a run folder: what `load_policy` needs beside options and weights
+_LIBRARY = "vecenv.train."
+
+
+class Policy:
+    """What to do for observations: arrays in, arrays out.
+
+    `policy(obs)` is deterministic. It keeps the memory of a recurrent policy for each row of the
+    batch; `starts` says where episodes begin.
+
+    Attributes:
+        observation_space: Of one env.
+        action_space: Of one env.
+        name: What trained it, and in which env.
+    """
+
+    def __init__(self, spaces: PlaySpaces, make: Any, name: str) -> None:
+        self.observation_space = spaces.single_observation_space
+        self.action_space = spaces.single_action_space
+        self.name = name
+        self._spaces, self._make, self._act = spaces, make, None
+
+    def __repr__(self) -> str:
+        return f"Policy({self.name}: {self.observation_space} to {self.action_space})"
+
+    def reset(self) -> None:
+        """Forget what was seen: episodes begin with the next observations."""
+        self._act = None
+
+    def __call__(
+        self, obs: Any, masks: Any = None, starts: Any = None, *, sample: bool = False
+    ) -> np.ndarray:
+        """Return actions.
+
+        Args:
+            obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
+            masks: Which actions are allowed (N, A), or (A,), 1 and 0 as of `action_masks()`;
+                None allows all.
+            starts: Where an episode begins with this observation, bool (N,), or one bool. None:
+                everywhere in the first call and after `reset`, then nowhere.
+            sample: Draw from the policy, by torch's global generator, instead of taking the
+                likeliest actions.
+
+        Returns:
+            (N, *action_shape), or (*action_shape) of one env, as the env takes them; new memory.
+
+        Raises:
+            ValueError: A shape does not fit, or N has changed where the policy has a memory of its
+                rows and `starts` is not all True.
+            TypeError: The policy has nothing to be sampled from.
+        """
+        space = self.observation_space
+        x = _tensors(space, obs, "obs")
+        is_one = _first(x).ndim == len(_first_space(space).shape or ())
+        if is_one:
+            x = _each(x, lambda part: part[None])
+        count, spaces = len(_first(x)), self._spaces
+        begins = np.full(count, self._act is None) if starts is None else np.asarray(starts, bool)
+        begins = np.broadcast_to(begins.reshape(1) if begins.ndim == 0 else begins, (count,))
+        if self._act is None or count != spaces.num_envs:
+            if self._act is not None and spaces.has_memory and not begins.all():
+                raise ValueError(
+                    f"obs has {count} rows, after {spaces.num_envs}, of which the policy has a "
+                    "memory: call reset(), or say by starts that all rows begin an episode"
+                )
+            spaces.resize(count)
+            self._act = self._make(spaces)
+        spaces.take(masks, is_one)
+        given = {"starts": torch.from_numpy(begins.copy()), "sample": sample}
+        actions = np.asarray(self._act(x, **given))
+        return actions[0] if is_one else actions
+
+
+class PlaySpaces:
+    """Stands for a vector env where a policy only wants to know its spaces and masks."""
+
+    has_memory = False
+
+    def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
+        self.single_observation_space = single_observation_space
+        self.single_action_space = single_action_space
+        self.has_action_masks = True
+        self.resize(1)
+
+    def resize(self, num_envs: int) -> None:
+        """Stand for so many envs."""
+        self.num_envs = num_envs
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def take(self, masks: Any, is_one: bool) -> None:
+        """Keep the masks of the next call."""
+        self._masks = None
+        if masks is None:
+            return
+        found = np.asarray(masks, np.int8)
+        found = found[None] if is_one and found.ndim == 1 else found
+        expected = self.num_envs, mask_width(self.single_action_space)
+        if found.shape != expected:
+            raise ValueError(f"masks has the shape {found.shape}, expected {expected}")
+        self._masks = found
+
+    def action_masks(self) -> np.ndarray:
+        """Return the masks (N, A) that were given, or all ones."""
+        if self._masks is None:
+            width = mask_width(self.single_action_space)
+            return np.ones((self.num_envs, width), np.int8)
+        return self._masks
+
+
+def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
+    """Load a trained policy, to be called with observations; makes no envs.
+
+    Args:
+        path: A run folder of `vecenv train`, a checkpoint (.pt) in it, or a .zip that
+            stable-baselines3 has written, which can run code: give only those that you trust.
+        code: The file of a trainer of your own, if one made the run: it is imported. The folder
+            remembers the path, but only a file that is named here is ever run.
+
+    Raises:
+        FileNotFoundError: There is no such run, or it has saved nothing yet.
+        ValueError: It is no run, or was made by other code than `code`.
+        ImportError: stable-baselines3 is not installed.
+
+    Example:
+        >>> policy = load_policy("runs/CartPole-v1-ppo")  # doctest: +SKIP
+        >>> action = policy(obs)  # doctest: +SKIP
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; expected a run folder of vecenv train")
+    if is_sb3_file(path):
+        return _load_sb3(path)
+    home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
+    if home is None:
+        raise ValueError(
+            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such a "
+            "folder, a checkpoint in it, or a .zip of stable-baselines3"
+        )
+    try:
+        kept = json.loads((home / POLICY_FILE).read_text(encoding="utf-8"))
+        spaces = PlaySpaces(*(make_space(part) for part in kept["spaces"]))
+        made_by = str(kept["trainer"])
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
+    trainer = _trainer_of(home, made_by, code)
+    options = load_options(home, trainer.Options)
+    options.save, options.device = home, "cpu"
+    file = path if path.is_file() else trainer.checkpoint_of(home)
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{home} has no policy yet: there is no {file}, which the training saves at its end "
+            "and from time to time (--save-every)"
+        )
+    agent = trainer.make_agent(spaces, options)
+    agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+    spaces.has_memory = trainer.has_memory(agent)
+    name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
+
+    def make(envs: PlaySpaces) -> Any:
+        act = trainer.player(envs, agent, options)
+        return torch.no_grad()(act)
+
+    return Policy(spaces, make, name)
+
+
+def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
+    """Return the trainer's class of the module that made a run."""
+    if code is None:
+        if not made_by.startswith(_LIBRARY) or not made_by.removeprefix(_LIBRARY).isidentifier():
+            raise ValueError(
+                f"{home} was made by {made_by}, which is not run unless you name it: "
+                f"load_policy({str(home)!r}, code={made_by!r})"
+            )
+        module = import_module(made_by)
+    else:
+        module = _import_file(Path(code))
+    trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
+    if trainer is None:
+        raise ValueError(
+            f"{module.__name__} has no `load_policy` of a Trainer, as the trainers of vecenv.train "
+            "have: its policies can't be loaded without envs"
+        )
+    return trainer
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"code is {str(path)!r}, but there is no such Python file")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_sb3(path: Path) -> Policy:
+    """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
+    model, uses_masks, normalized = load_sb3_model(path, None)
+    spaces = PlaySpaces(model.observation_space, model.action_space)
+    spaces.has_memory = hasattr(model.policy, "lstm_actor")
+
+    def make(envs: PlaySpaces) -> Any:
+        state: Any = None
+
+        def act(obs: Any, starts: Any, sample: bool) -> np.ndarray:
+            nonlocal state
+            arrays = normalized(_each(obs, lambda part: part.numpy()))
+            given: dict[str, Any] = {"deterministic": not sample}
+            if uses_masks:
+                return model.predict(arrays, action_masks=envs.action_masks(), **given)[0]
+            actions, state = model.predict(arrays, state, starts.numpy(), **given)
+            return actions
+
+        return act
+
+    return Policy(spaces, make, f"{type(model).__name__} of stable-baselines3")
+
+
+# -- observations as nests of tensors --------------------------------------------------------------
+
+
+def _tensors(space: Space, obs: Any, where: str) -> Any:
+    """Return tensors, nested like the space, of its dtypes, and check their shapes."""
+    if isinstance(space, Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
+            found = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ValueError(f"{where} is {found}, expected a dict of {sorted(space.spaces)}")
+        return {k: _tensors(part, obs[k], f"{where}[{k!r}]") for k, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
+            raise ValueError(f"{where} is no tuple of {len(space.spaces)} parts")
+        parts = enumerate(zip(space.spaces, obs, strict=True))
+        return tuple(_tensors(part, x, f"{where}[{k}]") for k, (part, x) in parts)
+    array, shape = np.asarray(obs, space.dtype), space.shape or ()
+    if array.shape != shape and array.shape[1:] != shape:
+        raise ValueError(f"{where} has the shape {array.shape}, expected {shape} or (N, {shape})")
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def _each(x: Any, function: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: _each(part, function) for name, part in x.items()}
+    return tuple(_each(part, function) for part in x) if isinstance(x, tuple) else function(x)
+
+
+def _first(x: Any) -> Any:
+    while isinstance(x, dict | tuple):
+        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
+    return x
+
+
+def _first_space(space: Any) -> Space:
+    while isinstance(space, Dict | Tuple):
+        space = next(iter(space.spaces.values() if isinstance(space, Dict) else space.spaces))
+    return space
+
+
+# -- spaces as JSON --------------------------------------------------------------------------------
+
+
+def describe_spaces(envs: Any) -> list[Any]:
+    """Return the single spaces of envs as plain values, for JSON; None of those that are none of
+    Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple."""
+    return [_describe(envs.single_observation_space), _describe(envs.single_action_space)]
+
+
+def _describe(space: Any) -> Any:
+    kind = type(space).__name__
+    if isinstance(space, Box):
+        bounds = [_bounds(space.low), _bounds(space.high)]
+        return {"kind": kind, "bounds": bounds, "shape": space.shape, "dtype": str(space.dtype)}
+    if isinstance(space, Discrete):
+        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, MultiDiscrete):
+        return {"kind": kind, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, MultiBinary):
+        return {"kind": kind, "n": space.n}
+    if isinstance(space, Dict):
+        return {"kind": kind, "spaces": {k: _describe(part) for k, part in space.spaces.items()}}
+    if isinstance(space, Tuple):
+        return {"kind": kind, "spaces": [_describe(part) for part in space.spaces]}
+    return None
+
+
+def _bounds(values: np.ndarray) -> Any:
+    """Return one number as text if all are equal, else a nest of lists; text keeps infinities."""
+    texts = (values.astype(np.uint8) if values.dtype == bool else values).astype(str)
+    is_same = values.size > 0 and (texts == texts.flat[0]).all()
+    return str(texts.flat[0]) if is_same else texts.tolist()
+
+
+def make_space(described: Any) -> Space:
+    """Make a space of what `describe_spaces` returned for it.
+
+    Raises:
+        LookupError, TypeError, ValueError, AssertionError: It is something else.
+    """
+    kind = described["kind"]
+    if kind == "Box":
+        dtype = np.dtype(described["dtype"])
+        ends = [np.array(bound, str) for bound in described["bounds"]]
+        if dtype == bool:
+            ends = [end.astype(np.uint8) for end in ends]
+        low, high = (np.broadcast_to(end.astype(dtype), described["shape"]) for end in ends)
+        return Box(low, high, dtype=dtype.type)
+    if kind == "Discrete":
+        return Discrete(described["n"], start=described["start"])
+    if kind == "MultiDiscrete":
+        return MultiDiscrete(described["nvec"], start=described["start"])
+    if kind == "MultiBinary":
+        return MultiBinary(described["n"])
+    if kind == "Dict":
+        return Dict({name: make_space(part) for name, part in described["spaces"].items()})
+    if kind == "Tuple":
+        return Tuple([make_space(part) for part in described["spaces"]])
+    raise ValueError(f"the space {kind!r} is not known")
