@@ -1,4 +1,4 @@
-"""load_policy: the same actions as in the run's own evaluation, without envs, and what it refuses."""
+"""load_policy: the actions of the run's own evaluation, without envs, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 import vecenv
 from vecenv.command.trainers import load
+from vecenv.learn.evaluation import ask
 from vecenv.train.policy import _describe, make_space
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -44,8 +45,6 @@ def test_actions_are_those_of_the_run_played_in_its_envs(name, tmp_path):
     obs, _ = envs.reset(seed=1)
     starts = np.ones(3, bool)
     for _ in range(12):
-        from vecenv.learn.evaluation import ask
-
         expected = ask(act, envs, torch.as_tensor(obs), starts)
         masks = envs.action_masks() if envs.has_action_masks else None
         actions = policy(obs, masks, starts)
@@ -120,7 +119,7 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no .*none; expected a run folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*none; expected a run folder"):
         vecenv.load_policy(tmp_path / "none")
     with pytest.raises(ValueError, match=r"has no policy\.json, as the folders that vecenv train"):
         vecenv.load_policy(tmp_path)

@@ -156,8 +156,8 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
     home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
     if home is None:
         raise ValueError(
-            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such a "
-            "folder, a checkpoint in it, or a .zip of stable-baselines3"
+            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such "
+            "a folder, a checkpoint in it, or a .zip of stable-baselines3"
         )
     try:
         kept = json.loads((home / POLICY_FILE).read_text(encoding="utf-8"))
@@ -281,8 +281,10 @@ def _first_space(space: Any) -> Space:
 
 
 def describe_spaces(envs: Any) -> list[Any]:
-    """Return the single spaces of envs as plain values, for JSON; None of those that are none of
-    Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple."""
+    """Return the single spaces of envs, for observations and actions, as plain values for JSON.
+
+    Other spaces than Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are None.
+    """
     return [_describe(envs.single_observation_space), _describe(envs.single_action_space)]
 
 
@@ -306,7 +308,7 @@ def _describe(space: Any) -> Any:
 
 def _bounds(values: np.ndarray) -> Any:
     """Return one number as text if all are equal, else a nest of lists; text keeps infinities."""
-    texts = (values.astype(np.uint8) if values.dtype == bool else values).astype(str)
+    texts = (values.astype(np.uint8) if values.dtype.kind == "b" else values).astype(str)
     is_same = values.size > 0 and (texts == texts.flat[0]).all()
     return str(texts.flat[0]) if is_same else texts.tolist()
 
@@ -321,7 +323,7 @@ def make_space(described: Any) -> Space:
     if kind == "Box":
         dtype = np.dtype(described["dtype"])
         ends = [np.array(bound, str) for bound in described["bounds"]]
-        if dtype == bool:
+        if dtype.kind == "b":
             ends = [end.astype(np.uint8) for end in ends]
         low, high = (np.broadcast_to(end.astype(dtype), described["shape"]) for end in ends)
         return Box(low, high, dtype=dtype.type)
