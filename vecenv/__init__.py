@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vecenv.make import make_vec
     from vecenv.ray.env import RayVectorEnv
     from vecenv.sync import SyncVectorEnv
+    from vecenv.train.policy import load_policy
     from vecenv.workers.env import AsyncVectorEnv
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "VectorEnvCheckError",
     "WorkerDiedError",
     "check_vector_env",
+    "load_policy",
     "make_vec",
     "make_vec_agents",
     "mask_width",
@@ -70,6 +72,7 @@ _LATE = {
     "SyncVectorEnv": "vecenv.sync",
     "VectorEnvCheckError": "vecenv.check",
     "check_vector_env": "vecenv.check",
+    "load_policy": "vecenv.train.policy",
     "make_vec": "vecenv.make",
     "make_vec_agents": "vecenv.agents.make",
 }
@@ -81,14 +84,14 @@ _PACKAGES += ("wrappers",)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        try:
-            return _import_module(f"{__name__}.{name}")  # which sets the attribute
-        except ModuleNotFoundError as error:  # of an extra; hasattr and notebooks look at all names
-            raise AttributeError(str(error), name=name) from error
-    if name not in _LATE:
+    if name not in _LATE and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_LATE[name]), name)
+    try:
+        if name in _PACKAGES:
+            return _import_module(f"{__name__}.{name}")  # which sets the attribute
+        value = globals()[name] = getattr(_import_module(_LATE[name]), name)
+    except ModuleNotFoundError as error:  # of an extra; hasattr and notebooks look at all names
+        raise AttributeError(str(error), name=name) from error
     return value
 
 
