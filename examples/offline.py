@@ -1,4 +1,4 @@
-"""Learn from recorded data alone, by cloning and by TD3+BC: -150 from data of -840, a minute.
+"""Learn from recorded data alone, by cloning and by TD3+BC: -140 from data of -740, a minute.
 
     python examples/offline.py
     python examples/offline.py --env-id HalfCheetah-v5 --data mujoco/halfcheetah/medium-v0  # Minari
