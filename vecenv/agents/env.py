@@ -693,7 +693,7 @@ class AgentRowsVecEnv(VecEnv):
     def step(self, actions: Any, *, out: Any = None) -> Any:
         """Step every game once, see `VecEnv.step`; `out` may have `valid`, bool (num_envs,)."""
         name = self.group.name
-        if out is not None and type(out) is not self._slot_type:
+        if out is not None:
             self._check_slot_mode(out)
         slots = None if out is None else {name: out}
         obs, rewards, terminations, truncations, infos = self.agents.step(

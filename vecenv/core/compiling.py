@@ -36,7 +36,7 @@ from numba.core.typing.templates import builtin_registry
 from numba.extending import is_jitted
 
 from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.core.interrupts import held_in_forks, interrupts_later
+from vecenv.core.interrupts import interrupts_later
 
 try:
     from vecenv.core.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
@@ -93,7 +93,11 @@ if _CAN_NUMBER:
 # A child of a process with a thread that compiles would wait for that for ever.
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
-    held_in_forks(_compiling)
+    os.register_at_fork(
+        before=_compiling.acquire,
+        after_in_parent=_compiling.release,
+        after_in_child=_compiling.release,
+    )
 
 
 def is_jit_off() -> bool:

@@ -236,7 +236,7 @@ class VecWrapper(VecEnv):
         if self._fault is not None:
             self._refuse_fault("step")
         slot = out
-        if out is not None and type(out) is not self._slot_type:
+        if out is not None:
             self._check_slot_mode(out)
         if self.changes_obs or self.changes_rewards:
             slot = self._own_slot(out)

@@ -142,8 +142,7 @@ class TimeLimit(VecWrapper):
     def _step_env(self, actions: Any, out: Any) -> StepResult:
         if out is None:
             return self.env.step(actions)
-        if type(out) is not self._slot_type:
-            self._check_slot_mode(out)
+        self._check_slot_mode(out)
         return self.env.step(actions, out=out)
 
     def _refuse_ended(self, rows: Any) -> None:
@@ -160,8 +159,7 @@ class TimeLimit(VecWrapper):
         space, count = self.single_observation_space, self.num_envs
         checked = self._actions.check(actions)
         if out is not None:
-            if type(out) is not self._slot_type:
-                self._check_slot_mode(out)
+            self._check_slot_mode(out)
             if self._own is None:
                 from vecenv.core.rows import ObservationRows
 
