@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector.utils import iterate
 
 from vecenv.core.errors import ActionError, ActionTypeError
+from vecenv.core.infos import copy_value
 
 __all__ = ["ActionBatcher", "as_array"]
 
@@ -19,27 +20,18 @@ __all__ = ["ActionBatcher", "as_array"]
 Check = Callable[[Any, "np.ndarray | None"], Any]
 
 _KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
-_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 
 
 def as_array(value: Any) -> np.ndarray:
     """Return an array of what a user gave, as `numpy.asarray` does.
 
     Raises:
-        ValueError: Lists within lists without end, of which NumPy would count 2**64; or no array.
-        TypeError, RuntimeError: It can't be made one; the latter of tensors with gradients.
+        ValueError, TypeError: It can't be made one.
     """
-    if value.__class__ is not np.ndarray:
-        inner = value
-        for _ in range(_MAX_DEPTH):
-            if not isinstance(inner, list | tuple) or not inner:
-                break
-            inner = inner[0]
-        else:
-            raise ValueError(
-                f"a {type(value).__name__} nested more than {_MAX_DEPTH} deep is no array"
-            )
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except RuntimeError as error:  # of tensors with gradients
+        raise TypeError(str(error)) from error
 
 
 class ActionBatcher:
@@ -73,7 +65,7 @@ class ActionBatcher:
         checked = self._check(actions, env_ids)
         if self._only is not None:
             count = self._num_envs if env_ids is None else len(env_ids)
-            return [_copied(self._only) for _ in range(count)]
+            return [copy_value(self._only) for _ in range(count)]
         return checked
 
     def each(self, actions: Any) -> Iterable[Any]:
@@ -87,7 +79,7 @@ class ActionBatcher:
             return list(actions.copy())
         if self._only is not None:
             return actions
-        return [_copied(action) for action in iterate(self._action_space, actions)]
+        return [copy_value(action) for action in iterate(self._action_space, actions)]
 
 
 def _has_parts(space: Space) -> bool:
@@ -98,22 +90,11 @@ def _has_parts(space: Space) -> bool:
     return True
 
 
-def _copied(action: Any) -> Any:
-    """Copy the arrays inside a nested action."""
-    if isinstance(action, dict):
-        return {key: _copied(part) for key, part in action.items()}
-    if type(action) is tuple:
-        return tuple(_copied(part) for part in action)
-    return action.copy() if isinstance(action, np.ndarray) else action
-
-
 def _make_check(space: Space, num_envs: int, where: str) -> Check:
     """Build the check for one (sub)space; `where` is how messages call the actions."""
-    if isinstance(space, Box):
-        kind = np.dtype(space.dtype).kind
+    if isinstance(space, Box | MultiBinary):
+        kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "b"
         return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
-    if isinstance(space, MultiBinary):
-        return _array_check(space, num_envs, "iub", where)
     if isinstance(space, Discrete | MultiDiscrete):
         return _array_check(space, num_envs, "iu", where)
     if isinstance(space, Dict):
@@ -133,7 +114,7 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
         try:
             # At every step: a call less, for what is an array already.
             array = actions if type(actions) is np.ndarray else as_array(actions)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with gradients
+        except (TypeError, ValueError) as error:
             raise ActionError(f"{where} can't be made one array: {error}") from error
         expected = shape_of_all if env_ids is None else (len(env_ids), *shape)
         if array.shape != expected:

@@ -251,7 +251,7 @@ class CallProtocol:
     def _distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
         try:
             ids = as_array(env_ids)
-        except RuntimeError as error:  # of tensors with gradients
+        except TypeError as error:  # of tensors with gradients
             raise TypeError(f"{name} can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
             raise ValueError(f"{name} must be a non-empty (B,) array of ids, got shape {ids.shape}")
