@@ -176,7 +176,7 @@ def _why_array_outside(space: Space, value: Any, name: str) -> str | None:
     return f"{name} is {short(value)}, which is not in {short(space)}"
 
 
-def short(value: Any) -> str:
-    """Return a representation of at most 100 characters, on one line."""
+def short(value: Any, most: int = 100) -> str:
+    """Return a representation of at most so many characters, on one line."""
     text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
-    return text if len(text) <= 100 else text[:97] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

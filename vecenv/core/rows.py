@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, GraphInstance, Tuple
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.core.batches import ARRAY_SPACES, take_row
@@ -33,7 +32,8 @@ __all__ = [
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
-_UNCHANGING = frozenset((type(None), str, bool, int, float, np.int64))
+# What the fast assignments below raise for values that need converting.
+NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
 _CACHE_LINE = 64
 _MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
 
@@ -72,7 +72,7 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray
         MemoryError: There is not so much memory.
     """
     shape, dtype, size_bytes = checked_layout(shape, dtype)
-    if size_bytes > sys.maxsize - _CACHE_LINE:
+    if size_bytes >= 1 << 62:
         raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
@@ -85,11 +85,7 @@ def copy_batch(batch: Any) -> Any:
         return batch.copy()
     if type(batch) is dict:
         return {key: copy_batch(part) for key, part in batch.items()}
-    if type(batch) is tuple:
-        return tuple(copy_batch(part) for part in batch)
-    if type(batch) is GraphInstance:  # which deepcopy takes six times as long for
-        return GraphInstance(*map(copy_batch, batch))
-    return batch if type(batch) in _UNCHANGING else deepcopy(batch)
+    return tuple(map(copy_batch, batch)) if type(batch) is tuple else deepcopy(batch)
 
 
 def is_array_space(space: Space) -> bool:
@@ -98,9 +94,8 @@ def is_array_space(space: Space) -> bool:
 
 
 def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space as it does one of these types."""
-    ours = {concatenate.dispatch(kind) for kind in types}
-    return concatenate.dispatch(type(space)) in ours
+    """Whether Gymnasium concatenates this space, maybe a user's, as it does one of these types."""
+    return concatenate.dispatch(type(space)) in {concatenate.dispatch(kind) for kind in types}
 
 
 class ObservationRows:
@@ -167,7 +162,7 @@ class ArrayRows(ObservationRows):
     Args:
         space: Of one observation.
         array: (num_envs, *shape).
-        slices: Of rows over the same space: where each row is in the flat array.
+        slices: Where each row is in the flat array, if other rows of this space know.
     """
 
     array: np.ndarray
@@ -176,38 +171,32 @@ class ArrayRows(ObservationRows):
         self._space, self.array = space, array
         num_envs, *shape = array.shape
         self._row_shape = tuple(shape)
-        if slices is None:
-            width = math.prod(shape)
-            slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
-        self._slices = slices
+        width = math.prod(shape)
+        self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
         # Items of a memoryview of other dtypes can't be assigned, nor those of an empty one.
         is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative
         self._flat: Any = None
         if is_simple and array.size:
             self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
-        self.keys = slices if self._flat is not None and len(shape) == 1 else range(num_envs)
+        self.keys = self._slices if self._flat is not None and len(shape) == 1 else range(num_envs)
         self.target = self if self._flat is None or len(shape) > 1 else self._flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
-        if obs.shape != self._row_shape:
+        if obs.shape != self._row_shape or (self._flat is None and obs.dtype != self.array.dtype):
             raise ValueError("needs the checks of write()")
-        if self._flat is not None:
-            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
-        elif obs.dtype != self.array.dtype:
-            raise ValueError("needs the checks of write()")
-        else:
+        if self._flat is None:
             self.array[index] = obs
+        else:
+            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
 
     def write(self, index: int, obs: Any) -> None:
-        value = np.asarray(obs)
-        if value.shape != self._row_shape or not np.can_cast(
-            value.dtype, self.array.dtype, "same_kind"
-        ):
+        value, dtype = np.asarray(obs), self.array.dtype
+        if value.shape != self._row_shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise ObservationError(
-                f"returned an observation of shape {value.shape} and dtype "
-                f"{value.dtype}, expected shape {self._row_shape} and dtype {self.array.dtype} "
-                f"({self._space}); correct the env or its observation_space",
+                f"returned an observation of shape {value.shape} and dtype {value.dtype}, expected "
+                f"shape {self._row_shape} and dtype {dtype} ({self._space}); correct the env or "
+                "its observation_space",
                 index,
             )
         self.array[index] = value
@@ -279,7 +268,7 @@ class TreeRows(ObservationRows):
             part = obs[name]
             try:
                 target[keys[index]] = part
-            except (TypeError, ValueError, AttributeError, OverflowError, LookupError):
+            except NEEDS_CONVERSION:
                 rows.write(index, part)
 
     def write(self, index: int, obs: Any) -> None:
@@ -297,18 +286,20 @@ class TreeRows(ObservationRows):
             rows.put(env_ids, batch[name])
 
     def batch(self) -> Any:
-        parts = {name: rows.batch() for name, rows in self.children.items()}
-        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+        return self._nested({name: rows.batch() for name, rows in self.children.items()})
 
     def take(self, env_ids: np.ndarray) -> Any:
-        parts = {name: rows.take(env_ids) for name, rows in self.children.items()}
+        return self._nested({name: rows.take(env_ids) for name, rows in self.children.items()})
+
+    def _nested(self, parts: dict[Any, Any]) -> Any:
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
 
     def over(self, batch: Any) -> TreeRows:
-        names = _part_names(batch)
-        if names is None or set(names) != set(self.children):
-            came = f"is {type(batch).__name__}" if names is None else f"has the parts {names}"
-            raise SlotError(f"out.obs {came}, expected {list(self.children)}")
+        names = range(len(batch)) if isinstance(batch, tuple | list) else batch
+        if not isinstance(batch, tuple | list) and not hasattr(batch, "keys"):
+            raise SlotError(f"out.obs is {type(batch).__name__}, expected {list(self.children)}")
+        if set(names) != set(self.children):
+            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self.children)}")
         children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
         return TreeRows(self._space, children, len(self.keys))
 
@@ -341,9 +332,3 @@ def check_slot_array(
             "`envs.allocate`"
         )
     return plain
-
-
-def _part_names(batch: Any) -> list[Any] | None:
-    if hasattr(batch, "keys"):
-        return list(batch)
-    return list(range(len(batch))) if isinstance(batch, tuple | list) else None
