@@ -107,7 +107,6 @@ def _make_check(space: Space, num_envs: int, where: str) -> Check:
 def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
     shape = space.shape
     assert shape is not None
-    can_be_nan = "f" in kinds
     shape_of_all = (num_envs, *shape)
 
     def check(actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
@@ -118,47 +117,35 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
             raise ActionError(f"{where} can't be made one array: {error}") from error
         expected = shape_of_all if env_ids is None else (len(env_ids), *shape)
         if array.shape != expected:
-            error_type = ActionError if array.ndim else ActionTypeError
-            raise error_type(_shape_message(array.shape, expected, space, where))
+            message = (
+                f"{where} has shape {array.shape}, expected {expected}: one of {space} per env"
+            )
+            if array.ndim and array.shape[1:] == expected[1:]:
+                if len(array) < expected[0]:
+                    message += f" (none for entry {len(array)} and after)"
+                message += "; pass one action per env, including envs about to reset"
+            raise (ActionError if array.ndim else ActionTypeError)(message)
         kind = array.dtype.kind
         if kind not in kinds:
             wanted = " or ".join(_KIND_NAMES[k] for k in kinds if k in _KIND_NAMES)
             raise ActionTypeError(f"{where} has dtype {array.dtype}, expected {wanted} for {space}")
         # The minimum of anything with NaN is NaN, and comes without a temporary array.
-        if can_be_nan and kind == "f":
-            lowest = np.minimum.reduce(array, axis=None, initial=np.inf)
-            if math.isnan(lowest):
-                raise ActionError(_nan_message(array, env_ids, space, where))
+        if kind == "f" and math.isnan(np.minimum.reduce(array, axis=None, initial=np.inf)):
+            row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
+            env_id = row if env_ids is None else int(env_ids[row])
+            raise ActionError(f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN")
         return array
 
     return check
 
 
-def _shape_message(
-    came: tuple[int, ...], expected: tuple[int, ...], space: Space, where: str
-) -> str:
-    message = f"{where} has shape {came}, expected {expected}: one of {space} per env"
-    if came and came[1:] == expected[1:]:
-        if came[0] < expected[0]:
-            message += f" (none for entry {came[0]} and after)"
-        message += "; pass one action per env, including envs about to reset"
-    return message
-
-
-def _nan_message(array: np.ndarray, env_ids: np.ndarray | None, space: Space, where: str) -> str:
-    row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
-    env_id = row if env_ids is None else int(env_ids[row])
-    return f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN"
-
-
 def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
-    checks = {
-        key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in space.spaces.items()
-    }
+    parts = space.spaces.items()
+    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in parts}
 
     def check(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
         keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
-        if not hasattr(actions, "keys") or set(keys) != checks.keys():
+        if not isinstance(keys, list) or set(keys) != checks.keys():
             raise ActionTypeError(
                 f"{where} must be a dict with the keys {list(checks)}, got {keys}"
             )
@@ -185,14 +172,11 @@ def _tuple_check(space: Tuple, num_envs: int, where: str) -> Check:
 def _count_check(space: Space, num_envs: int, where: str) -> Check:
     def check(actions: Any, env_ids: np.ndarray | None) -> Any:
         count = num_envs if env_ids is None else len(env_ids)
+        expected = f"expected {count}: one of {space} per env"
         if not hasattr(actions, "__len__"):
-            raise ActionTypeError(
-                f"{where} is one {type(actions).__name__}, expected {count}: one of {space} per env"
-            )
+            raise ActionTypeError(f"{where} is one {type(actions).__name__}, {expected}")
         if len(actions) != count:
-            raise ActionError(
-                f"{where} has {len(actions)} entries, expected {count}: one of {space} per env"
-            )
+            raise ActionError(f"{where} has {len(actions)} entries, {expected}")
         return actions
 
     return check
