@@ -11,12 +11,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 __all__ = [
     "ARRAY_SPACES",
+    "by_space",
     "chunk_bounds",
     "is_same",
     "join_rows",
     "leaf_by_leaf",
     "merge_rows",
     "short",
+    "stack_rows",
     "take_range",
     "take_row",
     "take_rows",
@@ -49,25 +51,25 @@ def leaf_by_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
-def _by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
+def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
     """Return what a function makes of each leaf of a space and what the batches have there."""
     if isinstance(space, Dict):
         parts = space.items()
-        return {k: _by_space(function, part, *(b[k] for b in batches)) for k, part in parts}
+        return {k: by_space(function, part, *(b[k] for b in batches)) for k, part in parts}
     if isinstance(space, Tuple):
         parts = enumerate(space)
-        return tuple(_by_space(function, part, *(b[k] for b in batches)) for k, part in parts)
+        return tuple(by_space(function, part, *(b[k] for b in batches)) for k, part in parts)
     return function(space, *batches)
 
 
 def take_row(single_space: Space, batch: Any, index: int) -> Any:
     """Return what env `index` has in a batch; arrays are views."""
-    return _by_space(lambda _, rows: rows[index], single_space, batch)
+    return by_space(lambda _, rows: rows[index], single_space, batch)
 
 
 def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
     """Return the rows first, ..., last - 1 of a batch; arrays are views."""
-    return _by_space(lambda _, rows: rows[first:last], single_space, batch)
+    return by_space(lambda _, rows: rows[first:last], single_space, batch)
 
 
 def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
@@ -78,19 +80,23 @@ def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
             return np.asarray(rows)[np.asarray(indices, dtype=np.int64)]
         return tuple(rows[index] for index in indices)
 
-    return _by_space(take, single_space, batch)
+    return by_space(take, single_space, batch)
 
 
 def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
     """Return a batch of rows that are in several batches, each given as (batch, index)."""
+    return stack_rows(single_space, [take_row(single_space, batch, k) for batch, k in rows])
 
-    def join(space: Space, *parts: Any) -> Any:
-        found = [part[index] for part, (_, index) in zip(parts, rows, strict=True)]
+
+def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
+    """Return a batch of elements of the space of one env."""
+
+    def stack(space: Space, *found: Any) -> Any:
         if isinstance(space, ARRAY_SPACES):
             return np.stack(found).astype(space.dtype, copy=False)  # stack has native order
-        return tuple(found)
+        return found
 
-    return _by_space(join, single_space, *(batch for batch, _ in rows))
+    return by_space(stack, single_space, *rows)
 
 
 def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
@@ -103,7 +109,7 @@ def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarra
             return merged
         return tuple(o if use else b for b, o, use in zip(rows, others, use_other, strict=True))
 
-    return _by_space(merge, single_space, batch, other)
+    return by_space(merge, single_space, batch, other)
 
 
 def is_same(a: Any, b: Any) -> bool:

@@ -169,15 +169,9 @@ class NormalizeObservation(VecWrapper):
         lanes = lanes_of(self._width)  # what a row is normalised by, repeated
         self._mean, self._factor = np.zeros(lanes, dtype), np.ones(lanes, dtype)
         self._limit = dtype(self.clip)
-        inner = None if self._inner is None else self._inner.array
-        self._inner_array: np.ndarray | None = None
-        self._inner_rows = np.zeros((0, 0)) if inner is None else self._as_rows(inner)
-        self._inner_array = None if inner is None or inner.dtype == np.float16 else inner
 
     def _as_rows(self, obs: np.ndarray) -> np.ndarray:
         """Return observations as (B, D): views, where they lie in order."""
-        if obs is self._inner_array:
-            return self._inner_rows
         if obs.dtype == np.float16:  # which kernels do not know
             obs = obs.astype(np.float32)
         return np.ascontiguousarray(obs).reshape(len(obs), self._width)
@@ -186,7 +180,7 @@ class NormalizeObservation(VecWrapper):
         """Write them normalised, after taking them into account."""
         is_finite = self._take_and_normalize(
             self._as_rows(obs),
-            _ALL if part is self._quiet or part.is_new.all() else part.is_new,
+            _ALL if part.is_new.all() else part.is_new,
             bool(self.update_running_mean),
             *self.moments.arrays,
             self.epsilon,
@@ -204,7 +198,8 @@ class NormalizeObservation(VecWrapper):
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        self._is_partial = not self._reset_rows_of(options)
+        mask = None if options is None else options.get("reset_mask")
+        self._is_partial = mask is not None and not np.all(mask)
         return super().reset(seed=seed, options=options)
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
@@ -217,12 +212,6 @@ class NormalizeObservation(VecWrapper):
         if self.update_running_mean and not self.moments.add(self._as_rows(obs), part.is_new):
             self._refuse(obs, part)
         return None
-
-    @staticmethod
-    def _reset_rows_of(options: dict[str, Any] | None) -> bool:
-        """Whether a reset with these options resets all envs."""
-        mask = None if options is None else options.get("reset_mask")
-        return mask is None or bool(np.all(mask))
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return them normalised; they do not count."""
@@ -308,12 +297,11 @@ class NormalizeReward(VecWrapper):
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return them divided, after taking them into account."""
-        is_quiet = part is self._quiet
-        returns = self._returns if is_quiet else self._returns[part.rows]
+        returns = self._returns[part.rows]
         found = np.empty_like(rewards)
         is_finite = self._scale(
             rewards,
-            _ALL if is_quiet else part.acted,
+            _ALL if part.acted.all() else part.acted,
             bool(self.update_running_mean),
             self.gamma,
             returns,
@@ -324,8 +312,7 @@ class NormalizeReward(VecWrapper):
         )
         if not is_finite:
             self._refuse(rewards, returns, part)
-        if not is_quiet:
-            self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
+        self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
         return found
 
     def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:

@@ -11,14 +11,9 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space
 
+from vecenv.core.arguments import check_choice, read_count
 from vecenv.core.base import VecEnv
-from vecenv.wrappers.base import (
-    EVERY,
-    Part,
-    VecWrapper,
-    leaves,
-    new_batch,
-)
+from vecenv.wrappers.base import EVERY, Part, VecWrapper, leaves, new_batch
 from vecenv.wrappers.transform import require_arrays
 
 __all__ = ["FrameStack"]
@@ -44,8 +39,8 @@ class FrameStack(VecWrapper):
         padding_type: What precedes an episode: "reset" for its first observation, "zero".
 
     Raises:
-        TypeError: Observations without a fixed shape, or `stack_size` is no integer.
-        ValueError: `stack_size` is below 1, or `padding_type` is something else.
+        TypeError: Observations without a fixed shape.
+        ValueError: `stack_size` is no integer of at least 1, or `padding_type` is something else.
     """
 
     changes_obs = True
@@ -53,21 +48,14 @@ class FrameStack(VecWrapper):
 
     def __init__(self, env: VecEnv, stack_size: int, padding_type: str = "reset") -> None:
         name = type(self).__name__
-        if isinstance(stack_size, bool) or not isinstance(stack_size, int | np.integer):
-            raise TypeError(f"{name}: stack_size is {stack_size!r}, expected an integer")
-        if stack_size < 1:
-            raise ValueError(f"{name}: stack_size is {stack_size}, expected at least 1")
-        if padding_type not in ("reset", "zero"):
-            raise ValueError(
-                f"{name}: padding_type is {padding_type!r}, expected 'reset' or 'zero'"
-            )
+        stack_size = read_count(f"{name}: stack_size", stack_size)
+        check_choice(f"{name}: padding_type", padding_type, ("reset", "zero"))
         given = getattr(env, "single_observation_space", None)
-        wanted = batch_space(given, int(stack_size)) if isinstance(given, Space) else None
+        wanted = batch_space(given, stack_size) if isinstance(given, Space) else None
         super().__init__(env, single_observation_space=wanted)
         self._single = env.single_observation_space
-        self._is_array = not isinstance(self._single, Dict | Tuple)  # which takes a microsecond
         require_arrays(self._single, name)
-        self.stack_size, self.padding_type = int(stack_size), padding_type
+        self.stack_size, self.padding_type = stack_size, padding_type
         # Of every part of the observations (stack_size, num_envs, ...).
         parts = leaves(new_batch(self._single, 0), self._single)
         shapes = [(self.stack_size, self.num_envs, *part.shape[1:]) for part in parts]
@@ -93,7 +81,7 @@ class FrameStack(VecWrapper):
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the stacks."""
-        given = [obs] if self._is_array else leaves(obs, self._single)
+        given = leaves(obs, self._single)
         if isinstance(part.rows, slice):
             self._newest = (self._newest + 1) % self.stack_size  # where the env has written
             if given[0] is not self._frames[self._newest][0]:
@@ -106,7 +94,7 @@ class FrameStack(VecWrapper):
                     target[part.rows] = source[part.rows]
             for frame, leaf in zip(order[-1], given, strict=True):
                 frame[part.rows] = leaf
-        if part is not self._quiet and part.begins.any():
+        if part.begins.any():
             chosen = np.flatnonzero(part.begins)
             self._pad(chosen if isinstance(part.rows, slice) else part.rows[chosen])
         self._write(part.rows, out)
@@ -131,7 +119,7 @@ class FrameStack(VecWrapper):
                 frame[rows] = first[rows] if self.padding_type == "reset" else 0
 
     def _write(self, rows: Any, out: Any) -> None:
-        targets = [out] if self._is_array else leaves(out, self.single_observation_space)
+        targets = leaves(out, self.single_observation_space)
         if isinstance(rows, slice):
             first = (self._newest + 1) % self.stack_size
             for words, target in zip(self._words, targets, strict=True):
