@@ -265,7 +265,7 @@ def read_entry(
         _require_bools(found)
         return found
     except Exception as error:  # whatever reading a file of unknown origin leads to
-        raise ValueError(f"state[{name!r}] can't be read: {error!s:.300}") from error
+        raise ValueError(f"state[{name!r}] can't be read: {error!s:.1000}") from error
 
 
 def save_arrays(path: str | Path, saved: Any) -> None:
