@@ -89,10 +89,10 @@ def make_vec(
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
             is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
             vector env whose spec was given; else "jit" where there is one; else "sync", and the log
-            (INFO) says if the first hundred steps show that workers would pay. "auto" tries that
-            out instead, for less than two seconds, where there are several envs: by the factories,
-            it makes and steps envs in processes that are thrown away, which may leave traces
-            (files, videos, games on a server), and the log says why it chose. All others make
+            (INFO) says if the first hundred steps show that workers would pay. "auto" finds
+            that out by a trial where there are several envs: by the factories, it makes and steps
+            an env in a process that is thrown away, which may leave traces (files, videos, games
+            on a server), and the log says why it chose. All others make
             `num_envs` envs and no more, and step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an

@@ -186,7 +186,7 @@ class AgentGroup:
             TypeError, ValueError: `rows` are not integers (B,) in range.
         """
         ids = slice(None) if rows is None else self._checked_rows(rows)
-        masks = self.masks.read(self.alive, ids)
+        masks = self.masks.read_rows(self.alive, ids)
         if out is None:
             return masks
         check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
@@ -306,7 +306,7 @@ class AgentGroup:
         """Note who acted, who acts next, and with which masks, in these rows."""
         self.alive[rows] = columns[at.ALIVE].reshape(-1)
         self.valid[rows] = columns[at.VALID].reshape(-1)
-        self.masks.note(_as_rows(columns[at.OBS]), infos, rows, self.alive)
+        self.masks.note_rows(_as_rows(columns[at.OBS]), infos, rows, self.alive)
 
 
 class AgentsVecEnv:

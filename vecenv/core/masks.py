@@ -229,7 +229,7 @@ def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     flat = flat.reshape(-1)
     bits = flat.astype(np.bool_)
     if flat.dtype != np.bool_ and (bits != flat).any():
-        raise _no_bits(flat[bits != flat][0])
+        raise ActionMaskError(_no_bits(flat[bits != flat][0]))
     return bits.view(np.int8)
 
 
@@ -247,8 +247,8 @@ def _joined(mask: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "biuf" else None
 
 
-def _no_bits(value: Any) -> ActionMaskError:
-    return ActionMaskError(f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)")
+def _no_bits(value: Any) -> str:
+    return f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)"
 
 
 class LatestMasks:
@@ -282,6 +282,10 @@ class LatestMasks:
     @cached_property
     def _starts(self) -> np.ndarray:
         return mask_starts(self._space)
+
+    def name(self, row: int) -> str:
+        """Return how errors call a row."""
+        return f"env {row}"
 
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
@@ -340,7 +344,11 @@ class LatestMasks:
         return self.checked(self.values[rows], rows, self._is_given[rows])
 
     def checked(
-        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
+        self,
+        values: np.ndarray,
+        rows: Any,
+        is_given: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
 
@@ -351,6 +359,7 @@ class LatestMasks:
             values: What the envs gave.
             rows: Which envs these are: int64 (B,), or a slice.
             is_given: bool (B,), who gave something; None if all did.
+            allowed: bool (B, width), what a mask can allow at all; None for everything.
 
         Raises:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
@@ -359,10 +368,10 @@ class LatestMasks:
         env_ids, is_over = np.arange(self._num_envs)[rows], self.is_over[rows]
         needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
         if not (needed | is_over).all():
+            name = self.name(env_ids[~(needed | is_over)][0])
             raise ActionMaskError(
-                f"env {env_ids[~(needed | is_over)][0]} gave no infos['action_mask'] with its "
-                "latest results, as it or other envs did before; return one from every reset and "
-                "step"
+                f"{name} gave no infos['action_mask'] with its latest results, as it or others did "
+                "before; return one from every reset and step"
             )
         is_rows = values.ndim == 2 or not isinstance(self._space, Discrete)
         if values.dtype.kind in "biuf" and is_rows and values[0].size == width:
@@ -370,7 +379,8 @@ class LatestMasks:
             bits = flat.astype(np.bool_)
             wrong = (bits != flat) & needed[:, None]
             if wrong.any():
-                raise _named(_no_bits(flat[wrong][0]), env_ids[wrong.any(1)][0])
+                name = self.name(env_ids[wrong.any(1)][0])
+                raise ActionMaskError(f"{name}: {_no_bits(flat[wrong][0])}")
         else:
             bits = np.zeros((len(env_ids), width), np.bool_)
             for row in np.flatnonzero(needed).tolist():
@@ -378,21 +388,24 @@ class LatestMasks:
                     bits[row] = flat_mask(values[row], width, self._space)
                 except ActionMaskError as error:
                     if not is_over[row]:
-                        raise _named(error, env_ids[row]) from None
+                        name = self.name(env_ids[row])
+                        raise ActionMaskError(f"{name}: {error}") from None
                     needed[row] = False
+        if allowed is not None:
+            bits &= allowed
         is_empty = ~(allow_something(bits, self._starts) & needed)
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):
-                raise none_allowed(int(env_ids[live[0]]))
+                raise none_allowed(self.name(env_ids[live[0]]))
             bits[is_empty] = True
         return bits.view(np.int8)
 
 
-def none_allowed(env_id: int) -> ActionMaskError:
+def none_allowed(name: str) -> ActionMaskError:
     """Return the error for a mask without a 1 for each part, in the middle of an episode."""
     return ActionMaskError(
-        f"the action mask of env {env_id} allows no action, though its episode goes on; end the "
+        f"the action mask of {name} allows no action, though its episode goes on; end the "
         "episode (terminated) where nothing can be done, or allow an action that does nothing"
     )
 
@@ -412,10 +425,6 @@ def has_mask_part(observation_space: Space, width: int) -> bool:
         return False
     shape = observation_space[MASK_KEY].shape
     return shape is not None and int(np.prod(shape)) == width
-
-
-def _named(error: ActionMaskError, env_id: int) -> ActionMaskError:
-    return ActionMaskError(f"env {env_id}: {error}")
 
 
 def as_objects(items: Sequence[Any]) -> np.ndarray:

@@ -120,15 +120,15 @@ class RandomActions:
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
         """Return actions that are allowed; `drawn`, of all envs, if there are no masks."""
         seen, masks = self._seen[name], None
-        if self._asked is not None and self.are_masked:
-            with contextlib.suppress(ActionMaskError, ResetNeeded):
+        with contextlib.suppress(ActionMaskError, ResetNeeded):
+            if self._asked is not None and self.are_masked:
                 masks = self._asked.action_masks(env_ids)
-        elif seen.bits is not None:
-            masks = seen.bits if env_ids is None else seen.bits[env_ids]
-        if masks is None:
-            return drawn if env_ids is None or self._is_single else drawn[env_ids]
-        actions = sample_actions(seen.space, masks, self._rng)
-        return actions[0] if self._is_single else actions
+            elif seen.bits is not None:
+                masks = seen.bits if env_ids is None else seen.bits[env_ids]
+            if masks is not None:
+                actions = sample_actions(seen.space, masks, self._rng)
+                return actions[0] if self._is_single else actions
+        return drawn if env_ids is None or self._is_single else drawn[env_ids]
 
     @cached_property
     def _asked(self) -> VecEnv | None:
