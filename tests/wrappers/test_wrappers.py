@@ -278,7 +278,11 @@ BAD = {
     "NaN bound": (lambda e: wrappers.ClipReward(e, np.nan, 1), ValueError, "min_reward is nan"),
     "stack of 0": (lambda e: wrappers.FrameStack(e, 0), ValueError, "stack_size is 0"),
     "stack of 2.5": (lambda e: wrappers.FrameStack(e, 2.5), ValueError, "expected an integer"),
-    "padding": (lambda e: wrappers.FrameStack(e, 2, "none"), ValueError, "expected one of reset, zero"),
+    "padding": (
+        lambda e: wrappers.FrameStack(e, 2, "none"),
+        ValueError,
+        "expected one of reset, zero",
+    ),
     "limit": (lambda e: wrappers.TimeLimit(e, 0), ValueError, "max_episode_steps is 0"),
     "limit True": (lambda e: wrappers.TimeLimit(e, True), ValueError, "expected an integer"),
     "gamma": (lambda e: wrappers.NormalizeReward(e, 1.5), ValueError, "gamma is 1.5"),

@@ -18,8 +18,6 @@ from vecenv.wrappers.transform import require_arrays
 
 __all__ = ["FrameStack"]
 
-_WORDS = (np.dtype(np.uint64), np.dtype(np.uint32), np.dtype(np.uint8))
-
 
 class FrameStack(VecWrapper):
     """Stacks the latest observations of each env, the oldest first, along a new first axis.
@@ -59,15 +57,11 @@ class FrameStack(VecWrapper):
         # Of every part of the observations (stack_size, num_envs, ...).
         parts = leaves(new_batch(self._single, 0), self._single)
         shapes = [(self.stack_size, self.num_envs, *part.shape[1:]) for part in parts]
-        self._blocks = [
+        blocks = [
             env.allocate(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)
         ]
-        self._words = [_as_words(block) for block in self._blocks]
-        self._frames = [[block[k] for block in self._blocks] for k in range(self.stack_size)]
+        self._frames = [[block[k] for block in blocks] for k in range(self.stack_size)]
         self._areas = [_nested(self._single, iter(frames)) for frames in self._frames]
-        from vecenv.wrappers.kernels import stack_rows
-
-        self._stack_rows = stack_rows
         self._newest = 0  # which area has the newest observations; those before it are older
 
     def _env_obs(self) -> Any:
@@ -120,12 +114,6 @@ class FrameStack(VecWrapper):
 
     def _write(self, rows: Any, out: Any) -> None:
         targets = leaves(out, self.single_observation_space)
-        if isinstance(rows, slice):
-            first = (self._newest + 1) % self.stack_size
-            for words, target in zip(self._words, targets, strict=True):
-                shape = words.shape[1], words.shape[0], words.shape[2]
-                self._stack_rows(words, first, _words_of(target, words.dtype).reshape(shape))
-            return
         for place, frames in enumerate(self._order()):
             for frame, target in zip(frames, targets, strict=True):
                 target[:, place] = frame[rows]
@@ -156,18 +144,6 @@ class FrameStack(VecWrapper):
         for age, frames in enumerate(self._order()):
             for k, frame in enumerate(frames):
                 frame[...] = state[f"{age}.{k}"]
-
-
-def _as_words(block: np.ndarray) -> np.ndarray:
-    """Return a block (K, N, ...) as (K, N, W) words, the longest of which a row is made up."""
-    num_areas, num_rows = block.shape[:2]
-    row_bytes = block[0, :1].nbytes
-    word = next(dtype for dtype in _WORDS if row_bytes % dtype.itemsize == 0)
-    return _words_of(block, word).reshape(num_areas, num_rows, -1)
-
-
-def _words_of(array: np.ndarray, word: np.dtype) -> np.ndarray:
-    return array.reshape(-1).view(word)
 
 
 def _nested(space: Space, parts: Iterator[np.ndarray]) -> Any:
