@@ -436,7 +436,7 @@ def test_what_a_reset_returns_is_shown_up_to_200_characters(length):
     with pytest.raises(ObservationError) as caught:
         SyncVectorEnv([Wordy]).reset()
     whole = f"'{'x' * length}'"
-    shown = whole if length == 198 else whole[:200] + "..."
+    shown = whole if length == 198 else whole[:197] + "..."
     assert f"returned {shown} from reset" in str(caught.value)
 
 

@@ -174,7 +174,7 @@ def test_envs_of_local_classes_are_pickled_by_value():
         ({"envs": []}, "state has 0 envs, expected 5"),
         ({"envs": [None] * NUM_ENVS}, "has no pickles .* unpickling runs code"),
         ({"envs": [b"no pickle"] * NUM_ENVS}, "env 0 can't be loaded, .*UnpicklingError"),
-        ({"space": SPACES["discrete"]}, "env 0 is of an env with the spaces"),
+        ({"space": SPACES["discrete"]}, "env 0 is of an env with the space"),
     ],
 )
 def test_states_that_cannot_be_loaded_are_refused_and_change_nothing(changed, message):

@@ -88,7 +88,7 @@ def test_watch_steps_with_allowed_actions(tmp_path, capsys):
 
 @pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
 def test_a_trial_steps_with_allowed_actions(form):
-    """Both parts of it, in this process."""
+    """Here in this process."""
     fns = [functools.partial(Forbidding, form)] * 8
 
     def run(function, factories, *args, timeout):

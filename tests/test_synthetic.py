@@ -144,11 +144,11 @@ def test_lognormal_parameters_reach_their_limit():
         ),
         ({"obs_shape": (3, 0)}, ValueError, r"obs_shape\[1\] is 0"),
         ({"obs_shape": "big"}, TypeError, "obs_shape is 'big'"),
-        ({"obs_shape": (2.5,)}, TypeError, r"obs_shape\[0\] is 2.5"),
+        ({"obs_shape": (2.5,)}, ValueError, r"obs_shape\[0\] is 2.5"),
         ({"obs_dtype": "colour"}, TypeError, "obs_dtype is 'colour'"),
         ({"obs_dtype": "U3"}, ValueError, "obs_dtype is 'U3'"),
         ({"episode_length": 0}, ValueError, "episode_length is 0"),
-        ({"episode_length": 1.5}, TypeError, "episode_length is 1.5"),
+        ({"episode_length": 1.5}, ValueError, "episode_length is 1.5"),
         ({"num_actions": 1}, ValueError, "num_actions is 1"),
     ],
 )

@@ -10,16 +10,18 @@ import errno
 import json
 import math
 import os
-import re
 import secrets
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "load_arrays",
@@ -35,13 +37,7 @@ __all__ = [
 
 _FORMAT = "vecenv arrays 1"
 _MAX_DEPTH = 50  # of lists and dicts
-_MAX_NAMED = 32  # letters of the name that the name aside has
-# What `numpy.save` writes for arrays of numbers and strings, and nothing else.
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([<>|][biufU][0-9]{1,9})', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:[0-9]{1,19},? ?){0,32})\), \} *\n"
-)
-_NPY_MAGICS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # and bytes of the length
+_MAX_NAMED = 32  # letters of a file's name in that of the file beside it
 
 
 @contextmanager
@@ -77,8 +73,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         if aside is not None:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
 
 
 def _new_beside(final: Path) -> tuple[Path, int | None]:
@@ -90,28 +85,20 @@ def _new_beside(final: Path) -> tuple[Path, int | None]:
     """
     name = f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}"
     aside = final.with_name(name)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    old = final.stat() if final.exists() else None
     try:
-        try:
-            old = os.stat(final)
-        except FileNotFoundError:
-            os.close(os.open(aside, flags, 0o666))
-            return aside, None
-        number = os.open(aside, flags, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follow no link
+        os.close(os.open(aside, flags, 0o666 if old is None else 0o600))
     except OSError as error:
         error.filename = str(final)
         raise
-    try:
-        mode = stat.S_IMODE(old.st_mode) & 0o777
-        if hasattr(os, "fchown") and os.fstat(number).st_gid != old.st_gid:
-            try:
-                os.fchown(number, -1, old.st_gid)
-            except OSError:
-                mode &= ~stat.S_IRWXG  # meant for another group
-        with suppress(OSError):  # some file systems have no modes
-            os.chmod(number if os.chmod in os.supports_fd else aside, mode | 0o600)
-    finally:
-        os.close(number)
+    if old is None:
+        return aside, None
+    mode = stat.S_IMODE(old.st_mode) & 0o777
+    if aside.stat().st_gid != old.st_gid:
+        mode &= ~stat.S_IRWXG  # meant for another group
+    with suppress(OSError):  # some file systems have no modes
+        aside.chmod(mode | 0o600)
     return aside, mode
 
 
@@ -154,11 +141,10 @@ def require_writable(path: Path) -> None:
     try:
         if final.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if final.exists():
-            if not os.access(final, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            return
-        _new_beside(final)[0].unlink()
+        if not final.exists():
+            _new_beside(final)[0].unlink()
+        elif not os.access(final, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         reason = error.strerror if final.parent.is_dir() else f"there is no folder {final.parent}"
         error.filename, error.strerror = str(path), f"it can't be written ({reason})"
@@ -199,17 +185,16 @@ def read_npz(path: str | Path, *, max_bytes: int | None = None) -> dict[str, np.
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
         raise ValueError(f"{path} is no archive of arrays, but a folder, a device or a pipe")
     with Path(path).open("rb") as file:
-        left = os.fstat(file.fileno()).st_size if max_bytes is None else max_bytes
+        most = os.fstat(file.fileno()).st_size if max_bytes is None else max_bytes
         arrays = {}
         try:
             with zipfile.ZipFile(file) as archive:
-                for member in archive.infolist():
-                    left -= member.file_size
-                    if max_bytes is None and member.compress_type != zipfile.ZIP_STORED:
-                        raise ValueError(f"{member.filename!r:.99} is compressed")
-                    if left < 0:
-                        bound = "the file" if max_bytes is None else f"{max_bytes} bytes"
-                        raise ValueError(f"its parts are larger than {bound}")
+                members = archive.infolist()
+                if max_bytes is None and any(one.compress_type for one in members):
+                    raise ValueError("it is compressed")
+                if sum(one.file_size for one in members) > most:
+                    raise ValueError(f"its parts are larger than {most} bytes")
+                for member in members:
                     name = member.filename.removesuffix(".npy")
                     if name in arrays or name == member.filename:
                         raise ValueError(f"{member.filename!r:.99} is no array, or is there twice")
@@ -222,30 +207,34 @@ def read_npz(path: str | Path, *, max_bytes: int | None = None) -> dict[str, np.
         return arrays
 
 
+def _read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return the shape of an array in a file, whether it is in Fortran's order, and its dtype."""
+    form = np.lib.format
+    read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    return read[form.read_magic(stream)](stream)
+
+
 def _read_npy(stream: Any, size: int) -> np.ndarray:
-    """Read an array of `size` bytes, its header included, of which only one form is taken."""
-    length_bytes = _NPY_MAGICS[stream.read(8)]
-    length = int.from_bytes(stream.read(length_bytes), "little")
-    header = _NPY_HEADER.fullmatch(stream.read(min(length, 4096)))
-    if header is None:
-        raise ValueError("an array has a header that numpy.save does not write")
-    dtype = np.dtype(header[1].decode())
-    shape = tuple(int(n) for n in header[3].decode().replace(",", " ").split())
+    """Read an array of numbers, bools or strings of `size` bytes, its header included."""
+    shape, is_fortran, dtype = _read_header(stream)
     nbytes = math.prod(shape) * dtype.itemsize
-    if not dtype.itemsize or nbytes != size - 8 - length_bytes - length:
-        raise ValueError(f"an array is said to be {dtype} {shape}, which its bytes are not")
-    array = np.empty(shape[::-1] if header[2] == b"True" else shape, dtype)
-    bytes_of: Any = array.reshape(-1).view(np.uint8) if nbytes else b""
-    pages = memoryview(bytes_of)
-    while pages:
-        count = stream.readinto(pages[: 1 << 20])
-        if not count:
-            raise ValueError("an array is cut off")
-        pages = pages[count:]
+    is_known = dtype.kind in "biufU" and dtype.itemsize > 0
+    if not is_known or min(shape, default=0) < 0 or nbytes != size - stream.tell():
+        raise ValueError(f"an array is said to be {dtype} {shape!r:.99}, which its bytes are not")
+    array = np.empty(shape[::-1] if is_fortran else shape, dtype)
+    if stream.readinto(array.reshape(-1).view(np.uint8) if nbytes else bytearray()) != nbytes:
+        raise ValueError("an array is cut off")
     stream.read(1)  # the checksum is looked at where the end is
-    if dtype.kind == "b" and nbytes and array.view(np.uint8).max() > 1:
-        raise ValueError("an array of bools has bytes that are none")
-    return array.T if header[2] == b"True" else array
+    _require_bools(array)
+    return array.T if is_fortran else array
+
+
+def _require_bools(array: np.ndarray) -> None:
+    """Refuse bytes in place of bools that are none, also in fields of records."""
+    for name in array.dtype.names or ():
+        _require_bools(array[name])
+    if array.dtype.kind == "b" and np.ascontiguousarray(array).view(np.uint8).max(initial=0) > 1:
+        raise ValueError("it has bytes in place of bools that are none")
 
 
 def read_entry(
@@ -263,44 +252,20 @@ def read_entry(
     Raises:
         ValueError: It isn't wanted, can't be read, or has bytes in place of bools that are none.
     """
-    if isinstance(state, np.lib.npyio.NpzFile):
-        try:
+    try:
+        if isinstance(state, np.lib.npyio.NpzFile):
             archive: Any = state.zip
-            accepted = accepts(*_npy_kind(archive, name))
-            found = np.array(state[name]) if accepted else None
-        except Exception as error:  # whatever reading a file of unknown origin leads to
-            raise ValueError(f"state[{name!r}] can't be read: {error!s:.300}") from error
-    else:
-        found = np.asarray(state[name])
-        found = np.array(found) if accepts(found.dtype, found.shape) else None
-    if found is None:
-        raise ValueError(f"state[{name!r}] is not what was expected")
-    for path in _bools_of(found.dtype):
-        field = found
-        for part in path:
-            field = field[part]
-        if field.size and np.ascontiguousarray(field).view(np.uint8).max() > 1:
-            raise ValueError(f"state[{name!r}] has bytes in place of bools that are none")
-    return found
-
-
-def _npy_kind(archive: zipfile.ZipFile, name: str) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and shape of an array in an archive."""
-    form = np.lib.format
-    names = archive.namelist()
-    with archive.open(name if name in names else f"{name}.npy") as stream:
-        version = form.read_magic(stream)
-        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[version]
-        shape, _, dtype = read(stream)
-    return dtype, shape
-
-
-def _bools_of(dtype: np.dtype, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The fields of bools of a record, or of what is none."""
-    if dtype.base.kind == "b":
-        yield path
-    for name, (field, *_) in (dtype.base.fields or {}).items():
-        yield from _bools_of(field, (*path, name))
+            with archive.open(name if name in archive.namelist() else f"{name}.npy") as stream:
+                shape, _, dtype = _read_header(stream)
+        else:
+            shape, dtype = np.shape(state[name]), np.asarray(state[name]).dtype
+        if not accepts(dtype, shape):
+            raise ValueError("it is not what was expected")
+        found = np.array(state[name])
+        _require_bools(found)
+        return found
+    except Exception as error:  # whatever reading a file of unknown origin leads to
+        raise ValueError(f"state[{name!r}] can't be read: {error!s:.1000}") from error
 
 
 def save_arrays(path: str | Path, saved: Any) -> None:
@@ -366,18 +331,16 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], depth: int = 0) -> Any:
     return ["array", name]
 
 
-def _unpacked(value: Any, arrays: dict[str, np.ndarray], depth: int = 0) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError("it has too many lists and dicts in one another")
+def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        raise ValueError("it has a dict where none belongs")
     if not isinstance(value, list):
-        if isinstance(value, dict):
-            raise ValueError("it has a dict where none belongs")
         return value
     kind, content = value
     if kind == "dict" and isinstance(content, dict):
-        return {key: _unpacked(item, arrays, depth + 1) for key, item in content.items()}
+        return {key: _unpacked(item, arrays) for key, item in content.items()}
     if kind == "list" and isinstance(content, list):
-        return [_unpacked(item, arrays, depth + 1) for item in content]
+        return [_unpacked(item, arrays) for item in content]
     if kind == "array" and isinstance(content, str):
         return arrays[content]
     raise ValueError(f"it has a part {kind!r:.99}")

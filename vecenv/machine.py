@@ -57,11 +57,8 @@ def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> fl
         root: Where the cgroup file system is mounted.
         membership: File that says which cgroup this process is in.
     """
-    quotas = []
-    for folder in _own_folders(root, membership):
-        quotas += [_quota_v2(folder / "cpu.max"), _quota_v1(folder)]
-    limits = [quota for quota in quotas if quota is not None]
-    return min(limits) if limits else None
+    quotas = map(_quota, _own_folders(root, membership))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _own_folders(root: Path, membership: Path) -> list[Path]:
@@ -70,20 +67,16 @@ def _own_folders(root: Path, membership: Path) -> list[Path]:
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
-            base = root if controllers == "" else root / "cpu"
             own = Path(path.lstrip("/"))
-            folders += [base / part for part in [own, *own.parents]]
+            base = root if controllers == "" else root / "cpu"
+            folders += [base / part for part in (own, *own.parents)]
     return folders
 
 
-def _quota_v2(file: Path) -> float | None:
-    quota, _, period = _text(file).partition(" ")
-    return float(quota) / float(period) if quota.isdigit() and period.strip() else None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota = _text(folder / "cpu.cfs_quota_us").strip()
-    period = _text(folder / "cpu.cfs_period_us").strip()
+def _quota(folder: Path) -> float | None:
+    """Return the quota of a folder, of cgroups of version 2 or 1."""
+    names = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+    quota, period, *_ = (*" ".join(_text(folder / name) for name in names).split(), "", "")
     return float(quota) / float(period) if quota.isdigit() and period.isdigit() else None
 
 
@@ -141,10 +134,9 @@ def pss_bytes(pid: int | None = None) -> int | None:
         Bytes, or None if there is no such process or the system does not tell.
     """
     try:
-        lines = (
-            Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup").read_text().splitlines()
-        )
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        text = Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup").read_text()
+        lines = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
+        return sum(1024 * int(words[1]) for words in lines)
     except (OSError, ValueError):
         return None
 
@@ -154,15 +146,8 @@ def tree_memory_bytes(pid: int) -> int | None:
 
     Memory that processes share is counted once, in parts. None where the system does not tell.
     """
-    total = 0
-    for process in _tree(pid):
-        own = pss_bytes(process)
-        if own is None:
-            if process == pid:
-                return None
-            continue  # it has ended meanwhile
-        total += own
-    return total
+    sizes = [pss_bytes(process) for process in _tree(pid)]
+    return None if sizes[0] is None else sum(size or 0 for size in sizes)  # None if it has ended
 
 
 class OthersLoad:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy as copying
 import dataclasses
 import functools
@@ -24,7 +23,7 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
-from vecenv.backends import BACKENDS, MADE, Backend
+from vecenv.backends import BACKENDS, MADE
 from vecenv.choose import Choice, FirstSteps, choose_backend
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
@@ -43,7 +42,7 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+_VECTOR_OPTIONS = {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"}
 # Compiled vector envs of their own ids that do the same, step for step.
 COMPILED_TWINS = {
     name: f"Jit{name}"
@@ -90,10 +89,10 @@ def make_vec(
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
             is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
             vector env whose spec was given; else "jit" where there is one; else "sync", and the log
-            (INFO) says if the first hundred steps show that workers would pay. "auto" tries that
-            out instead, for less than two seconds, where there are several envs: by the factories,
-            it makes and steps envs in processes that are thrown away, which may leave traces
-            (files, videos, games on a server), and the log says why it chose. All others make
+            (INFO) says if the first hundred steps show that workers would pay. "auto" finds
+            that out by a trial where there are several envs: by the factories, it makes and steps
+            an env in a process that is thrown away, which may leave traces (files, videos, games
+            on a server), and the log says why it chose. All others make
             `num_envs` envs and no more, and step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
@@ -125,31 +124,30 @@ def make_vec(
     """
     if backend not in (None, "auto", *MADE):
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(('auto', *MADE))}")
-    given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
-    options = {name: value for name, value in given.items() if value is not None}
     if callable(wrappers) or not all(map(callable, wrappers)):
         raise TypeError(
             f"wrappers is {wrappers!r}, expected a list of functions or classes that wrap an env, "
             "such as [gymnasium.wrappers.FlattenObservation]"
         )
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
-    if device is not None and not _takes_device(source, backend):
-        env_kwargs = {**env_kwargs, "device": device}
+    if device is not None and not (
+        backend in (None, "auto", "jit", "cuda") and _is_compiled(source, backend)
+    ):
+        env_kwargs, device = {**env_kwargs, "device": device}, None
         source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
-        device = None
-    source.options.update({**(vector_kwargs or {}), **options})
-    backend = _with_device(source, backend, device)
+    given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+    source.options.update(vector_kwargs or {})
+    source.options.update({name: value for name, value in given.items() if value is not None})
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
-    chosen, is_compiled = _decide(source, backend, env)
+    chosen, is_compiled = _decide(source, _with_device(source, backend, device), env)
     _check_backend(source, chosen, is_compiled=is_compiled)
-    _check_options(source, chosen)
-    if mask_infos:
-        source = _with_masks(source, chosen, is_compiled=is_compiled)
+    if mask_infos and is_compiled:
+        source.options["mask_infos"] = True
+    elif mask_infos:
+        source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
-        if BACKENDS[chosen].takes == "compiled":
-            return _make_on_device(source) if chosen == "cuda" else _make_compiled(source)
-        envs = _make_spread(source, BACKENDS[chosen], is_compiled=is_compiled)
+        envs = _make(source, chosen, is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
@@ -157,91 +155,6 @@ def make_vec(
     if backend is None and chosen == "sync" and envs.num_envs > 1:
         cast("SyncVectorEnv", envs)._watch = FirstSteps(envs.num_envs)
     return envs
-
-
-def _takes_device(source: _Source, backend: str | None) -> bool:
-    """Whether `device` says where compiled envs are, and is no argument of an env."""
-    return backend in (None, "auto", "jit", "cuda") and _is_compiled(source, backend)
-
-
-def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
-    """Return the backend for a device, and note the device in the options."""
-    if device is not None:
-        is_cuda = backend == "cuda" or str(device).partition(":")[0] != "cpu"
-        backend = "cuda" if is_cuda else "jit"
-        if is_cuda:
-            source.options["device"] = device
-    elif backend in (None, "auto") and source.backend == "cuda":  # the spec of a vector env
-        backend = "cuda"
-    return backend
-
-
-def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
-    """Return the backend, chosen if none was named, and whether the envs are known as compiled."""
-    if backend is not None and backend != "auto":
-        is_single = BACKENDS[backend].takes == "factories"
-        return backend, not is_single and _is_compiled(source, backend)
-    is_compiled = _is_compiled(source, backend)
-    choice = _choose(source, backend, can_be_compiled=is_compiled and not source.wrappers)
-    source.options.update(choice.options)
-    chooser = "make_vec" if backend is None else "backend 'auto'"
-    _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
-    if (twin := _compiled_twin(source)) is not None:
-        _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
-    return choice.backend, is_compiled
-
-
-def _with_masks(source: _Source, backend: str, *, is_compiled: bool) -> _Source:
-    """Have envs report their masks in infos: compiled ones themselves, others wrapped."""
-    if BACKENDS[backend].takes == "compiled" or _spreads_compiled(
-        source, BACKENDS[backend], is_compiled
-    ):
-        source.options["mask_infos"] = True
-        return source
-    return source._replace(wrappers=(*source.wrappers, MaskInfos))
-
-
-def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
-    """Refuse a backend that can't run these envs."""
-    takes = BACKENDS[backend].takes
-    is_batch = takes != "factories" and not source.wrappers and is_compiled
-    if not _has_single_envs(source) and not is_batch:
-        _refuse_single_envs(source, backend, is_compiled=is_compiled)
-    if takes == "compiled" and (not is_compiled or source.wrappers):
-        twin = _compiled_twin(source)
-        name = "a factory" if source.spec is None else source.spec.id
-        raise ValueError(
-            f"backend {backend!r} needs an env with compiled kernels and no wrappers, got {name}"
-            f" with {len(source.wrappers)} wrappers; use "
-            + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
-        )
-
-
-def _check_options(source: _Source, backend: str) -> None:
-    """Refuse options of workers for a backend that has none."""
-    of_workers = _parameters("async") - _parameters("sync")
-    if of_workers.isdisjoint(source.options):
-        return
-    if names := sorted(of_workers & source.options.keys() - _parameters(backend)):
-        raise TypeError(
-            f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
-            "AsyncVectorEnv does, whose workers it is about (backend='async')"
-        )
-
-
-def _refuse_single_envs(source: _Source, backend: str, *, is_compiled: bool) -> NoReturn:
-    """Say that there is nothing but a vector env."""
-    name = source.kernels.name if source.spec is None else source.spec.id
-    if not is_compiled:  # nobody has asked, if single envs were asked for
-        with contextlib.suppress(Exception):
-            is_compiled = _is_compiled(source, backend)
-    told, advice = "has a vector env only", "gymnasium.make_vec"
-    if is_compiled:
-        told, advice = "is compiled, has no single envs", "backend='jit'"
-    raise ValueError(
-        f"{name} {told}, and got backend {backend!r} and {len(source.wrappers)} wrappers; "
-        f"use {advice} and vector wrappers"
-    )
 
 
 class _Source(NamedTuple):
@@ -253,6 +166,64 @@ class _Source(NamedTuple):
     options: dict[str, Any]  # for the vector env
     backend: str | None = None  # that of the vector env whose spec was given
     kernels: Any = None  # EnvKernels, if these were given
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        if self.kernels is not None:
+            return self.kernels.name
+        return "a factory" if self.spec is None else self.spec.id
+
+    @property
+    def has_single_envs(self) -> bool:
+        """Whether there is something to make single envs of."""
+        return self.kernels is None and (self.spec is None or self.spec.entry_point is not None)
+
+    @property
+    def twin(self) -> str | None:
+        """The id of a compiled env that does the same as a spec's single envs."""
+        return None if self.spec is None else COMPILED_TWINS.get(self.spec.id)
+
+    def wrapped_factories(self) -> list[EnvFactory]:
+        """Return the factories of envs with their wrappers."""
+        if not self.wrappers:
+            return self.factories
+        return [functools.partial(_wrapped, make, self.wrappers) for make in self.factories]
+
+
+def _wrapped(factory: EnvFactory, wrappers: tuple[Wrapper, ...]) -> Env:
+    """Make an env and wrap it."""
+    env = factory()
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
+    """Return the backend for a device, and note the device in the options."""
+    if device is None:  # it may be the spec of a vector env
+        return "cuda" if source.backend == "cuda" and backend in (None, "auto") else backend
+    if backend != "cuda" and str(device).partition(":")[0] == "cpu":
+        return "jit"
+    source.options["device"] = device
+    return "cuda"
+
+
+def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
+    """Return the backend, chosen if none was named, and whether compiled envs are made."""
+    may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
+    is_compiled = may_be_compiled or not source.has_single_envs
+    is_compiled = is_compiled and not source.wrappers and _is_compiled(source, backend)
+    if backend in (None, "auto"):
+        choice = _choose(source, backend, can_be_compiled=is_compiled)
+        source.options.update(choice.options)
+        chooser = "make_vec" if backend is None else "backend 'auto'"
+        _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
+        if source.twin is not None:
+            twin = source.twin
+            _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
+        backend = choice.backend
+    return backend, is_compiled and BACKENDS[backend].takes != "factories"
 
 
 def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
@@ -269,75 +240,83 @@ def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> C
         return Choice("jit", {}, "it is compiled")
     if backend is None:
         return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
-    factories = _wrapped_factories(source)
-    if source.spec is not None:  # all alike, but for the first one's checker
-        factories = factories[-1:] * len(factories)
-    observation_mode = source.options.get("observation_mode", "same")
-    return choose_backend(factories, observation_mode=observation_mode)
+    factories = source.wrapped_factories()
+    # Those of a spec are all alike, but for the first one's checker.
+    return choose_backend(factories if source.spec is None else factories[-1:] * len(factories))
+
+
+def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
+    """Refuse a backend that can't run these envs, or does not take these options."""
+    if not source.has_single_envs and not is_compiled:
+        is_kit = source.kernels is not None or _is_compiled(source, backend)
+        told, advice = "has a vector env only", "gymnasium.make_vec"
+        if is_kit:
+            told, advice = "is compiled, has no single envs", "backend='jit'"
+        raise ValueError(
+            f"{source.name} {told}, and got backend {backend!r} and {len(source.wrappers)} "
+            f"wrappers; use {advice} and vector wrappers"
+        )
+    if BACKENDS[backend].takes == "compiled" and not is_compiled:
+        raise ValueError(
+            f"backend {backend!r} needs an env with compiled kernels and no wrappers, got "
+            f"{source.name} with {len(source.wrappers)} wrappers; use "
+            + (
+                f"{source.twin!r}, which does the same, or 'sync'"
+                if source.twin
+                else "backend='sync'"
+            )
+        )
+    of_workers = _parameters("async") - _parameters("sync")
+    names = of_workers & source.options.keys()
+    if names and (names := sorted(names - _parameters(backend))):
+        raise TypeError(
+            f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
+            "AsyncVectorEnv does, whose workers it is about (backend='async')"
+        )
 
 
 def _parameters(backend: str) -> set[str]:
     return set(inspect.signature(BACKENDS[backend].load()).parameters)
 
 
-def _wrapped_factories(source: _Source) -> list[EnvFactory]:
-    if not source.wrappers:
-        return source.factories
-    return [_Wrapped(factory, source.wrappers) for factory in source.factories]
+def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
+    """Make the vector env of a backend."""
+    backend, num_envs, options = BACKENDS[name], len(source.factories), source.options
+    if name == "jit":
+        envs = _compiled_maker(source, options)(num_envs=num_envs)
+    elif not is_compiled:
+        envs = backend.load()(source.wrapped_factories(), **options)
+    elif name == "cuda":
+        from vecenv.jit.binding import uncompiled  # loads the compiler
 
-
-def _spreads_compiled(source: _Source, backend: Backend, is_compiled: bool) -> bool:
-    """Whether vector envs are spread, the compiled ones, rather than single envs."""
-    return backend.takes == "either" and is_compiled and not source.wrappers
-
-
-def _make_spread(source: _Source, backend: Backend, *, is_compiled: bool) -> VecEnv:
-    """Batch single envs; compiled ones if there are some, and the backend takes them."""
-    vector_class = backend.load()
-    if _spreads_compiled(source, backend, is_compiled):
-        own = _parameters(backend.name)
-        rest = {name: value for name, value in source.options.items() if name not in own}
-        rest.setdefault("num_threads", max(1, int(source.options.get("cpus_per_worker", 1))))
-        maker = _compiled_maker(source._replace(options=rest))
-        options = {name: value for name, value in source.options.items() if name in own}
-        envs = vector_class(maker, num_envs=len(source.factories), **options)
+        own, rest = _split(options, {"device", "results"})
+        with uncompiled():  # one on the CPU knows what they are
+            host = _compiled_maker(source, rest)(num_envs=1)
+        envs = backend.load()(host, num_envs, **own)
     else:
-        envs = vector_class(_wrapped_factories(source), **source.options)
-    envs.spec = _vector_spec(source, backend.name)
+        own, rest = _split(options, _parameters(name))
+        rest.setdefault("num_threads", max(1, int(options.get("cpus_per_worker", 1))))
+        envs = backend.load()(_compiled_maker(source, rest), num_envs=num_envs, **own)
+    envs.spec = _vector_spec(source, "vector_entry_point" if name == "jit" else name)
     return envs
 
 
-def _make_compiled(source: _Source) -> VecEnv:
-    envs = _compiled_maker(source)(num_envs=len(source.factories))
-    envs.spec = _vector_spec(source, "vector_entry_point")
-    return envs
+def _split(options: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options with these names, and the others."""
+    own = {name: value for name, value in options.items() if name in names}
+    return own, {name: value for name, value in options.items() if name not in names}
 
 
-def _make_on_device(source: _Source) -> VecEnv:
-    """Make compiled envs on a device, from one on the CPU that knows what they are."""
-    from vecenv.jit.binding import uncompiled  # loads the compiler
-
-    names = ("device", "results")
-    own = {name: source.options[name] for name in names if name in source.options}
-    rest = {name: value for name, value in source.options.items() if name not in names}
-    with uncompiled():
-        host = _compiled_maker(source._replace(options=rest))(num_envs=1)
-    envs = BACKENDS["cuda"].load()(host, len(source.factories), **own)
-    envs.spec = _vector_spec(source, "cuda")
-    return envs
-
-
-def _compiled_maker(source: _Source) -> Callable[..., VecEnv]:
+def _compiled_maker(source: _Source, options: dict[str, Any]) -> Callable[..., VecEnv]:
     """Return what makes the compiled vector env, given its `num_envs`."""
     # Results of compiled envs are the caller's anyway, and all envs have the same space.
-    options = {k: v for k, v in source.options.items() if k not in ("copy", "observation_mode")}
-    if source.kernels is not None:
-        return functools.partial(_jit_class(), source.kernels, **options)
+    options = _split(options, {"copy", "observation_mode"})[1]
     spec = source.spec
-    assert spec is not None
+    if spec is None:
+        return functools.partial(BACKENDS["jit"].load(), source.kernels, **options)
     if spec.max_episode_steps is not None:
         options.setdefault("max_episode_steps", spec.max_episode_steps)
-    kwargs = {k: v for k, v in spec.kwargs.items() if k != "disable_env_checker"}
+    kwargs = _split(spec.kwargs, {"disable_env_checker"})[1]
     return functools.partial(_creator(spec), **{**options, **kwargs})
 
 
@@ -345,11 +324,6 @@ def _creator(spec: EnvSpec) -> Any:
     """Return what makes the vector env of a spec, or None."""
     entry = spec.vector_entry_point
     return load_env_creator(entry) if isinstance(entry, str) else entry
-
-
-def _jit_class() -> Any:
-    """Return `JitVectorEnv`; loads the compiler."""
-    return BACKENDS["jit"].load()
 
 
 def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
@@ -361,41 +335,34 @@ def _is_compiled(source: _Source, backend: str | None) -> bool:
     """Whether the vector env of a spec is a `JitVectorEnv`.
 
     A class and the annotation of a function say so themselves. For any other function one env is
-    made to see, if it may be one: if "jit" was asked for, if there are no single envs, or if "auto"
-    was asked for and something has imported the kit.
+    made to see, if "jit" was asked for or there are no single envs.
     """
     if source.kernels is not None:
         return True
     if source.spec is None or source.spec.vector_entry_point is None:
         return False
+    is_needed = backend in ("jit", "cuda") or not source.has_single_envs
     try:
         creator = _creator(source.spec)
-        is_loaded = "vecenv.jit.env" in sys.modules
-        if isinstance(creator, type):
-            return is_loaded and issubclass(creator, _jit_class())
-        if backend not in ("jit", "cuda") and not is_loaded and _has_single_envs(source):
+        is_class = isinstance(creator, type)
+        if "vecenv.jit.env" not in sys.modules and (is_class or not is_needed):
+            return False  # without loading the compiler
+        jit_class = BACKENDS["jit"].load()
+        made = creator if is_class else _returned_class(creator)
+        if made is not None and (is_class or not issubclass(jit_class, made)):
+            return issubclass(made, jit_class)
+        if not is_needed:
             return False
-        made = _returned_class(creator)
-        if made is not None and not issubclass(_jit_class(), made):
-            return issubclass(made, _jit_class())
-        if backend is None and _has_single_envs(source):
-            return False
-        envs = _compiled_maker(source)(num_envs=1)
+        envs = _compiled_maker(source, source.options)(num_envs=1)
         try:
-            return isinstance(envs.unwrapped, _jit_class())
+            return isinstance(envs.unwrapped, jit_class)
         finally:
             envs.close()
     except Exception as error:
-        if backend in ("jit", "cuda") or not _has_single_envs(source):
+        if is_needed:
             raise
-        _logger.info("the vector env of %s can't be made: %r", source.spec.id, error)
+        _logger.info("the vector env of %s can't be made: %r", source.name, error)
         return False
-
-
-def _has_single_envs(source: _Source) -> bool:
-    """Whether there is something to make single envs of."""
-    is_registered_without = source.spec is not None and source.spec.entry_point is None
-    return source.kernels is None and not is_registered_without
 
 
 def _returned_class(creator: Any) -> type | None:
@@ -406,11 +373,6 @@ def _returned_class(creator: Any) -> type | None:
         return None
     # `Any` says nothing, and is a class since Python 3.11.
     return made if isinstance(made, type) and made is not typing.Any else None
-
-
-def _compiled_twin(source: _Source) -> str | None:
-    """Return the id of a compiled env that does the same as a spec's single envs."""
-    return None if source.spec is None else COMPILED_TWINS.get(source.spec.id)
 
 
 def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
@@ -428,7 +390,7 @@ def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
 
 
 class _MakeSpec:
-    """Factory of one env of a spec; a class rather than a closure so that it can be pickled."""
+    """Factory of one env of a spec, with a short `repr` for messages; it can be pickled."""
 
     def __init__(self, spec: EnvSpec, kwargs: dict[str, Any]) -> None:
         self._spec = spec
@@ -441,20 +403,6 @@ class _MakeSpec:
         return f"gymnasium.make({self._spec.id!r}, **{self._kwargs})"
 
 
-class _Wrapped:
-    """Factory that wraps what another factory makes."""
-
-    def __init__(self, factory: EnvFactory, wrappers: tuple[Wrapper, ...]) -> None:
-        self._factory = factory
-        self._wrappers = wrappers
-
-    def __call__(self) -> Env:
-        env = self._factory()
-        for wrapper in self._wrappers:
-            env = wrapper(env)
-        return env
-
-
 def _read_source(
     source: EnvSource | EnvKernels,
     num_envs: int | None,
@@ -462,31 +410,32 @@ def _read_source(
     wrappers: tuple[Wrapper, ...],
 ) -> _Source:
     """Read the forms in which envs can be asked for."""
+    count = read_count("num_envs", 1 if num_envs is None else num_envs)
     kernels_module = sys.modules.get("vecenv.jit.kernels")
     if kernels_module is not None and isinstance(source, kernels_module.EnvKernels):
-        count = read_count("num_envs", 1 if num_envs is None else num_envs)
         return _Source([_no_single_env] * count, None, wrappers, kwargs, kernels=source)
     env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
         spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
-        kwargs = {**spec.kwargs, **kwargs}
         # The spec of a vector env has its options too, see `_vector_spec`.
-        stored = {option: kwargs.pop(option, None) for option in _VECTOR_OPTIONS}
+        stored, kwargs = _split({**spec.kwargs, **kwargs}, _VECTOR_OPTIONS)
         spec.kwargs = {}
-        count = read_count(
-            "num_envs", num_envs if num_envs is not None else stored["num_envs"] or 1
+        count = count if num_envs is not None else read_count("num_envs", stored.get("num_envs", 1))
+        others = first = _MakeSpec(spec, kwargs)
+        if "disable_env_checker" not in kwargs:
+            others = _MakeSpec(spec, {**kwargs, "disable_env_checker": True})
+        return _Source(
+            [first, *[others] * (count - 1)],
+            dataclasses.replace(spec, kwargs=kwargs),
+            wrappers or tuple(stored.get("wrappers") or ()),
+            dict(stored.get("vector_kwargs") or {}),
+            stored.get("vectorization_mode"),
         )
-        factories = _spec_factories(spec, kwargs, count)
-        wrappers = wrappers or tuple(stored["wrappers"] or ())
-        options = dict(stored["vector_kwargs"] or {})
-        spec = dataclasses.replace(spec, kwargs=kwargs)
-        return _Source(factories, spec, wrappers, options, stored["vectorization_mode"])
     if kwargs:
         _refuse_kwargs(kwargs)
     if callable(env):
-        factories = [env] * read_count("num_envs", 1 if num_envs is None else num_envs)
-        return _Source(factories, None, wrappers, {})
-    if not isinstance(env, Sequence) or not all(callable(factory) for factory in env):
+        return _Source([env] * count, None, wrappers, {})
+    if not isinstance(env, Sequence) or not all(map(callable, env)):
         is_env = isinstance(env, Env) or (
             isinstance(env, Sequence) and any(isinstance(one, Env) for one in env)
         )
@@ -519,8 +468,7 @@ def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
 def _about_options(kwargs: dict[str, Any]) -> str:
     """Say how to pass those of the env's keyword arguments that are options of a vector env."""
     told = []
-    options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
-    if options:
+    if options := _split(kwargs, _vector_parameters())[0]:
         names = ", ".join(sorted(options))
         kind = "are options" if len(options) > 1 else "is an option"
         told.append(f"{names} {kind} of vector envs: pass vector_kwargs={options!r}")
@@ -556,11 +504,3 @@ def find_spec(env_id: str) -> EnvSpec:
         if version is None and latest is not None:
             name = get_env_id(namespace, base, latest)
     return copying.deepcopy(gym.spec(name))
-
-
-def _spec_factories(spec: EnvSpec, kwargs: dict[str, Any], count: int) -> list[EnvFactory]:
-    first: EnvFactory = _MakeSpec(spec, kwargs)
-    if "disable_env_checker" in kwargs:
-        return [first] * count
-    others: EnvFactory = _MakeSpec(spec, {**kwargs, "disable_env_checker": True})
-    return [first] + [others] * (count - 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import Env
 
 from vecenv.core.deadline import Deadline
@@ -45,7 +45,7 @@ _KILL_S = 5.0
 _MEASURED_STEPS, _MEASURED_S = 64, 0.2
 _WAITING_SHARE = 0.5
 _WORTHWHILE_S = 2e-4  # waking a worker costs a tenth of this
-_SIZE = struct.Struct("<q")
+_SIZE_BYTES = 8  # of the number before each message
 
 Factories = Sequence[Callable[[], Env]]
 
@@ -110,23 +110,23 @@ def run_apart(
 
 
 def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> Any:
-    """Return the next message of a probe."""
-    size, message = _SIZE.size, b""
+    """Return the next message of a probe: its size, then its pickle."""
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not wait_for_any([channel.reader], deadline.left()):
+                raise ProbeTimeout(f"it has not {what}")
+            if not (part := channel.recv(size - len(data))):
+                raise EOFError
+            data += part
+        return data
+
     try:
-        for _ in range(2):
-            message = b""
-            while len(message) < size:
-                if not wait_for_any([channel.reader], deadline.left()):
-                    raise ProbeTimeout(f"it has not {what}")
-                if not (part := channel.recv(size - len(message))):
-                    raise EOFError
-                message += part
-            if size == _SIZE.size:
-                (size,) = _SIZE.unpack(message)
+        return loads(read(int.from_bytes(read(_SIZE_BYTES), "little")))
     except (EOFError, ConnectionResetError):
         process.join(1)
         raise ProbeError(f"its process {describe_exit(process.exit_code)}", has_died=True) from None
-    return loads(message)
 
 
 def _be_apart(
@@ -138,7 +138,7 @@ def _be_apart(
         leave_if_copied()
         pickled = dumps(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is ended already
-            channel.send_all(_SIZE.pack(len(pickled)) + pickled)
+            channel.send_all(len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled)
 
     set_up_child(child, channel)
     warnings.simplefilter("ignore")  # what is made later for good repeats them
@@ -212,7 +212,7 @@ def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> 
 
 
 def _step_alone(env: Env) -> tuple[float, bool]:
-    """Return seconds per step, of the fastest of some blocks of steps, and whether it waits.
+    """Return the median seconds per step, and whether the env waits.
 
     It waits if this process computes for less than half of the time, and gives its core up at every
     other step: what is only kept from a core by other programs gives it up involuntarily.
@@ -222,39 +222,31 @@ def _step_alone(env: Env) -> tuple[float, bool]:
     """
     draw = RandomActions(env)
     seen = env.reset()
-    draw.see(*seen)
-    actions = [draw() for _ in range(64)]
-    fastest, steps, block, is_waiting = float("inf"), 0, 1, False
-    wall_s = cpu_s = switches = 0.0
-    while (
-        (steps < 3 and wall_s < _SLOW_S)
-        or wall_s < _STEPPING_S
-        or (is_waiting and steps < _MEASURED_STEPS and wall_s < _MEASURED_S)
+    times: list[float] = []
+    cpu_s = switches = 0.0
+    is_waiting, begin = False, time.perf_counter()
+    while (wall_s := time.perf_counter() - begin) < _STEPPING_S or (
+        (len(times) < 3 and wall_s < _SLOW_S)
+        or (is_waiting and len(times) < _MEASURED_STEPS and wall_s < _MEASURED_S)
     ):
-        if draw.are_masked:
-            actions = [draw()]
-        begin = time.perf_counter(), time.process_time(), voluntary_switches()
-        for number in range(block):
-            result = env.step(actions[(steps + number) % len(actions)])
-            seen = result[0], result[4]
-            if result[2] or result[3]:
-                seen = env.reset()
-        block_s = time.perf_counter() - begin[0]
-        wall_s += block_s
-        cpu_s += time.process_time() - begin[1]
-        switches += voluntary_switches() - begin[2]
-        steps += block
-        fastest = min(fastest, block_s / block)
+        draw.see(*seen)
+        action = draw()
+        cpu_before, switches_before = time.process_time(), voluntary_switches()
+        now = time.perf_counter()
+        result = env.step(action)
+        seen = result[0], result[4]
+        if result[2] or result[3]:
+            seen = env.reset()
+        times.append(time.perf_counter() - now)
+        cpu_s += time.process_time() - cpu_before
+        switches += voluntary_switches() - switches_before
+        stepped_s = sum(times)
         is_waiting = (
-            cpu_s < _WAITING_SHARE * wall_s
-            and wall_s > _WORTHWHILE_S * steps
-            and 2 * switches >= steps
+            cpu_s < _WAITING_SHARE * stepped_s
+            and stepped_s > _WORTHWHILE_S * len(times)
+            and 2 * switches >= len(times)
         )
-        if draw.are_masked:
-            draw.see(*seen)
-        elif block_s < 5e-4:
-            block *= 2
-    return fastest, is_waiting
+    return float(np.median(times)), is_waiting
 
 
 def voluntary_switches() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import Env
@@ -22,22 +22,10 @@ from vecenv.core.leaving import close_at_exit
 from vecenv.core.reopening import MissingEnv, raise_creation_errors, remade
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import (
-    ObservationMode,
-    batch_env_spaces,
-    require_new_env,
-)
+from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
-
-
-class _Watch(Protocol):
-    """What `make_vec` may have told of steps: called before and after, until `end` is False."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> bool: ...
 
 
 class SyncVectorEnv(GymVecEnv):
@@ -99,7 +87,7 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: _Watch | None = None
+        self._watch: Any = None  # `FirstSteps` of `make_vec`: told of steps until `end` is False
         # Not by `__del__`: of copies that share everything (EzPickle's) the first one to go would
         # close the envs of all.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
@@ -135,30 +123,20 @@ class SyncVectorEnv(GymVecEnv):
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first; there is nobody to wait for."""
         self._own_rows()
-        chosen = [self._sent[position] for position in range(count)]
-        indices = [index for index, _ in chosen]
-        env_ids = np.array(indices, dtype=np.int64)
-        rows = self._rows
-        for _ in range(count):
-            self._sent.popleft()
-        enter = self._group.enter
-        row_of: dict[int, int] = {}
+        indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
+        enter: Any = self._group.enter
 
         def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
-            if not row_of:  # only now, as most steps have no infos
-                row_of.update(zip(indices, range(count), strict=True))
-            enter(infos, info, row_of[index], count, index)  # type: ignore[call-arg]  # `enter` is typed as of four arguments
+            enter(infos, info, indices.index(index), count, index)
 
         try:
-            infos = self._group.step(
-                (action for _, action in chosen), rows, indices, enter=enter_row
-            )
+            infos = self._group.step(actions, self._rows, indices, enter=enter_row)
         except Exception as error:
             # Some envs have been stepped and some not: what was in flight is given up.
             self._sent.clear()
             self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        return self._batch_of(env_ids, infos)
+        return self._batch_of(np.array(indices, dtype=np.int64), infos)
 
     def _keep_infos_apart(self) -> None:
         """Return infos that are not batched from now on, see `InfosApart`: in actors."""
@@ -178,11 +156,11 @@ class SyncVectorEnv(GymVecEnv):
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
         found = self._each("call", lambda index: self.envs[index].get_wrapper_attr(name))
-
-        def value_of(index: int) -> Any:
-            return found[index](*args, **kwargs) if callable(found[index]) else found[index]
-
-        return tuple(self._each("call", value_of))
+        values = self._each(
+            "call",
+            lambda index: found[index](*args, **kwargs) if callable(found[index]) else found[index],
+        )
+        return tuple(values)
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         self._each("set_attr", lambda index: self.envs[index].set_wrapper_attr(name, values[index]))
@@ -204,9 +182,8 @@ class SyncVectorEnv(GymVecEnv):
         spaces, errors = (self.single_observation_space, self.single_action_space), []
         for env_id, factory in factories.items():
             old, mode = self.envs[env_id], self.observation_mode
-            self.envs[env_id] = MissingEnv("`reopen` was broken off", False, spaces)
             try:
-                new = remade(env_id, old, factory, [*self.envs, old], spaces, mode)
+                new = remade(env_id, old, factory, self.envs, spaces, mode)
             except Exception as error:
                 failed = _creation_error(error, env_id, self.env_fns)
                 failed.__cause__ = error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,8 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
+
+from vecenv.core.arguments import check_choice, read_count
 
 __all__ = ["WAIT_DISTRIBUTIONS", "SyntheticEnv", "lognormal_parameters"]
 
@@ -73,8 +74,8 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
     ) -> None:
         self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
         self._draw_wait = _waiting(_checked_ms("wait_ms", wait_ms), wait_distribution, wait_p99_ms)
-        self._length = _checked_count("episode_length", episode_length, 1)
-        self.action_space = Discrete(_checked_count("num_actions", num_actions, 2))  # type: ignore[assignment]  # narrower than Env's
+        self._length = read_count("episode_length", episode_length)
+        self.action_space = Discrete(read_count("num_actions", num_actions, 2))  # type: ignore[assignment]  # narrower than Env's
         shape, dtype = _checked_shape(obs_shape), _checked_dtype(obs_dtype)
         low, high, self._middle, self._scale = _range(dtype)
         self.observation_space = Box(low, high, shape, dtype)
@@ -172,23 +173,18 @@ def _waiting(
     mean_ms: float, distribution: str, p99_ms: float | None
 ) -> Callable[[np.random.Generator], float]:
     """Return a function that draws how many seconds a step waits."""
-    if distribution not in WAIT_DISTRIBUTIONS:
-        raise ValueError(
-            f"wait_distribution is {distribution!r}, expected one of "
-            f"{', '.join(WAIT_DISTRIBUTIONS)}"
-        )
-    if distribution != "lognormal" and p99_ms is not None:
-        raise ValueError(
-            f"wait_p99_ms is {p99_ms!r}, but wait_distribution is {distribution!r}; only "
-            "'lognormal' takes a 99th percentile"
-        )
+    check_choice("wait_distribution", distribution, WAIT_DISTRIBUTIONS)
     mean_s = mean_ms / 1e3
     if distribution == "lognormal":
         if p99_ms is None:
             raise ValueError("wait_p99_ms is None, expected milliseconds for 'lognormal'")
-        p99_ms = _checked_ms("wait_p99_ms", p99_ms)
-        mu, sigma = lognormal_parameters(mean_ms, p99_ms)
+        mu, sigma = lognormal_parameters(mean_ms, _checked_ms("wait_p99_ms", p99_ms))
         return lambda rng: rng.lognormal(mu, sigma) / 1e3
+    if p99_ms is not None:
+        raise ValueError(
+            f"wait_p99_ms is {p99_ms!r}, but wait_distribution is {distribution!r}; only "
+            "'lognormal' takes a 99th percentile"
+        )
     if distribution == "exponential":
         return lambda rng: rng.exponential(mean_s)
     return lambda rng: mean_s
@@ -202,30 +198,20 @@ def _checked_ms(name: str, value: Any) -> float:
     return float(value)
 
 
-def _checked_count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r}, expected an integer")
-    if value < least:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
-    return int(value)
-
-
 def _checked_shape(value: Any) -> tuple[int, ...]:
-    if isinstance(value, numbers.Integral):
-        value = (value,)
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    lengths = (value,) if isinstance(value, int | np.integer) else value
+    if not isinstance(lengths, Sequence) or isinstance(lengths, str):
         raise TypeError(f"obs_shape is {value!r}, expected an integer or a sequence of integers")
-    return tuple(_checked_count(f"obs_shape[{k}]", length, 1) for k, length in enumerate(value))
+    return tuple(read_count(f"obs_shape[{k}]", length) for k, length in enumerate(lengths))
 
 
 def _checked_dtype(value: Any) -> np.dtype:
-    expected = "expected a floating or integer dtype"
     try:
         dtype = np.dtype(value)
     except TypeError as error:
-        raise TypeError(f"obs_dtype is {value!r}, {expected}") from error
+        raise TypeError(f"obs_dtype is {value!r}, expected a floating or integer dtype") from error
     if dtype.kind not in "fiu":
-        raise ValueError(f"obs_dtype is {value!r}, {expected}")
+        raise ValueError(f"obs_dtype is {value!r}, expected a floating or integer dtype")
     return dtype
 
 

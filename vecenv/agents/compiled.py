@@ -66,7 +66,8 @@ class CompiledGames(VecEnv):
         }
         self._state_writer = None
         if central_state:
-            self._state_writer = _checked_writer(envs)
+            require_central_state(kernels)
+            self._state_writer = envs.state_writer()
         obs_space = columns_space(self.members, kernels.state_space if central_state else None)
         action_space = Dict(
             {
@@ -454,12 +455,6 @@ def _first_game(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _first_game(part) for key, part in batch.items()}
     return batch[0]
-
-
-def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
-    """Return the function that writes the central states of games."""
-    require_central_state(envs.kernels)
-    return envs.state_writer()
 
 
 def require_central_state(kernels: EnvKernels) -> None:

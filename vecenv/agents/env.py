@@ -94,17 +94,9 @@ class AgentBatch(NamedTuple):
         Raises:
             KeyError: There is no such group.
         """
-        obs, rewards, terminations, truncations, infos, env_ids, valid, game_ids = self
-        return AgentBatch(
-            obs[name],
-            rewards[name],
-            terminations[name],
-            truncations[name],
-            infos.get(name, {}),
-            env_ids[name],
-            valid[name],
-            game_ids,
-        )
+        results = (part[name] for part in self[:4])
+        infos, rows = self.infos.get(name, {}), self.env_ids[name]
+        return AgentBatch(*results, infos, rows, self.valid[name], self.game_ids)
 
 
 class AgentGroup:
@@ -194,7 +186,7 @@ class AgentGroup:
             TypeError, ValueError: `rows` are not integers (B,) in range.
         """
         ids = slice(None) if rows is None else self._checked_rows(rows)
-        masks = self.masks.read(self.alive, ids)
+        masks = self.masks.read_rows(self.alive, ids)
         if out is None:
             return masks
         check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
@@ -314,7 +306,7 @@ class AgentGroup:
         """Note who acted, who acts next, and with which masks, in these rows."""
         self.alive[rows] = columns[at.ALIVE].reshape(-1)
         self.valid[rows] = columns[at.VALID].reshape(-1)
-        self.masks.note(_as_rows(columns[at.OBS]), infos, rows, self.alive)
+        self.masks.note_rows(_as_rows(columns[at.OBS]), infos, rows, self.alive)
 
 
 class AgentsVecEnv:
@@ -400,7 +392,7 @@ class AgentsVecEnv:
             self._state = obs[at.STATE]
         if self.mask_infos:
             self._add_masks(found, None)
-        return self._rows_of(obs), found
+        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}, found
 
     def step(
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
@@ -427,10 +419,9 @@ class AgentsVecEnv:
         columns: dict[str, Any] = {}
         for name, group in self.groups.items():
             rows = slots[name].obs if name in slots else group.own_obs()
-            columns[name] = {
-                **group.own_columns(),
-                at.OBS: _as_games(rows, self.num_games, group.num_agents),
-            }
+            shape = self.num_games, group.num_agents
+            obs = leaf_by_leaf(lambda array, n=shape: array.reshape(*n, *array.shape[1:]), rows)
+            columns[name] = {**group.own_columns(), at.OBS: obs}
         if self._state is not None:
             columns[at.STATE] = self._state
         slot = StepSlot(columns, *self._game_results)
@@ -457,18 +448,10 @@ class AgentsVecEnv:
     def _agent_batch(self, batch: StepBatch) -> AgentBatch:
         """Return the rows of agents of a batch of games."""
         ids = batch.env_ids
-        obs, rewards, terminations, truncations, infos = self._results(
-            batch.obs,
-            batch.rewards,
-            batch.terminations,
-            batch.truncations,
-            batch.infos,
-            slots={},
-            game_ids=ids,
-        )
+        results = self._results(*batch[:5], slots={}, game_ids=ids)
         rows = {name: group.rows(ids) for name, group in self.groups.items()}
         valid = {name: group.valid[rows[name]] for name, group in self.groups.items()}
-        return AgentBatch(obs, rewards, terminations, truncations, infos, rows, valid, ids)
+        return AgentBatch(*results, rows, valid, ids)
 
     def state(self) -> np.ndarray:
         """Return the latest central state of every game, (num_games, ...), the caller's.
@@ -572,7 +555,10 @@ class AgentsVecEnv:
             for part, value in zip(found, _values(columns, slots.get(name)), strict=True):
                 part[name] = value
         if at.STATE in obs:
-            self._take_state(obs[at.STATE], game_ids)
+            if game_ids is None or self._state is None:
+                self._state = obs[at.STATE]
+            else:
+                self._state[game_ids] = obs[at.STATE]
             if finals is not None:
                 states, is_final = np.full(len(finals), None, object), np.zeros(len(finals), bool)
                 for game in ended.tolist():
@@ -581,12 +567,6 @@ class AgentsVecEnv:
         if self.mask_infos:
             self._add_masks(rows_infos, game_ids)
         return *found, rows_infos
-
-    def _take_state(self, state: np.ndarray, game_ids: np.ndarray | None) -> None:
-        if game_ids is None or self._state is None:
-            self._state = state
-        else:
-            self._state[game_ids] = state
 
     def _add_masks(self, rows_infos: dict[str, Any], game_ids: np.ndarray | None) -> None:
         """Put the masks of the agents into their infos."""
@@ -616,9 +596,6 @@ class AgentsVecEnv:
         names = [agent for group in self.groups.values() for agent in group.agents]
         shown = ", ".join(map(repr, names[:6]))
         return shown if len(names) <= 6 else f"{shown}, ... ({len(names)})"
-
-    def _rows_of(self, obs: dict[str, Any]) -> dict[str, Any]:
-        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}
 
     def _infos_of(self, infos: dict[str, Any], num_games: int) -> dict[str, Any]:
         """Return the infos of games by group, with a row per agent, and the games' own.
@@ -668,10 +645,8 @@ class AgentRowsVecEnv(VecEnv):
             )
         (group,) = agents.groups.values()
         spaces = BatchedSpaces(
-            group.single_observation_space,
-            group.observation_space,
-            group.single_action_space,
-            group.action_space,
+            *(group.single_observation_space, group.observation_space),
+            *(group.single_action_space, group.action_space),
         )
         self._set_up(
             group.num_envs, spaces, agents.autoreset_mode, agents.metadata, agents.render_mode
@@ -693,21 +668,14 @@ class AgentRowsVecEnv(VecEnv):
     def step(self, actions: Any, *, out: Any = None) -> Any:
         """Step every game once, see `VecEnv.step`; `out` may have `valid`, bool (num_envs,)."""
         name = self.group.name
-        if out is not None and type(out) is not self._slot_type:
+        if out is not None:
             self._check_slot_mode(out)
         slots = None if out is None else {name: out}
-        obs, rewards, terminations, truncations, infos = self.agents.step(
-            {name: actions}, out=slots
-        )
+        *found, infos = self.agents.step({name: actions}, out=slots)
+        infos = self._own_infos(infos)
         if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, self._own_infos(infos)
-        return (
-            obs[name],
-            rewards[name],
-            terminations[name],
-            truncations[name],
-            self._own_infos(infos),
-        )
+            return out.obs, out.rewards, out.terminations, out.truncations, infos
+        return *(part[name] for part in found), infos
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some games.
@@ -727,17 +695,8 @@ class AgentRowsVecEnv(VecEnv):
     ) -> AgentBatch:
         """Hand back whole games that are ready first; `min_envs` and `max_envs` count games."""
         batch = self.agents.recv(min_envs, timeout, max_games=max_envs)
-        name = self.group.name
-        return AgentBatch(
-            batch.obs[name],
-            batch.rewards[name],
-            batch.terminations[name],
-            batch.truncations[name],
-            self._own_infos(batch.infos),
-            batch.env_ids[name],
-            batch.valid[name],
-            batch.game_ids,
-        )
+        infos = self._own_infos(batch.infos)
+        return batch.of(self.group.name)._replace(infos=infos)
 
     @property
     def has_action_masks(self) -> bool:
@@ -881,8 +840,3 @@ def _picked(batch: Any, place: Any) -> Any:
 def _as_rows(batch: Any) -> Any:
     """Make the first two axes, games and agents, one: views."""
     return leaf_by_leaf(lambda array: array.reshape(-1, *array.shape[2:]), batch)
-
-
-def _as_games(batch: Any, num_games: int, num_agents: int) -> Any:
-    """Split the first axis, rows, into games and agents: views."""
-    return leaf_by_leaf(lambda array: array.reshape(num_games, num_agents, *array.shape[1:]), batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -10,7 +11,7 @@ import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
-from vecenv.core.arguments import read_autoreset_mode, read_count
+from vecenv.core.arguments import check_choice, read_autoreset_mode, read_count
 from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
@@ -101,29 +102,24 @@ def make_vec_agents(
         "max_agents": max_agents,
         "agent_spaces": agent_spaces,
     }
+    given = {"autoreset_mode": autoreset_mode, "vector_kwargs": vector_kwargs}
     makers: list[Callable[[], Any]]
     env = _named(_taken_from_supersuit(env))
     if _is_compiled(env):
-        if given := [name for name, option in options.items() if option not in (None, False)]:
-            raise _not_for_compiled(*given)
-        compiled = _Compiled(
-            env, _with_padding(env, env_kwargs) if pad else env_kwargs, central_state
-        )
+        if wrong := [name for name, option in options.items() if option not in (None, False)]:
+            raise _not_for_compiled(*wrong)
+        kwargs = _with_padding(env, env_kwargs) if pad else env_kwargs
+        compiled = _Compiled(env, kwargs, central_state)
         if backend == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu"):
             if backend not in (None, "auto", "jit", "cuda"):
                 raise ValueError(
                     f"backend {backend!r} steps games one by one on the CPU, and device is "
                     f"{device!r}: leave one of them out"
                 )
-            return compiled.on_device(
-                "cuda" if device is None else device,
-                num_games,
-                autoreset_mode,
-                vector_kwargs,
-                mask_infos=mask_infos,
-            )
+            device = "cuda" if device is None else device
+            return compiled.on_device(device, num_games, mask_infos=mask_infos, **given)
         if backend in (None, "auto", "jit"):
-            games = compiled.games(num_games, autoreset_mode, vector_kwargs)
+            games = compiled.games(num_games, **given)
             return _with_rows(games, games.members, mask_infos)
         makers = [_CompiledMaker(compiled, index) for index in range(_num_games(num_games))]
     else:
@@ -133,9 +129,7 @@ def make_vec_agents(
         factories = _read_factories(env, num_games, env_kwargs)
         makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
     try:
-        games = make_vec(
-            makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
-        )
+        games = make_vec(makers, backend=backend, **given)
     except Exception as error:
         error.add_note("An env here is a game of several agents.")
         raise
@@ -158,14 +152,11 @@ def _with_rows(
     games: Any, members: Mapping[str, Members] | None, mask_infos: bool
 ) -> AgentsVecEnv | AgentRowsVecEnv:
     """Return games with rows of agents; without `members` the games are asked for theirs."""
-    try:
+    with _closed_on_error(games):
         if members is None:
             members = _same_members(games.get_attr("members"))
         agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
-    except BaseException:
-        games.close()
-        raise
 
 
 def is_compiled_game(name: str) -> bool:
@@ -326,10 +317,7 @@ class _Compiled(NamedTuple):
     central_state: bool
 
     def games(
-        self,
-        num_games: int | None,
-        autoreset_mode: str | AutoresetMode | None,
-        vector_kwargs: Mapping[str, Any] | None,
+        self, num_games: int | None, *, autoreset_mode: Any = None, vector_kwargs: Any = None
     ) -> CompiledGames:
         """Make them."""
         from vecenv.agents.compiled import CompiledGames  # loads the compiler
@@ -338,48 +326,34 @@ class _Compiled(NamedTuple):
         resets_ended = self.central_state and (
             read_autoreset_mode(autoreset_mode or "NextStep") is AutoresetMode.SAME_STEP
         )
-        if resets_ended:
-            autoreset_mode = AutoresetMode.DISABLED
-        envs = self._envs(num_games, None, autoreset_mode, vector_kwargs)
-        try:
+        mode = AutoresetMode.DISABLED if resets_ended else autoreset_mode
+        envs = self._envs(num_games, None, mode, vector_kwargs)
+        with _closed_on_error(envs):
             return CompiledGames(envs, central_state=self.central_state, resets_ended=resets_ended)
-        except BaseException:
-            envs.close()
-            raise
 
     def on_device(
         self,
         device: Any,
         num_games: int | None,
-        autoreset_mode: str | AutoresetMode | None,
-        vector_kwargs: Mapping[str, Any] | None,
         *,
         mask_infos: bool,
+        autoreset_mode: Any,
+        vector_kwargs: Mapping[str, Any] | None,
     ) -> CudaAgentsVecEnv | CudaAgentRowsVecEnv:
         """Make them on a CUDA device."""
         given = dict(vector_kwargs or {})
         results = given.pop("results", "torch")
-        if results not in ("torch", "numpy"):
-            raise ValueError(f"results is {results!r}, expected 'torch' or 'numpy'")
+        check_choice("results", results, ("torch", "numpy"))
         envs = self._envs(num_games, device, autoreset_mode, given)
         from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv  # needs torch
 
-        try:
+        with _closed_on_error(envs):
             agents = CudaAgentsVecEnv(
                 envs, mask_infos=mask_infos, central_state=self.central_state, results=results
             )
             return CudaAgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
-        except BaseException:
-            envs.close()
-            raise
 
-    def _envs(
-        self,
-        num_games: int | None,
-        device: Any,
-        autoreset_mode: str | AutoresetMode | None,
-        vector_kwargs: Mapping[str, Any] | None,
-    ) -> Any:
+    def _envs(self, num_games: int | None, device: Any, mode: Any, vector_kwargs: Any) -> Any:
         env = self.env
         if isinstance(env, str):
             env = find_spec(env)
@@ -391,10 +365,20 @@ class _Compiled(NamedTuple):
             num_games,
             backend="jit" if device is None else "cuda",
             device=device,
-            autoreset_mode=autoreset_mode,
+            autoreset_mode=mode,
             vector_kwargs=vector_kwargs,
             **self.kwargs,
         )
+
+
+@contextlib.contextmanager
+def _closed_on_error(envs: Any) -> Iterator[None]:
+    """Close envs if what is made of them can't be made."""
+    try:
+        yield
+    except BaseException:
+        envs.close()
+        raise
 
 
 class _CompiledMaker:
@@ -409,8 +393,8 @@ class _CompiledMaker:
     def __call__(self) -> Any:
         from vecenv.agents.compiled import CompiledGame
 
-        one = functools.partial(self._compiled.games, 1, "Disabled", {"num_threads": 1})
-        return CompiledGame(one, self._index)
+        options = {"autoreset_mode": "Disabled", "vector_kwargs": {"num_threads": 1}}
+        return CompiledGame(functools.partial(self._compiled.games, 1, **options), self._index)
 
 
 def _vector_class(spec: EnvSpec) -> Any:

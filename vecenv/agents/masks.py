@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 
 from vecenv.agents.grouping import Members
-from vecenv.core.errors import ActionMaskError, NoActionMaskError
-from vecenv.core.masks import (
-    MASK_KEY,
-    allow_something,
-    can_be_masked,
-    flat_mask,
-    has_mask_part,
-    mask_starts,
-    mask_width,
-)
+from vecenv.core.errors import NoActionMaskError
+from vecenv.core.masks import MASK_KEY, LatestMasks, can_be_masked, has_mask_part, mask_width
 
 __all__ = ["GroupMasks"]
 
 
-class GroupMasks:
+class GroupMasks(LatestMasks):
     """The masks that came with the latest results of a group's rows.
 
     They are the part "action_mask" of Dict observations, or `infos["action_mask"]`; of padded
@@ -42,32 +32,27 @@ class GroupMasks:
     source: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __init__(self, members: Members, num_games: int) -> None:
+        super().__init__(num_games * len(members.agents), members.action_space)
         self._members = members
-        self._num_rows = num_games * len(members.agents)
-        self._space: Space = members.action_space
-        self._is_observed = can_be_masked(self._space) and has_mask_part(
-            members.observation_space, self.width
+        self._can_be_masked = can_be_masked(members.action_space)
+        self._width = mask_width(members.action_space) if self._can_be_masked else 0
+        self._is_observed = self._can_be_masked and has_mask_part(
+            members.observation_space, self._width
         )
-        self._observed: np.ndarray | None = None  # (num_rows, ...): the latest observations' part
-        self._given: np.ndarray | None = None  # int8 (num_rows, width), from infos
-        self._is_given = np.zeros(self._num_rows, np.bool_)
+        self._observed: np.ndarray | None = None  # (num_rows, width): the latest observations' part
 
-    @cached_property
-    def width(self) -> int:
-        """Length of a mask."""
-        return mask_width(self._space)
-
-    @cached_property
-    def _starts(self) -> np.ndarray:
-        return mask_starts(self._space)
+    def name(self, row: int) -> str:
+        """Return how errors call a row."""
+        game, k = divmod(int(row), len(self._members.agents))
+        return f"game {game}, agent {self._members.agents[k]!r}"
 
     @property
     def is_there(self) -> bool:
         """Whether there are masks; those in infos are known by the first reset."""
-        has_source = self._is_observed or self._given is not None or self.source is not None
-        return can_be_masked(self._space) and (has_source or self._members.allowed is not None)
+        has_source = self._is_observed or self.values is not None or self.source is not None
+        return self._can_be_masked and (has_source or self._members.allowed is not None)
 
-    def note(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
+    def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
         """Take over the masks of a batch of results.
 
         Args:
@@ -75,43 +60,21 @@ class GroupMasks:
             infos: Infos of the batch's rows.
             rows: Which rows these are: int64 (B,), or the slice of all.
             alive: bool (num_rows,), who acts next.
-
-        Raises:
-            ActionMaskError: A mask in the infos does not fit the action space; names game and
-                agent.
         """
-        if self._is_observed:
-            part = obs[MASK_KEY].reshape(-1, self.width)
-            if isinstance(rows, slice):
-                self._observed = part
-            else:
-                before = self._observed
-                latest = np.zeros((self._num_rows, self.width), part.dtype)
-                self._observed = latest if before is None else before.copy()
-                self._observed[rows] = part
-        elif (found := infos.get(MASK_KEY)) is not None and can_be_masked(self._space):
-            self._note_given(found, infos[f"_{MASK_KEY}"], np.arange(self._num_rows)[rows], alive)
-        elif self._given is not None:
-            self._is_given[rows] = False
-
-    def _note_given(
-        self, found: np.ndarray, is_given: np.ndarray, ids: np.ndarray, alive: np.ndarray
-    ) -> None:
-        if self._given is None:
-            self._given = np.ones((self._num_rows, self.width), np.int8)
-        self._is_given[ids] = is_given
-        is_flat = found.dtype.kind in "bi" and found.shape[1:] == (self.width,)
-        if is_flat and (found.dtype == np.bool_ or not (found & ~1).any()):
-            self._given[ids[is_given]] = found[is_given]
+        if not self._is_observed:
+            if self._can_be_masked and (self.is_used or MASK_KEY in infos):
+                self.note(infos, ~alive[rows], rows)
             return
-        for row, mask in zip(ids[is_given].tolist(), found[is_given], strict=True):
-            try:
-                self._given[row] = flat_mask(mask, self.width, self._space)
-            except ActionMaskError as error:
-                if alive[row]:
-                    raise ActionMaskError(f"{self._name(row)}: {error}") from None
+        part = obs[MASK_KEY].reshape(-1, self._width)
+        if not isinstance(rows, slice):
+            latest = np.zeros((len(alive), self._width), part.dtype)
+            if self._observed is not None:
+                latest[:] = self._observed
+            latest[rows] = part
+            part = latest
+        self._observed = part
 
-    def read(self, alive: np.ndarray, rows: Any) -> np.ndarray:
+    def read_rows(self, alive: np.ndarray, rows: Any) -> np.ndarray:
         """Return the masks of rows, int8 (B, width), the caller's; all 1 for agents not alive.
 
         Raises:
@@ -120,53 +83,34 @@ class GroupMasks:
                 names game and agent.
         """
         if not self.is_there:
-            width = mask_width(self._space)  # raises where there are none for such actions
+            width = mask_width(self._members.action_space)  # raises where there are none
             raise NoActionMaskError(
                 "the agents give no action masks; games that have them return them in the infos of "
                 "each agent, as info['action_mask'], or have a part 'action_mask' in its Dict "
                 f"observations; each mask is an array of {width} times 0 or 1"
             )
-        ids = np.arange(self._num_rows)[rows]
-        alive = alive[ids]
-        bits = np.ones((len(ids), self.width), np.bool_)
+        ids, is_given, allowed = np.arange(len(alive))[rows], None, self._members.allowed
+        values: Any = np.ones((len(ids), self._width), np.int8)
         if self.source is not None:
-            bits = self.source(ids).astype(np.bool_)
+            values = self.source(ids)
         elif self._is_observed and self._observed is not None:
             values = self._observed[ids]
-            bits = values.astype(np.bool_)
-            wrong = ((bits != values) & alive[:, None]).any(axis=1)
-            if wrong.any():
-                row = ids[wrong][0]
-                raise ActionMaskError(
-                    f"{self._name(row)}: the action mask is {values[wrong][0]}, expected 0 (not "
-                    "allowed) and 1 (allowed)"
-                )
-        elif self._given is not None:
-            if (missing := alive & ~self._is_given[ids]).any():
-                raise ActionMaskError(
-                    f"{self._name(ids[missing][0])} gave no infos['action_mask'] with its latest "
-                    "results, as it or others did before; return one from every reset and step"
-                )
-            bits = self._given[ids].astype(np.bool_)
-        if self._members.allowed is not None:
-            bits &= self._members.allowed[ids % len(self._members.agents)]
-        if (empty := alive & ~allow_something(bits, self._starts)).any():
-            raise ActionMaskError(
-                f"{self._name(ids[empty][0])}: the action mask allows no action, though the agent "
-                "is alive; end its episode, or allow an action that does nothing"
-            )
-        bits[~alive] = True
-        return bits.view(np.int8)
+        elif self.values is not None:
+            values, is_given = self.values[ids], self._is_given[ids]
+        if allowed is not None:
+            allowed = allowed[ids % len(self._members.agents)]
+        self.is_over[:] = ~alive
+        masks = self.checked(values, ids, is_given, allowed)
+        masks[~alive[ids]] = 1
+        return masks
 
     def state(self) -> tuple[Any, ...]:
         """Return copies of what `restore` takes."""
-        arrays = (self._observed, self._given, self._is_given)
-        return tuple(None if array is None else array.copy() for array in arrays)
+        is_used, *arrays = super().state()
+        found = (self._observed, *arrays)
+        return is_used, *(None if array is None else array.copy() for array in found)
 
-    def restore(self, observed: Any, given: Any, is_given: np.ndarray) -> None:
+    def restore(self, is_used: bool, observed: Any, *notes: Any) -> None:
         """Go on from what `state` returned."""
-        self._observed, self._given, self._is_given = observed, given, is_given.copy()
-
-    def _name(self, row: Any) -> str:
-        game, k = divmod(int(row), len(self._members.agents))
-        return f"game {game}, agent {self._members.agents[k]!r}"
+        self._observed = observed
+        super().restore(is_used, *notes)

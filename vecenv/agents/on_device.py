@@ -21,12 +21,7 @@ from vecenv.agents.env import AgentBatch, AgentGroup, AgentRowsVecEnv, AgentSlot
 from vecenv.agents.grouping import Members
 from vecenv.core.base import StepBatch, StepSlot
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.core.errors import (
-    ActionError,
-    NoActionMaskError,
-    ObservationError,
-    SlotError,
-)
+from vecenv.core.errors import ActionError, NoActionMaskError, ObservationError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
 from vecenv.core.seeding import Seed
 from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
@@ -337,7 +332,8 @@ class CudaAgentsVecEnv(AgentsVecEnv):
             group.take(None, None, None)
         if self.mask_infos:
             self._add_masks(found, None)
-        return self._result((self._rows_of(obs), found))
+        rows = {name: group.observed(obs) for name, group in self.groups.items()}
+        return self._result((rows, found))
 
     def step(
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
@@ -387,17 +383,8 @@ class CudaAgentsVecEnv(AgentsVecEnv):
             name: group.valid[torch.from_numpy(rows[name]).to(self.device)]
             for name, group in self.groups.items()
         }
-        obs, rewards, terminations, truncations = self._result(tuple(found))
-        return AgentBatch(
-            obs,
-            rewards,
-            terminations,
-            truncations,
-            self._result(infos),
-            rows,
-            self._result(valid),
-            ids,
-        )
+        results = self._result((*found, infos))
+        return AgentBatch(*results, rows, self._result(valid), ids)
 
     def state(self) -> Any:
         """Return the central state of every game as it is, (num_games, ...), the caller's.
@@ -496,9 +483,6 @@ class CudaAgentsVecEnv(AgentsVecEnv):
                 own = rows_infos.setdefault(name, {})
                 own[MASK_KEY] = group.action_masks(rows)
                 own[f"_{MASK_KEY}"] = torch.ones_like(own[MASK_KEY][:, 0], dtype=torch.bool)
-
-    def _rows_of(self, obs: Any) -> dict[str, Any]:
-        return {name: group.observed(obs) for name, group in self.groups.items()}
 
     def _result(self, found: Any) -> Any:
         """Return tensors as they are, or as arrays if the user wants these."""

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector.utils import iterate
 
 from vecenv.core.errors import ActionError, ActionTypeError
+from vecenv.core.infos import copy_value
 
 __all__ = ["ActionBatcher", "as_array"]
 
@@ -19,27 +20,18 @@ __all__ = ["ActionBatcher", "as_array"]
 Check = Callable[[Any, "np.ndarray | None"], Any]
 
 _KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
-_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 
 
 def as_array(value: Any) -> np.ndarray:
     """Return an array of what a user gave, as `numpy.asarray` does.
 
     Raises:
-        ValueError: Lists within lists without end, of which NumPy would count 2**64; or no array.
-        TypeError, RuntimeError: It can't be made one; the latter of tensors with gradients.
+        ValueError, TypeError: It can't be made one.
     """
-    if value.__class__ is not np.ndarray:
-        inner = value
-        for _ in range(_MAX_DEPTH):
-            if not isinstance(inner, list | tuple) or not inner:
-                break
-            inner = inner[0]
-        else:
-            raise ValueError(
-                f"a {type(value).__name__} nested more than {_MAX_DEPTH} deep is no array"
-            )
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except RuntimeError as error:  # of tensors with gradients
+        raise TypeError(str(error)) from error
 
 
 class ActionBatcher:
@@ -73,7 +65,7 @@ class ActionBatcher:
         checked = self._check(actions, env_ids)
         if self._only is not None:
             count = self._num_envs if env_ids is None else len(env_ids)
-            return [_copied(self._only) for _ in range(count)]
+            return [copy_value(self._only) for _ in range(count)]
         return checked
 
     def each(self, actions: Any) -> Iterable[Any]:
@@ -87,7 +79,7 @@ class ActionBatcher:
             return list(actions.copy())
         if self._only is not None:
             return actions
-        return [_copied(action) for action in iterate(self._action_space, actions)]
+        return [copy_value(action) for action in iterate(self._action_space, actions)]
 
 
 def _has_parts(space: Space) -> bool:
@@ -98,22 +90,11 @@ def _has_parts(space: Space) -> bool:
     return True
 
 
-def _copied(action: Any) -> Any:
-    """Copy the arrays inside a nested action."""
-    if isinstance(action, dict):
-        return {key: _copied(part) for key, part in action.items()}
-    if type(action) is tuple:
-        return tuple(_copied(part) for part in action)
-    return action.copy() if isinstance(action, np.ndarray) else action
-
-
 def _make_check(space: Space, num_envs: int, where: str) -> Check:
     """Build the check for one (sub)space; `where` is how messages call the actions."""
-    if isinstance(space, Box):
-        kind = np.dtype(space.dtype).kind
+    if isinstance(space, Box | MultiBinary):
+        kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "b"
         return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
-    if isinstance(space, MultiBinary):
-        return _array_check(space, num_envs, "iub", where)
     if isinstance(space, Discrete | MultiDiscrete):
         return _array_check(space, num_envs, "iu", where)
     if isinstance(space, Dict):
@@ -126,58 +107,45 @@ def _make_check(space: Space, num_envs: int, where: str) -> Check:
 def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
     shape = space.shape
     assert shape is not None
-    can_be_nan = "f" in kinds
     shape_of_all = (num_envs, *shape)
 
     def check(actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         try:
             # At every step: a call less, for what is an array already.
             array = actions if type(actions) is np.ndarray else as_array(actions)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with gradients
+        except (TypeError, ValueError) as error:
             raise ActionError(f"{where} can't be made one array: {error}") from error
         expected = shape_of_all if env_ids is None else (len(env_ids), *shape)
         if array.shape != expected:
-            error_type = ActionError if array.ndim else ActionTypeError
-            raise error_type(_shape_message(array.shape, expected, space, where))
+            message = (
+                f"{where} has shape {array.shape}, expected {expected}: one of {space} per env"
+            )
+            if array.ndim and array.shape[1:] == expected[1:]:
+                if len(array) < expected[0]:
+                    message += f" (none for entry {len(array)} and after)"
+                message += "; pass one action per env, including envs about to reset"
+            raise (ActionError if array.ndim else ActionTypeError)(message)
         kind = array.dtype.kind
         if kind not in kinds:
             wanted = " or ".join(_KIND_NAMES[k] for k in kinds if k in _KIND_NAMES)
             raise ActionTypeError(f"{where} has dtype {array.dtype}, expected {wanted} for {space}")
         # The minimum of anything with NaN is NaN, and comes without a temporary array.
-        if can_be_nan and kind == "f":
-            lowest = np.minimum.reduce(array, axis=None, initial=np.inf)
-            if math.isnan(lowest):
-                raise ActionError(_nan_message(array, env_ids, space, where))
+        if kind == "f" and math.isnan(np.minimum.reduce(array, axis=None, initial=np.inf)):
+            row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
+            env_id = row if env_ids is None else int(env_ids[row])
+            raise ActionError(f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN")
         return array
 
     return check
 
 
-def _shape_message(
-    came: tuple[int, ...], expected: tuple[int, ...], space: Space, where: str
-) -> str:
-    message = f"{where} has shape {came}, expected {expected}: one of {space} per env"
-    if came and came[1:] == expected[1:]:
-        if came[0] < expected[0]:
-            message += f" (none for entry {came[0]} and after)"
-        message += "; pass one action per env, including envs about to reset"
-    return message
-
-
-def _nan_message(array: np.ndarray, env_ids: np.ndarray | None, space: Space, where: str) -> str:
-    row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
-    env_id = row if env_ids is None else int(env_ids[row])
-    return f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN"
-
-
 def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
-    checks = {
-        key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in space.spaces.items()
-    }
+    parts = space.spaces.items()
+    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in parts}
 
     def check(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
         keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
-        if not hasattr(actions, "keys") or set(keys) != checks.keys():
+        if not isinstance(keys, list) or set(keys) != checks.keys():
             raise ActionTypeError(
                 f"{where} must be a dict with the keys {list(checks)}, got {keys}"
             )
@@ -204,14 +172,11 @@ def _tuple_check(space: Tuple, num_envs: int, where: str) -> Check:
 def _count_check(space: Space, num_envs: int, where: str) -> Check:
     def check(actions: Any, env_ids: np.ndarray | None) -> Any:
         count = num_envs if env_ids is None else len(env_ids)
+        expected = f"expected {count}: one of {space} per env"
         if not hasattr(actions, "__len__"):
-            raise ActionTypeError(
-                f"{where} is one {type(actions).__name__}, expected {count}: one of {space} per env"
-            )
+            raise ActionTypeError(f"{where} is one {type(actions).__name__}, {expected}")
         if len(actions) != count:
-            raise ActionError(
-                f"{where} has {len(actions)} entries, expected {count}: one of {space} per env"
-            )
+            raise ActionError(f"{where} has {len(actions)} entries, {expected}")
         return actions
 
     return check

@@ -79,18 +79,15 @@ def _is_worker() -> bool:
 
 def _count_instructions(functions: Iterable[Any]) -> int:
     """Return how many instructions of Python functions and all that they call have."""
-    sizes: list[int] = []
+    codes: list[types.CodeType] = []
 
     def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
-        sizes.append(_size(copy.__code__))
+        codes.append(copy.__code__)
         return copy
 
     copies = Copies(note, with_plain=True)
     for function in functions:
         copies.copy(function)
-    return sum(sizes)
-
-
-def _size(code: types.CodeType) -> int:
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return len(code.co_code) // 2 + sum(map(_size, inner))
+    for code in codes:  # which grows
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return sum(len(code.co_code) // 2 for code in codes)

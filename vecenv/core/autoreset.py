@@ -15,15 +15,19 @@ from gymnasium import Env, Space
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.batches import short
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import Allocate, ObservationRows, aligned_zeros, rows_of
+from vecenv.core.rows import (
+    NEEDS_CONVERSION,
+    Allocate,
+    ObservationRows,
+    aligned_zeros,
+    rows_of,
+)
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
 __all__ = ["EnvGroup", "StepRows", "blame"]
-
-# What the fast assignments into memoryviews and arrays raise for values that need converting.
-_NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
 
 
 class StepRows:
@@ -120,13 +124,11 @@ class EnvGroup:
         reset.
         """
         infos: dict[Any, Any] = {}
-        num_envs = len(self.envs)
-        chosen = range(num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        for index in chosen:
+        for index in self._indices if reset_mask is None else np.flatnonzero(reset_mask).tolist():
             info = self.reset_env(index, seeds[index], options, rows)
             if info:
                 try:
-                    self.enter(infos, info, index, num_envs)
+                    self.enter(infos, info, index, len(self.envs))
                 except Exception as error:
                     blame(error, index, f"This came from the info of env {index}, in reset.")
                     raise
@@ -145,7 +147,7 @@ class EnvGroup:
                 obs, info = result
             except (TypeError, ValueError):
                 raise ObservationError(
-                    f"returned {_shown(result)} from reset, expected (obs, info); return "
+                    f"returned {short(result, 200)} from reset, expected (obs, info); return "
                     "`obs, {}`",
                     index,
                 ) from None
@@ -203,7 +205,7 @@ class EnvGroup:
                     result = env.step(action)
                     try:
                         target[key], rewards[index], terminated, truncated, info = result
-                    except _NEEDS_CONVERSION:
+                    except NEEDS_CONVERSION:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
                         rows.has_ends = True
@@ -280,11 +282,6 @@ def blame(error: BaseException, index: int, note: str) -> None:
         error.add_note(note)
 
 
-def _shown(result: Any) -> str:
-    text = repr(result)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
     chosen = slice(None) if indices is None else list(indices) if len(indices) > 1 else indices[0]
     rows.terminations[chosen] = False
@@ -302,23 +299,18 @@ def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any,
                 "over) and truncated (cut by a time limit)"
             )
         raise ObservationError(
-            f"returned {_shown(result)} from step, "
+            f"returned {short(result, 200)} from step, "
             f"expected (obs, reward, terminated, truncated, info){hint}",
             index,
         )
     obs, reward, terminated, truncated, info = result
     rows.obs.write(index, obs)
-    rows.rewards[index] = _as_float(reward, index)
-    return terminated, truncated, info
-
-
-def _as_float(reward: Any, index: int) -> float:
-    """Return a reward as a float: whatever is one number, of any type and size."""
     try:
-        if isinstance(reward, np.ndarray):
-            reward = reward.item()
-        if reward is not None and not isinstance(reward, str | bytes):
-            return float(reward)
+        if isinstance(reward, str | bytes | None):  # which `float` may read
+            raise TypeError
+        # Whatever is one number, of any type and size.
+        rows.rewards[index] = reward.item() if isinstance(reward, np.ndarray) else float(reward)
     except (TypeError, ValueError, OverflowError):
-        pass
-    raise ObservationError(f"returned the reward {reward!r}, expected one number (a float)", index)
+        problem = f"returned the reward {reward!r}, expected one number (a float)"
+        raise ObservationError(problem, index) from None
+    return terminated, truncated, info

@@ -15,11 +15,11 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
 from vecenv.core.autoreset import EnvGroup, StepRows
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
-from vecenv.core.infos import take_infos
 from vecenv.core.masks import (
     MASK_KEY,
     METHODS,
     LatestMasks,
+    as_objects,
     can_be_masked,
     has_mask_part,
     mask_width,
@@ -106,7 +106,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     autoreset_mode: AutoresetMode
     timing: Timing
-    _slot_type: type = type(None)  # of the last `out` whose autoreset mode was looked at
 
     def _set_up(
         self,
@@ -153,12 +152,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         seed = checked_seed(seed, self.num_envs)
         reset_mask, rest = split_reset_mask(options, self.num_envs)
+        self._calls.begin_reset(reset_mask)
         try:
-            self._calls.begin_reset(reset_mask)
             with self._logged(RESET):
                 result = self._reset(seed, rest, reset_mask)
         except Exception:
-            self._calls.keep_reset()
+            raise
+        except BaseException:  # it can't be told which envs have been reset
+            self._calls.forget_reset(RuntimeError("the last `reset` did not come to its end"))
             raise
         self._calls.mark_reset()
         return result
@@ -185,11 +186,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
-        if out is not None and type(out) is not self._slot_type:
+        if out is not None:
             self._check_slot_mode(out)
-        if self._log is None:
-            return self._step(self._actions.check(actions), out)
-        with self.timing.call(STEP):
+        with self._logged(STEP):
             return self._step(self._actions.check(actions), out)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -209,11 +208,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         ids = self._calls.check_env_ids(env_ids)
         try:
-            if self._log is None:
+            with self._logged(SEND):
                 self._send(self._actions.check(actions, ids), ids)
-            else:
-                with self.timing.call(SEND):
-                    self._send(self._actions.check(actions, ids), ids)
             self._calls.mark_sent(ids)
         except BaseException:
             self._calls.settle()
@@ -250,11 +246,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         if timeout is not None:
             timeout = read_timeout("timeout", timeout)
         try:
-            if self._log is None:
+            with self._logged(RECV):
                 batch = self._recv(count, most, timeout)
-            else:
-                with self.timing.call(RECV):
-                    batch = self._recv(count, most, timeout)
+                if self._log is not None:
                     self.timing.log.note_rows(len(batch.env_ids))
             self._calls.mark_received(batch.env_ids)
         except BaseException:
@@ -300,14 +294,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             SlotError: `out` cannot be written into.
             ResetNeeded, AlreadyPendingCallError, ClosedEnvironmentError: As for `step`.
         """
-        ids = None
+        ids, count = None, self.num_envs
         if env_ids is None:
             self._calls.require_ready("action_masks")
         else:
             ids = self._calls.check_env_ids(env_ids, "action_masks")
+            count = len(ids)
         if out is not None:
-            shape = (self.num_envs if ids is None else len(ids), self._mask_width)
-            check_slot_array("masks", out, shape, _MASK_DTYPES)
+            check_slot_array("masks", out, (count, self._mask_width), _MASK_DTYPES)
         return self._action_masks(ids, out)
 
     @cached_property
@@ -406,16 +400,15 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
         would be learned from wrongly.
         """
-        given = getattr(out, "autoreset_mode", None)
-        mode = None if given is None else read_autoreset_mode(given)
-        if mode is not None and mode is not self.autoreset_mode:
-            raise SlotError(
-                f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
-                f"{self.autoreset_mode.value!r}; make the buffer with "
-                "autoreset_mode=envs.autoreset_mode"
-            )
-        if getattr(type(out), "autoreset_mode", None) is given:  # so for all of this type
-            self._slot_type = type(out)
+        given = getattr(out, "autoreset_mode", self.autoreset_mode)
+        if given is not self.autoreset_mode and given is not None:
+            mode = read_autoreset_mode(given)
+            if mode is not self.autoreset_mode:
+                raise SlotError(
+                    f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
+                    f"{self.autoreset_mode.value!r}; make the buffer with "
+                    "autoreset_mode=envs.autoreset_mode"
+                )
 
     def _logged(self, kind: int) -> AbstractContextManager[CallLog | None]:
         """Return a context that is logged as a call, if time is being taken."""
@@ -497,16 +490,14 @@ class GymVecEnv(VecEnv):
         """Bring the own rows up to date after steps into `out`, and return them."""
         rows = self._rows.obs
         if self._latest is not rows:
-            rows.load(self._latest)
+            rows.put(range(self.num_envs), self._latest.batch())
             self._latest = rows
         return rows
 
     def _observations(self) -> Any:
         """Return the observations that are in the own rows."""
-        rows = self._rows.obs
-        if rows.array is not None:
-            return rows.array.copy() if self.copy else rows.array
-        return copy_batch(rows.batch()) if self.copy else rows.batch()
+        batch = self._rows.obs.batch()
+        return copy_batch(batch) if self.copy else batch
 
     def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
         """Return what `step` does, from `rows`: the own ones, or those of `out`."""
@@ -515,13 +506,8 @@ class GymVecEnv(VecEnv):
             self._masks.note(infos, rows.terminations | rows.truncations)
         if out is not None:
             return out.obs, out.rewards, out.terminations, out.truncations, infos
-        return (
-            self._observations(),
-            rows.rewards.copy(),
-            rows.terminations.copy(),
-            rows.truncations.copy(),
-            infos,
-        )
+        ends = rows.terminations.copy(), rows.truncations.copy()
+        return self._observations(), rows.rewards.copy(), *ends, infos
 
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
         """Return what `recv` does, from the own rows."""
@@ -546,21 +532,9 @@ class GymVecEnv(VecEnv):
 
     def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
         """Note the masks in the infos of a reset of these envs; infos have rows of all envs."""
-        masks = self._masks
-        if not masks.is_used and MASK_KEY not in infos:
-            return
-        if len(env_ids) == self.num_envs:
-            masks.note(infos, False)
-            return
-        ids = np.asarray(env_ids, np.int64)
-        if masks.is_apart:
-            part: dict[Any, Any] = {
-                row: infos[env_id] for row, env_id in enumerate(ids.tolist()) if env_id in infos
-            }
-        else:
-            known = {key: infos[key] for key in (MASK_KEY, f"_{MASK_KEY}") if key in infos}
-            part = take_infos(known, ids)
-        masks.note(part, False, ids)
+        if self._masks.is_used or MASK_KEY in infos:
+            is_full = len(env_ids) == self.num_envs
+            self._masks.note_reset(infos, None if is_full else np.asarray(env_ids, np.int64))
 
     @cached_property
     def _observes_masks(self) -> bool:
@@ -569,10 +543,7 @@ class GymVecEnv(VecEnv):
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return.
-
-        Single envs that give their masks in infos are known by their first `reset`.
-        """
+        """See `VecEnv.has_action_masks`."""
         return can_be_masked(self.single_action_space) and (
             self._observes_masks
             or self._masks.values is not None
@@ -600,10 +571,8 @@ class GymVecEnv(VecEnv):
     def _find_mask_method(self) -> str | None:
         """Return the name of the method, or attribute, by which all envs give their masks."""
         if self._mask_method is None:
-            for name in METHODS:
-                if all(self.call("has_wrapper_attr", name)):
-                    self._mask_method = name
-                    break
+            found = (name for name in METHODS if all(self.call("has_wrapper_attr", name)))
+            self._mask_method = next(found, None)
         return self._mask_method
 
     def _masks_of_envs(self, env_ids: np.ndarray) -> np.ndarray:
@@ -625,10 +594,7 @@ class GymVecEnv(VecEnv):
                 raise
             # One that wants arguments, such as Taxi's, is another thing.
             raise no_masks(self._mask_width, self.single_observation_space) from error
-        found = np.full(len(env_ids), None, dtype=object)
-        for row, env_id in enumerate(env_ids.tolist()):
-            found[row] = masks[env_id]
-        return found
+        return as_objects([masks[env_id] for env_id in env_ids.tolist()])
 
     def _call_for_masks(self, name: str) -> Sequence[Any]:
         """Return what the method that `_find_mask_method` has found returns, one mask per env."""

@@ -11,12 +11,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 __all__ = [
     "ARRAY_SPACES",
+    "by_space",
     "chunk_bounds",
     "is_same",
     "join_rows",
     "leaf_by_leaf",
     "merge_rows",
     "short",
+    "stack_rows",
     "take_range",
     "take_row",
     "take_rows",
@@ -49,64 +51,65 @@ def leaf_by_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
+def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
+    """Return what a function makes of each leaf of a space and what the batches have there."""
+    if isinstance(space, Dict):
+        parts = space.items()
+        return {k: by_space(function, part, *(b[k] for b in batches)) for k, part in parts}
+    if isinstance(space, Tuple):
+        parts = enumerate(space)
+        return tuple(by_space(function, part, *(b[k] for b in batches)) for k, part in parts)
+    return function(space, *batches)
+
+
 def take_row(single_space: Space, batch: Any, index: int) -> Any:
     """Return what env `index` has in a batch; arrays are views."""
-    if isinstance(single_space, Dict):
-        return {key: take_row(part, batch[key], index) for key, part in single_space.items()}
-    if isinstance(single_space, Tuple):
-        return tuple(take_row(part, batch[k], index) for k, part in enumerate(single_space))
-    return batch[index]
-
-
-def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
-    """Return a batch of these rows, in this order; an index may come twice."""
-    if isinstance(single_space, Dict):
-        return {key: take_rows(part, batch[key], indices) for key, part in single_space.items()}
-    if isinstance(single_space, Tuple):
-        return tuple(take_rows(part, batch[k], indices) for k, part in enumerate(single_space))
-    if isinstance(single_space, ARRAY_SPACES):
-        return np.asarray(batch)[np.asarray(indices, dtype=np.int64)]
-    return tuple(batch[index] for index in indices)
+    return by_space(lambda _, rows: rows[index], single_space, batch)
 
 
 def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
     """Return the rows first, ..., last - 1 of a batch; arrays are views."""
-    if isinstance(single_space, Dict):
-        parts = single_space.items()
-        return {key: take_range(part, batch[key], first, last) for key, part in parts}
-    if isinstance(single_space, Tuple):
-        parts = enumerate(single_space)
-        return tuple(take_range(part, batch[k], first, last) for k, part in parts)
-    return batch[first:last]
+    return by_space(lambda _, rows: rows[first:last], single_space, batch)
+
+
+def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
+    """Return a batch of these rows, in this order; an index may come twice."""
+
+    def take(space: Space, rows: Any) -> Any:
+        if isinstance(space, ARRAY_SPACES):
+            return np.asarray(rows)[np.asarray(indices, dtype=np.int64)]
+        return tuple(rows[index] for index in indices)
+
+    return by_space(take, single_space, batch)
 
 
 def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
     """Return a batch of rows that are in several batches, each given as (batch, index)."""
-    if isinstance(single_space, Dict):
-        parts = single_space.items()
-        return {key: join_rows(part, [(b[key], i) for b, i in rows]) for key, part in parts}
-    if isinstance(single_space, Tuple):
-        parts = enumerate(single_space)
-        return tuple(join_rows(part, [(b[k], i) for b, i in rows]) for k, part in parts)
-    found = [batch[index] for batch, index in rows]
-    if isinstance(single_space, ARRAY_SPACES):
-        return np.stack(found).astype(single_space.dtype, copy=False)  # stack has native order
-    return tuple(found)
+    return stack_rows(single_space, [take_row(single_space, batch, k) for batch, k in rows])
+
+
+def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
+    """Return a batch of elements of the space of one env."""
+
+    def stack(space: Space, *found: Any) -> Any:
+        if isinstance(space, ARRAY_SPACES):
+            return np.stack(found).astype(space.dtype, copy=False)  # stack has native order
+        return found
+
+    return by_space(stack, single_space, *rows)
 
 
 def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
     """Return `batch` with the rows where `use_other`, bool (num_envs,), is True from `other`."""
-    if isinstance(single_space, Dict):
-        parts = single_space.items()
-        return {key: merge_rows(part, batch[key], other[key], use_other) for key, part in parts}
-    if isinstance(single_space, Tuple):
-        parts = enumerate(single_space)
-        return tuple(merge_rows(part, batch[k], other[k], use_other) for k, part in parts)
-    if isinstance(single_space, ARRAY_SPACES):
-        merged = np.array(batch)
-        merged[use_other] = np.asarray(other)[use_other]
-        return merged
-    return tuple(o if use else b for b, o, use in zip(batch, other, use_other, strict=True))
+
+    def merge(space: Space, rows: Any, others: Any) -> Any:
+        if isinstance(space, ARRAY_SPACES):
+            merged = np.array(rows)
+            merged[use_other] = np.asarray(others)[use_other]
+            return merged
+        return tuple(o if use else b for b, o, use in zip(rows, others, use_other, strict=True))
+
+    return by_space(merge, single_space, batch, other)
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -179,7 +182,7 @@ def _why_array_outside(space: Space, value: Any, name: str) -> str | None:
     return f"{name} is {short(value)}, which is not in {short(space)}"
 
 
-def short(value: Any) -> str:
-    """Return a representation of at most 100 characters, on one line."""
+def short(value: Any, most: int = 100) -> str:
+    """Return a representation of at most so many characters, on one line."""
     text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
-    return text if len(text) <= 100 else text[:97] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -36,7 +36,7 @@ from numba.core.typing.templates import builtin_registry
 from numba.extending import is_jitted
 
 from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.core.interrupts import held_in_forks, interrupts_later
+from vecenv.core.interrupts import interrupts_later
 
 try:
     from vecenv.core.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
@@ -47,7 +47,6 @@ except ImportError:  # a Numba in which what these are made of has moved
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off", "is_lasting"]
 
 _logger = logging.getLogger("vecenv")
-_TOLD: set[str] = set()  # why code is not kept, as far as it was said
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
 _VERSIONS = (
@@ -93,7 +92,11 @@ if _CAN_NUMBER:
 # A child of a process with a thread that compiles would wait for that for ever.
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
-    held_in_forks(_compiling)
+    os.register_at_fork(
+        before=_compiling.acquire,
+        after_in_parent=_compiling.release,
+        after_in_child=_compiling.release,
+    )
 
 
 def is_jit_off() -> bool:
@@ -111,7 +114,7 @@ def fingerprint(roots: Iterable[Any]) -> str:
     Where anything else is found, it is like no other and no earlier one, see `is_lasting`.
     """
     walk = _Walk(roots)
-    if walk.is_known:
+    if not walk.unknown:
         return walk.digest.hexdigest()[:20]
     _logger.debug("code is not shared, as it depends on %s", ", ".join(walk.unknown))
     return _UNKNOWN + os.urandom(10).hex()
@@ -181,8 +184,10 @@ def _fresh_copies(outermost: Any = None) -> Copies:
 
     def remake(found: Any, copy: types.FunctionType) -> Any:
         options = found.targetoptions
-        if found is not outermost:
-            options = {**options, **_unwrapped(copy)}
+        if found is not outermost:  # only compiled code calls it
+            options = {**options, "no_cpython_wrapper": True}
+            if (copy.__module__ or "").partition(".")[0] == "vecenv":
+                options["no_cfunc_wrapper"] = True  # which lets users' functions be values
         made = type(found)(copy, locals=found.locals, targetoptions=options)
         made._compiler.pipeline_class = _pipeline(found, options, is_outermost=found is outermost)
         return made
@@ -208,15 +213,6 @@ def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> 
     if is_outermost:
         return OutermostCompiler
     return LinkedCompiler if options.get("no_cfunc_wrapper") else own
-
-
-def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
-    """Return options of Numba's for a function that only compiled code calls.
-
-    Users' functions keep what lets them be values, as in a tuple of functions; ours need not.
-    """
-    is_ours = (function.__module__ or "").partition(".")[0] == "vecenv"
-    return {"no_cpython_wrapper": True, **({"no_cfunc_wrapper": True} if is_ours else {})}
 
 
 class _Files(FunctionCache):
@@ -249,10 +245,7 @@ class _FingerprintedCache:
         try:
             self._files = _Files(function) if _CAN_NUMBER and is_lasting(own) else None
         except RuntimeError as error:  # "cannot cache function ...: no locator available"
-            told = str(error).rpartition(": ")[2]  # without the function, of which there are many
-            level = logging.INFO if told in _TOLD else logging.WARNING
-            _logger.log(level, "compiled code is not kept on disk: %s", error)
-            _TOLD.add(told)
+            _warn_once(str(error).rpartition(": ")[2])  # without the function: there are many
             self._files = None
         if self._files is not None:
             try:
@@ -285,11 +278,6 @@ class _FingerprintedCache:
             self._files.save_overload(signature, overload)
         except Exception as error:  # no room, or a damaged list of what is there
             _logger.warning("compiled code is not kept on disk: %s", error)
-
-    def flush(self) -> None:
-        """Forget the files of this fingerprint."""
-        if self._files is not None:
-            self._files.flush()
 
 
 def _named(function: types.FunctionType, name: str) -> types.FunctionType:
@@ -348,27 +336,25 @@ def _importable_dynamic_module() -> Iterator[None]:
             del sys.modules[name]
 
 
+@functools.cache
+def _warn_once(why: str) -> None:
+    _logger.warning("compiled code is not kept on disk: %s", why)
+
+
 class _Walk:
     """Visits functions and constants depth first, each function once, and hashes what it sees.
 
     What it does not know, such as a C function or a user's object, it can't hash: two that look
-    alike may be compiled to different code. Then `is_known` is False, and nothing may be shared.
+    alike may be compiled to different code. Then it is in `unknown`, and nothing may be shared.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.digest = hashlib.sha256()
         self.unknown: list[str] = []  # types of what can't be hashed
         self._seen: dict[int, int] = {}
-        self._add(_VERSIONS)
-        for setting in _SETTINGS:
-            self._add(setting, getattr(config, setting, None))
+        self._add(_VERSIONS, [getattr(config, setting, None) for setting in _SETTINGS])
         for root in roots:
             self._visit(root)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the hash stands for all that was visited."""
-        return not self.unknown
 
     def _visit(self, found: Any) -> None:
         if found is None or type(found) in _PLAIN:  # most are
@@ -415,11 +401,11 @@ class _Walk:
                 continue
             self._add("overload", getattr(template, "_inline", None) is not None)
             self._add(sorted(map(str, getattr(template, "_jit_options", {}).items())))
-            if _is_fixed(make.__module__):  # of `register_jitable`
-                for value in closed_over(make).values():
-                    self._visit(value)
-            else:
+            if not _is_fixed(make.__module__):
                 self._enter(make, make)
+                continue
+            for value in closed_over(make).values():  # of `register_jitable`
+                self._visit(value)
 
     def _visit_constant(self, found: Any) -> bool:
         """Visit a value; return whether it is one that is known."""
@@ -531,9 +517,7 @@ def _is_fixed(module: str | None) -> bool:
 def _name_in_library(value: Any) -> str | None:
     """Return the name under which a library has a function of its own, such as `math.sin`."""
     name = getattr(value, "__name__", None)
-    if not isinstance(name, str) or not callable(value):
-        return None
-    for library in _LIBRARIES:
+    for library in _LIBRARIES if isinstance(name, str) and callable(value) else ():
         found = vars(sys.modules[library]).get(name) if library in sys.modules else None
         # Functions of `random` are methods, of which every look-up makes an equal one.
         if found is value or (isinstance(found, types.MethodType) and found == value):

@@ -288,13 +288,8 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
         source.write_text(text)
         major, minor = capability
         command = [tool, "-v", "-O3", f"-arch=sm_{major}{minor}", str(source), "-o", str(target)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,  # so that Ctrl-C does not reach it
-        )
+        options: dict[str, Any] = {"start_new_session": True}  # so that Ctrl-C does not reach it
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
         if done.returncode != 0:
             raise DeviceError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
         return target.read_bytes(), done.stdout + done.stderr
@@ -344,9 +339,8 @@ def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int],
         "compiler of a later major version than the driver's makes code that it does not know"
     )
     module = checked(driver.cuModuleLoadData(code), "loading the code of", why)
-    function = checked(
-        driver.cuModuleGetFunction(module, entry.encode()), "finding the kernel of", why
-    )
+    found = driver.cuModuleGetFunction(module, entry.encode())
+    function = checked(found, "finding the kernel of", why)
     context = checked(driver.cuCtxGetCurrent(), "finding the context of")
     run: Any = driver.cuLaunchKernel
 

@@ -97,18 +97,14 @@ def load_env(pickled: Any, index: int, observation_space: Space, action_space: S
             f"the state of env {index} can't be loaded, as unpickling it failed with "
             f"{type(error).__name__}: {error!s:.300}"
         ) from error
-    if not all(map(_is_like, spaces, (observation_space, action_space))):
-        raise EnvStateError(
-            f"the state of env {index} is of an env with the spaces {spaces}, expected "
-            f"{(observation_space, action_space)}; make the envs as they were saved"
-        )
+    for space, expected in zip(spaces, (observation_space, action_space), strict=True):
+        is_comparable = type(expected).__eq__ is not object.__eq__
+        if not (space == expected if is_comparable else type(space) is type(expected)):
+            raise EnvStateError(
+                f"the state of env {index} is of an env with the space {space}, expected "
+                f"{expected}; make the envs as they were saved"
+            )
     return saved
-
-
-def _is_like(space: Any, other: Space) -> bool:
-    """Whether spaces are equal, as far as theirs can be compared."""
-    is_comparable = type(other).__eq__ is not object.__eq__
-    return space == other if is_comparable else type(space) is type(other)
 
 
 def pack_envs(pickles: Sequence[bytes], notes: Any) -> dict[str, Any]:

@@ -58,7 +58,6 @@ def leave_if_copied(error: BaseException | None = None) -> None:
         return
     code: Any = 1
     with contextlib.suppress(BaseException):
-        text = ""
         if isinstance(error, SystemExit):
             code = 0 if error.code is None else error.code
             text = "" if isinstance(code, int) else f"{code}\n"
@@ -124,28 +123,19 @@ class EnvFault(NamedTuple):
     def of(
         error: BaseException, env_id: int, worker: int, call: str, action: Any = None
     ) -> EnvFault:
-        """Describe an exception that is being handled, whatever its class does when asked."""
+        """Describe an exception that is being handled; its notes go into no text."""
         leave_if_copied(error)
         if isinstance(error, ObservationError):
             error.name_env(env_id)
         shown = "" if action is None else shorten(_repr(action))
         try:
-            return EnvFault._described(error, env_id, worker, call, shown)
+            vars(error).pop("__notes__", ())
+            trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
+            bare = error.with_traceback(None)
+            bare.__cause__ = bare.__context__ = None
+            return EnvFault(env_id, worker, call, shown, _pickled(bare), _repr(bare), trace)
         except Exception:  # its class overrides what exceptions are made of
-            text = _repr(error)
-            return EnvFault(env_id, worker, call, shown, b"", text, text)
-
-    @staticmethod
-    def _described(
-        error: BaseException, env_id: int, worker: int, call: str, action: str
-    ) -> EnvFault:
-        trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
-        if hasattr(error, "__notes__"):
-            trace = trace.removesuffix("".join(f"{note}\n" for note in error.__notes__))
-            del error.__notes__
-        bare = error.with_traceback(None)
-        bare.__cause__ = bare.__context__ = None
-        return EnvFault(env_id, worker, call, action, _pickled(bare), _repr(bare), trace)
+            return EnvFault(env_id, worker, call, shown, b"", _repr(error), _repr(error))
 
     def exception(self, step: int) -> BaseException:
         """Return the exception, with the worker's traceback as cause and a note saying where."""
@@ -153,19 +143,18 @@ class EnvFault(NamedTuple):
             error = loads(self.pickled)
         except Exception:  # unpickling runs code of the exception's class
             error = None
+        is_env = self.env_id >= 0
         if not isinstance(error, Exception):  # SystemExit and the like would not look like a fault
-            error = EnvStepError(f"{self._who()} raised {self.text}")
+            who = f"env {self.env_id}" if is_env else f"worker {self.worker}"
+            error = EnvStepError(f"{who} raised {self.text}")
         action = f", action {self.action}" if self.action else ""
-        by = "" if self.env_id < 0 else f" by env {self.env_id}"
+        by = f" by env {self.env_id}" if is_env else ""
         where = "this process" if self.worker < 0 else f"worker {self.worker}"
         error.add_note(f"Raised{by} in {where}, {self.call} {step}{action}.")
-        if self.env_id >= 0:
+        if is_env:
             vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)
         return error
-
-    def _who(self) -> str:
-        return f"worker {self.worker}" if self.env_id < 0 else f"env {self.env_id}"
 
 
 def _own_part(error: BaseException) -> Any:
@@ -189,11 +178,9 @@ def _repr(value: Any) -> str:
 def _pickled(error: BaseException) -> bytes:
     try:
         pickled = dumps(error)
-        if not isinstance(loads(pickled), BaseException):
-            return b""
+        return pickled if isinstance(loads(pickled), BaseException) else b""
     except BaseException:  # exceptions with unusual constructors fail in many ways
         return b""
-    return pickled
 
 
 def shorten(text: str, most: int = 200) -> str:
@@ -254,9 +241,6 @@ def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "is gone"
     if exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = str(-exit_code)
-        return f"was killed by signal {name}"
+        known = {-int(one): one.name for one in signal.Signals}
+        return f"was killed by signal {known.get(exit_code, -exit_code)}"
     return f"exited with code {exit_code}"

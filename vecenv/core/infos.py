@@ -7,18 +7,18 @@ the order of the rows. Backends whose envs are elsewhere bring those dicts here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from vecenv.core.batches import short
 from vecenv.core.errors import InfoError
 
 __all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "take_infos"]
 
 _SCALARS = (int, float, bool)
 _PLAIN = frozenset((float, int, bool, str, np.float64, np.float32, np.int64))  # without parts
-_MUTABLE = frozenset((np.ndarray, list, tuple, dict, set))  # or what holds something mutable
 
 
 def add_info(
@@ -49,26 +49,29 @@ def add_info(
     Raises:
         InfoError: A value can't be assigned to the array that an earlier env's value has made.
     """
-    try:
-        items = info.items()
-    except AttributeError:
-        raise _no_dict(info, index if env_id is None else env_id) from None
-    for key, value in items:
+    who = index if env_id is None else env_id
+    if info.__class__ is not dict and not isinstance(info, Mapping):
+        raise InfoError(
+            f"env {who} returned the infos {short(info)} of type {type(info).__name__}, "
+            "expected a dict"
+        )
+    for key, value in info.items():
         mask_key = f"_{key}"
         is_plain = value.__class__ in _PLAIN
+        column = infos.get(key)
         try:
             if not is_plain and isinstance(value, dict) and key != "final_obs":
-                array = infos.setdefault(key, {})
-                if not isinstance(array, dict):
+                if column is None:
+                    column = infos[key] = {}
+                elif not isinstance(column, dict):
                     raise TypeError("an array, and now a dict")
-                add_info(array, value, index, num_envs, env_id, (*path, key))
+                add_info(column, value, index, num_envs, env_id, (*path, key))
             else:
-                array = infos.get(key)
-                if array is None:
-                    array = infos[key] = _new_column(key, value, num_envs)
-                if not is_plain and value.__class__ in _MUTABLE and _holds_objects(array):
+                if column is None:
+                    column = infos[key] = _new_column(key, value, num_envs)
+                if not is_plain and (isinstance(column, dict) or column.dtype.hasobject):
                     value = copy_value(value)
-                array[index] = value
+                column[index] = value
             mask = infos.get(mask_key)
             if mask is None:
                 mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
@@ -76,15 +79,7 @@ def add_info(
         except InfoError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            who = index if env_id is None else env_id
-            raise _misfit((*path, key), value, infos.get(key), who) from error
-
-
-def _no_dict(info: Any, env_id: int) -> InfoError:
-    return InfoError(
-        f"env {env_id} returned the infos {_short(info)} of type {type(info).__name__}, "
-        "expected a dict"
-    )
+            raise _misfit((*path, key), value, column, who) from error
 
 
 def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
@@ -97,32 +92,20 @@ def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
     return np.full(num_envs, fill_value=None, dtype=object)
 
 
-def _holds_objects(array: Any) -> bool:
-    return array.__class__ is not np.ndarray or array.dtype.hasobject
-
-
-def _misfit(path: tuple[Any, ...], value: Any, array: Any, env_id: int) -> InfoError:
+def _misfit(path: tuple[Any, ...], value: Any, column: Any, env_id: int) -> InfoError:
     """Say why a value has no place in the batched infos."""
     name = "".join(f"[{key!r}]" for key in path)
-    if not isinstance(array, np.ndarray):
-        rows = f"a {type(array).__name__}"
-    elif array.ndim == 1:
-        rows = f"one {array.dtype} per env"
-    else:
-        rows = f"{array.dtype} of shape {array.shape[1:]} per env"
-    came = f"the {type(value).__name__} {_short(value)}"
+    came, rows = f"the {type(value).__name__} {short(value)}", f"a {type(column).__name__}"
     if isinstance(value, np.ndarray):
         came = f"an array of dtype {value.dtype} and shape {value.shape}"
+    if isinstance(column, np.ndarray):
+        rows = f"{column.dtype} of shape {column.shape[1:]} per env"
+        rows = rows if column.ndim > 1 else f"one {column.dtype} per env"
     return InfoError(
         f"infos{name} of env {env_id} is {came}, but the batched infos hold {rows} there, as the "
         "first env with this key decides; let a key have one type and shape, or a list, which is "
         "kept as it is"
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def copy_value(value: Any) -> Any:

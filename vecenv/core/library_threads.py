@@ -74,12 +74,10 @@ def forked_with_one_openblas_thread() -> Iterator[None]:
 
 def _openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
     """Return how each copy of OpenBLAS is asked its number of threads, and how it is told."""
+    paths = [path for name, path in loaded_libraries().items() if "openblas" in name]
     found = []
-    for name, path in loaded_libraries().items():
-        if "openblas" in name:
-            library = ctypes.CDLL(path)
-            for prefix, suffix in product(("", "scipy_"), ("", "64_")):  # of NumPy, of SciPy
-                form = f"{prefix}openblas_%s_num_threads{suffix}"
-                if hasattr(library, form % "set"):
-                    found.append((library[form % "get"], library[form % "set"]))
+    for library, prefix, suffix in product(map(ctypes.CDLL, paths), ("", "scipy_"), ("", "64_")):
+        form = f"{prefix}openblas_%s_num_threads{suffix}"  # of NumPy, of SciPy
+        if hasattr(library, form % "set"):
+            found.append((library[form % "get"], library[form % "set"]))
     return found

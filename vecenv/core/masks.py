@@ -17,6 +17,7 @@ from gymnasium import Env, Space, Wrapper
 from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
 
 from vecenv.core.errors import ActionMaskError, NoActionMaskError
+from vecenv.core.infos import take_infos
 
 __all__ = [
     "MASK_KEY",
@@ -24,6 +25,7 @@ __all__ = [
     "LatestMasks",
     "MaskInfos",
     "allow_something",
+    "as_objects",
     "can_be_masked",
     "flat_mask",
     "has_mask_part",
@@ -186,11 +188,7 @@ class MaskInfos(Wrapper):
             mask = obs[MASK_KEY]
         elif mask is None:
             mask = self._ask()
-        if (
-            mask.__class__ is not np.ndarray
-            or mask.shape != (self._width,)
-            or mask.dtype != np.int8
-        ):
+        if getattr(mask, "dtype", None) != np.int8 or mask.shape != (self._width,):
             mask = flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
@@ -224,16 +222,14 @@ def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     """
     flat = _joined(mask)
     if flat is None or flat.size != width or (isinstance(space, Discrete) and flat.ndim != 1):
-        came = f"{type(mask).__name__} {mask!r}"
-        if flat is not None:
-            came = f"of shape {flat.shape}"
+        came = f"{type(mask).__name__} {mask!r}" if flat is None else f"of shape {flat.shape}"
         raise ActionMaskError(
             f"the action mask is {came}, expected {width} times 0 or 1 for actions of {space}"
         )
     flat = flat.reshape(-1)
     bits = flat.astype(np.bool_)
     if flat.dtype != np.bool_ and (bits != flat).any():
-        raise _no_bits(flat[bits != flat][0])
+        raise ActionMaskError(_no_bits(flat[bits != flat][0]))
     return bits.view(np.int8)
 
 
@@ -251,8 +247,8 @@ def _joined(mask: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "biuf" else None
 
 
-def _no_bits(value: Any) -> ActionMaskError:
-    return ActionMaskError(f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)")
+def _no_bits(value: Any) -> str:
+    return f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)"
 
 
 class LatestMasks:
@@ -287,6 +283,10 @@ class LatestMasks:
     def _starts(self) -> np.ndarray:
         return mask_starts(self._space)
 
+    def name(self, row: int) -> str:
+        """Return how errors call a row."""
+        return f"env {row}"
+
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
 
@@ -297,25 +297,33 @@ class LatestMasks:
         """
         self.is_used = True
         self.is_over[rows] = is_over
-        found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
         if self.is_apart:
-            count = len(np.arange(self._num_envs)[rows])
-            found, given = _take_apart(infos, count)
+            found, given = _take_apart(infos, len(self.is_over[rows]))
+        else:
+            found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
         if found is None:
             self._is_given[rows] = False
             return
         if not isinstance(found, np.ndarray):  # a dict
-            found = _objects([found] * len(self._is_given[rows]))
+            found = as_objects([found] * len(self._is_given[rows]))
         values = self.values
         if values is None:
-            shape = (self._num_envs, *found.shape[1:])
-            values = self.values = np.zeros(shape, found.dtype)
+            values = np.zeros((self._num_envs, *found.shape[1:]), found.dtype)
         elif values.dtype != found.dtype or values.shape[1:] != found.shape[1:]:
-            if values.dtype != object:
-                values = self.values = _objects(list(values))
-            found = _objects(list(found))
+            values, found = as_objects(list(values)), as_objects(list(found))
+        self.values = values
         values[rows] = found
         self._is_given[rows] = given
+
+    def note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | None) -> None:
+        """Take over the masks of a reset of some envs, int64 (B,), from infos with rows of all."""
+        if env_ids is not None and self.is_apart:
+            rows = enumerate(env_ids.tolist())
+            infos = {row: infos[env_id] for row, env_id in rows if env_id in infos}
+        elif env_ids is not None:
+            known = {key: infos[key] for key in (MASK_KEY, _GIVEN_KEY) if key in infos}
+            infos = take_infos(known, env_ids)
+        self.note(infos, False, slice(None) if env_ids is None else env_ids)
 
     def state(self) -> tuple[Any, ...]:
         """Return what `restore` takes: no copies."""
@@ -336,7 +344,11 @@ class LatestMasks:
         return self.checked(self.values[rows], rows, self._is_given[rows])
 
     def checked(
-        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
+        self,
+        values: np.ndarray,
+        rows: Any,
+        is_given: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
 
@@ -347,60 +359,53 @@ class LatestMasks:
             values: What the envs gave.
             rows: Which envs these are: int64 (B,), or a slice.
             is_given: bool (B,), who gave something; None if all did.
+            allowed: bool (B, width), what a mask can allow at all; None for everything.
 
         Raises:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
         width = self._width
-        if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
-            bits = values.astype(np.bool_)
-            is_right = values.dtype == np.bool_ or (bits == values).all()
-            if is_right and allow_something(bits, self._starts).all():
-                return bits.view(np.int8)
-        env_ids = np.arange(self._num_envs)[rows]
-        is_over = self.is_over[rows]
-        bits = np.zeros((len(env_ids), width), np.bool_)
-        needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given
+        env_ids, is_over = np.arange(self._num_envs)[rows], self.is_over[rows]
+        needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
         if not (needed | is_over).all():
-            env_id = env_ids[~(needed | is_over)][0]
+            name = self.name(env_ids[~(needed | is_over)][0])
             raise ActionMaskError(
-                f"env {env_id} gave no infos['action_mask'] with its latest results, as it or "
-                "other envs did before; return one from every reset and step"
+                f"{name} gave no infos['action_mask'] with its latest results, as it or others did "
+                "before; return one from every reset and step"
             )
-        is_flat = isinstance(self._space, Discrete)
-        if (
-            values.dtype.kind in "biuf"
-            and values[0].size == width
-            and (values.ndim == 2 or not is_flat)
-        ):
+        is_rows = values.ndim == 2 or not isinstance(self._space, Discrete)
+        if values.dtype.kind in "biuf" and is_rows and values[0].size == width:
             flat = values.reshape(len(env_ids), width)
-            bits[...] = flat
-            if values.dtype != np.bool_:
-                wrong = (bits != flat) & needed[:, None]
-                if wrong.any():
-                    raise _named(_no_bits(flat[wrong][0]), env_ids[wrong.any(1)][0])
+            bits = flat.astype(np.bool_)
+            wrong = (bits != flat) & needed[:, None]
+            if wrong.any():
+                name = self.name(env_ids[wrong.any(1)][0])
+                raise ActionMaskError(f"{name}: {_no_bits(flat[wrong][0])}")
         else:
+            bits = np.zeros((len(env_ids), width), np.bool_)
             for row in np.flatnonzero(needed).tolist():
                 try:
                     bits[row] = flat_mask(values[row], width, self._space)
                 except ActionMaskError as error:
-                    if is_over[row]:
-                        needed[row] = False
-                        continue
-                    raise _named(error, env_ids[row]) from None
+                    if not is_over[row]:
+                        name = self.name(env_ids[row])
+                        raise ActionMaskError(f"{name}: {error}") from None
+                    needed[row] = False
+        if allowed is not None:
+            bits &= allowed
         is_empty = ~(allow_something(bits, self._starts) & needed)
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):
-                raise none_allowed(int(env_ids[live[0]]))
+                raise none_allowed(self.name(env_ids[live[0]]))
             bits[is_empty] = True
         return bits.view(np.int8)
 
 
-def none_allowed(env_id: int) -> ActionMaskError:
+def none_allowed(name: str) -> ActionMaskError:
     """Return the error for a mask without a 1 for each part, in the middle of an episode."""
     return ActionMaskError(
-        f"the action mask of env {env_id} allows no action, though its episode goes on; end the "
+        f"the action mask of {name} allows no action, though its episode goes on; end the "
         "episode (terminated) where nothing can be done, or allow an action that does nothing"
     )
 
@@ -422,11 +427,7 @@ def has_mask_part(observation_space: Space, width: int) -> bool:
     return shape is not None and int(np.prod(shape)) == width
 
 
-def _named(error: ActionMaskError, env_id: int) -> ActionMaskError:
-    return ActionMaskError(f"env {env_id}: {error}")
-
-
-def _objects(items: Sequence[Any]) -> np.ndarray:
+def as_objects(items: Sequence[Any]) -> np.ndarray:
     """Return an object array (B,) of these items, which may be arrays."""
     array = np.full(len(items), None, dtype=object)
     for row, item in enumerate(items):
@@ -436,11 +437,9 @@ def _objects(items: Sequence[Any]) -> np.ndarray:
 
 def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the masks in infos that have not been batched, and which rows have one."""
-    found = np.full(count, None, dtype=object)
-    given = np.zeros(count, np.bool_)
+    found: list[Any] = [None] * count
     for row, entries in infos.items():
         info = entries[-1]  # the one before, if there is one, is of the episode that has ended
-        mask = info.get(MASK_KEY) if isinstance(info, dict) else None
-        if mask is not None:
-            found[row], given[row] = mask, True
-    return (found if given.any() else None), given
+        found[row] = info.get(MASK_KEY) if isinstance(info, dict) else None
+    given = np.array([mask is not None for mask in found])
+    return (as_objects(found) if given.any() else None), given

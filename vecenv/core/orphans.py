@@ -123,44 +123,21 @@ def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
 def _ask_kernel() -> bool:
     import ctypes
 
-    prctl = ctypes.CDLL(None).prctl
-    return prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
 
 
 def _watch(caller_pid: int) -> None:
     """Wait for the caller's end and kill this process."""
-    file = -1
-    if not is_portable():
-        try:
-            file = os.pidfd_open(caller_pid)
-        except ProcessLookupError:
-            os._exit(1)
-        except (AttributeError, OSError):  # too old, or forbidden
-            pass
-    if file >= 0:
-        import select
-
-        ended = select.poll()  # `select` refuses files above 1023
-        ended.register(file, select.POLLIN)
-        ended.poll()
-    elif sys.platform == "win32":
+    if sys.platform == "win32":
         import multiprocess
 
         caller = multiprocess.parent_process()  # type: ignore[attr-defined]  # multiprocess has no types
         if caller is not None:
             caller.join()
     else:
-        _poll(caller_pid)
+        is_child = os.getppid() == caller_pid  # then no other process can have its number
+        with contextlib.suppress(ProcessLookupError):
+            while not is_child or os.getppid() == caller_pid:
+                os.kill(caller_pid, 0)
+                time.sleep(_LOOK_S)
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
-
-
-def _poll(caller_pid: int) -> None:
-    is_child = os.getppid() == caller_pid  # then the number can't be another process's meanwhile
-    while True:
-        try:
-            os.kill(caller_pid, 0)
-        except ProcessLookupError:
-            return
-        if is_child and os.getppid() != caller_pid:
-            return
-        time.sleep(_LOOK_S)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import os
 import pickle
 import sys
-import threading
 import types
 import warnings
 from collections import ChainMap
@@ -25,17 +23,6 @@ __all__ = [
 ]
 
 loads = pickle.loads
-_pickling = threading.RLock()  # as modules are registered with cloudpickle meanwhile
-
-
-def _stop_pickling() -> None:
-    """Let a forked child pickle, if another thread was pickling just then."""
-    global _pickling  # noqa: PLW0603  # one for the process
-    _pickling = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stop_pickling)
 
 
 def dumps(message: Any) -> bytes:
@@ -145,15 +132,14 @@ def dump_factories(factories: list[Callable[[], Any]]) -> bytes:
     spawning = types.SimpleNamespace(
         DupFd=multiprocessing.resource_sharer.DupFd, duplicate_for_child=lambda fd: fd
     )
-    with _pickling:
+    for library in libraries:
+        library.context.set_spawning_popen(spawning)
+    try:
+        Pickler(file).dump((factories, by_value.objects))
+    finally:
         for library in libraries:
-            library.context.set_spawning_popen(spawning)
-        try:
-            Pickler(file).dump((factories, by_value.objects))
-        finally:
-            for library in libraries:
-                library.context.set_spawning_popen(None)
-            by_value.end()
+            library.context.set_spawning_popen(None)
+        by_value.end()
     return file.getvalue()
 
 

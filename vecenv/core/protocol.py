@@ -17,9 +17,7 @@ from gymnasium.error import (
 from vecenv.core.actions import as_array
 from vecenv.core.errors import ForkedEnvError
 
-__all__ = ["STEP_OF_A_HALF", "CallProtocol", "told"]
-
-STEP_OF_A_HALF = "step of a half"  # as a pending call
+__all__ = ["CallProtocol", "told"]
 
 
 class CallProtocol:
@@ -60,7 +58,6 @@ class CallProtocol:
         self.pending: str | None = None
         self.in_flight = np.zeros(num_envs, dtype=np.bool_)
         self.num_in_flight = 0
-        self._seen = np.zeros(num_envs, dtype=np.bool_)  # all False between calls
 
     def _update(self) -> None:
         """Derive `is_ready`, which is kept because every step asks for it."""
@@ -78,15 +75,6 @@ class CallProtocol:
         self.parent_pid = parent_pid
         self._update()
 
-    def require_owner(self, call: str) -> None:
-        """Refuse `call` in a fork of the process that the envs belong to."""
-        if self.parent_pid is not None:
-            raise ForkedEnvError(
-                f"`{call}` was called in process {os.getpid()}, a fork of process "
-                f"{self.parent_pid}, which this vector env with its workers and its shared memory "
-                "belongs to; make a vector env of its own in the fork, or call it there"
-            )
-
     def mark_reset(self) -> None:
         """Note that the reset has ended, and that all envs have been reset at least once."""
         mask, self._reset_mask = self._reset_mask, None
@@ -95,16 +83,9 @@ class CallProtocol:
         self.has_reset = True
         self._update()
 
-    def keep_reset(self) -> None:
-        """Undo `begin_reset` of all envs, if a reset was refused before anything was done."""
-        self._reset_mask = None
-        if self.fault is _UNFINISHED:
-            self.fault, self.has_reset = None, True
-            self._update()
-
     def note_fault(self, fault: BaseException) -> None:
         """Remember what went wrong, unless something has before."""
-        if self.fault is None or self.fault is _UNFINISHED:
+        if self.fault is None:
             self.fault = fault
 
     def forget_reset(self, fault: BaseException | None = None) -> None:
@@ -137,15 +118,19 @@ class CallProtocol:
 
     def require_open(self, call: str) -> None:
         """Refuse `call` after close, and in a fork."""
-        self.require_owner(call)
+        if self.parent_pid is not None:
+            raise ForkedEnvError(
+                f"`{call}` was called in process {os.getpid()}, a fork of process "
+                f"{self.parent_pid}, which this vector env with its workers and its shared memory "
+                "belongs to; make a vector env of its own in the fork, or call it there"
+            )
         if self.is_closed:
             because = "" if self.fault is None else f" It is closed because: {told(self.fault)}"
             raise ClosedEnvironmentError(
                 f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
                 f"`close`; make a new vector env.{because}"
             ) from self.fault
-        if self.unfinished is not None:
-            self.settle()
+        self.settle()
 
     def settle(self) -> None:
         """Bring up to date what an interrupted call has left; if this is cut too, the next call."""
@@ -173,7 +158,7 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
-            self._update()  # which Ctrl-C may have come before
+            self._update()  # workers set `is_ready` for the time of a call
             if not self.is_ready:
                 self._ask_for_reset(call)
 
@@ -209,11 +194,9 @@ class CallProtocol:
                 "envs, as these were asked for with lazy=True; call `reset` first"
             )
         if self.pending is not None:
-            is_half = self.pending == STEP_OF_A_HALF
-            ending = "`step_wait` of each half" if is_half else f"`{self.pending}_wait`"
             raise AlreadyPendingCallError(
                 f"Calling `{call}` while waiting for a pending call to `{self.pending}` to "
-                f"complete; call {ending} first",
+                f"complete; call `{self.pending}_wait` first",
                 self.pending,
             )
         raise AlreadyPendingCallError(
@@ -228,8 +211,6 @@ class CallProtocol:
         if self.pending is not None:
             self._refuse_pending("reset")
         if reset_mask is None or reset_mask.all():
-            # Should Ctrl-C come before the end of the reset, there must be another.
-            self.forget_reset(_UNFINISHED if self.has_reset else None)
             self.in_flight[:] = False
             self.num_in_flight = 0
             reset_mask = None
@@ -270,35 +251,27 @@ class CallProtocol:
     def _distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
         try:
             ids = as_array(env_ids)
-        except RuntimeError as error:  # of tensors with gradients
+        except TypeError as error:  # of tensors with gradients
             raise TypeError(f"{name} can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
             raise ValueError(f"{name} must be a non-empty (B,) array of ids, got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got dtype {ids.dtype}")
         ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
-        # As unsigned numbers negative ids are too large as well.
-        if np.maximum.reduce(ids.view(np.uint64)) >= self.num_envs:
-            bad = np.asarray(env_ids)[(ids < 0) | (ids >= self.num_envs)][0]
+        is_outside = (ids < 0) | (ids >= self.num_envs)
+        if is_outside.any():
+            bad = np.asarray(env_ids)[is_outside][0]
             raise ValueError(f"{name} has {bad}, expected ids from 0 to {self.num_envs - 1}")
-        self._seen[ids] = True
-        num_distinct = np.count_nonzero(self._seen)
-        self._seen[ids] = False
-        if num_distinct != len(ids):
-            self._seen[:] = False  # also what a Ctrl-C may have left there
-            num_distinct = len(np.unique(ids))
-            if num_distinct != len(ids):
-                raise ValueError(
-                    f"{name} has repeated ids: {len(ids)} ids, {num_distinct} different ones"
-                )
+        if np.bincount(ids).max() > 1:
+            raise ValueError(
+                f"{name} has repeated ids: {len(ids)} ids, {len(np.unique(ids))} different ones"
+            )
         return ids
 
     def mark_sent(self, env_ids: np.ndarray) -> None:
         """Note that these envs are in flight now."""
-        count = len(env_ids)
-        # Assignments only: no signal handler runs between them.
         self.in_flight[env_ids] = True
-        self.num_in_flight += count
+        self.num_in_flight += len(env_ids)
         self.is_ready = False
         self.unfinished = None
 
@@ -315,16 +288,15 @@ class CallProtocol:
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
         most = self.num_in_flight
+        for name, given in (("max_envs", max_envs), ("min_envs", min_envs)):
+            if isinstance(given, bool) or not isinstance(given, int | np.integer | None):
+                raise TypeError(f"{name} is {given!r}, expected an integer")
         if max_envs is not None:
-            if isinstance(max_envs, bool) or not isinstance(max_envs, int | np.integer):
-                raise TypeError(f"max_envs is {max_envs!r}, expected an integer")
             if max_envs < 1:
                 raise ValueError(f"max_envs is {max_envs}, expected at least 1")
             most = min(int(max_envs), most)
         if min_envs is None:
             return most, most
-        if isinstance(min_envs, bool) or not isinstance(min_envs, int | np.integer):
-            raise TypeError(f"min_envs is {min_envs!r}, expected an integer")
         if not 1 <= min_envs <= self.num_in_flight:
             raise ValueError(
                 f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
@@ -336,20 +308,16 @@ class CallProtocol:
         return int(min_envs), most
 
     def recount(self) -> None:
-        """Derive from `in_flight` what is kept of it, after a change of it or an interrupt."""
+        """Derive from `in_flight` what is kept of it, after a change of it."""
         self.num_in_flight = int(np.count_nonzero(self.in_flight))
         self._update()
 
     def mark_received(self, env_ids: np.ndarray) -> None:
         """Note that these envs have come back."""
-        count = len(env_ids)
-        self.in_flight[env_ids] = False  # nor here
-        self.num_in_flight -= count
+        self.in_flight[env_ids] = False
+        self.num_in_flight -= len(env_ids)
         self._update()
         self.unfinished = None
-
-
-_UNFINISHED = RuntimeError("the last `reset` did not come to its end")
 
 
 def told(fault: BaseException | None) -> str:

@@ -29,6 +29,11 @@ from vecenv.core.masks import (
 
 __all__ = ["RandomActions"]
 
+# How `vecenv.agents.GameEnv` lays out a game: actions and observations are dicts by group, and a
+# group's observations have a part of this name, one row per agent.
+_AGENTS_OBS = "obs"
+_MOST_VALUES = 1 << 12  # of a part of a MultiDiscrete action; more are those of a box
+
 
 class RandomActions:
     """Draws random actions: those that the env's masks allow if it gives any, else any.
@@ -56,23 +61,26 @@ class RandomActions:
         self._env = env
         self._is_single = not isinstance(env, VectorEnv)
         kind = "" if self._is_single else "single_"
-        self._obs_space: Space = getattr(env, f"{kind}observation_space")
+        obs_space: Space = getattr(env, f"{kind}observation_space")
         self._action_space: Space = getattr(env, f"{kind}action_space")
-        self._num_envs = 1 if self._is_single else env.num_envs
+        num_envs = 1 if self._is_single else env.num_envs
         self._all_actions = env.action_space
         if seed is not None:  # the env's own stream stays as it is
             self._all_actions = deepcopy(env.action_space)
             self._all_actions.seed(seed)
         self._rng = np.random.default_rng(seed)
-        # The masks seen in results: of the only kind of actions, or of each group of a game's.
-        self._groups = {
-            name: _SeenMasks(space, agents_obs, self._num_envs)
-            for name, (space, agents_obs) in _groups(self._action_space, self._obs_space).items()
+        groups = _groups(self._action_space, obs_space)
+        self._is_game = bool(groups)
+        # The masks seen in results: of each group of a game, or of the only kind of actions.
+        self._seen = {
+            name: _SeenMasks(space, part, num_envs)
+            for name, (space, part) in (groups or {"": (self._action_space, obs_space)}).items()
         }
-        self._seen = _SeenMasks(self._action_space, self._obs_space, self._num_envs)
-        if self._groups:
+        if self._is_game:
             with contextlib.suppress(Exception):  # of games that are laid out by somebody else
-                self._note_padding(self._call("padding"))
+                padding = self._call("padding")
+                for name, allowed in (padding if self._is_single else padding[0]).items():
+                    self._seen[name].restrict(allowed)
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
         """Note the results of the latest reset or step; `VecEnv`s are asked for masks instead.
@@ -84,52 +92,43 @@ class RandomActions:
         """
         if self._asked is not None:
             return
-        for name, seen in self._groups.items():
-            seen.note(obs[name][_AGENTS_OBS], infos.get(name), env_ids, self._is_single)
-        is_found = self._seen.note(obs, infos, env_ids, self._is_single)
-        if not is_found and can_be_masked(self._action_space) and self._method is not None:
-            self._seen.write(self._call(self._method), None, env_ids, self._is_single)
+        for name, seen in self._seen.items():
+            if self._is_game:
+                found = seen.find(obs[name][_AGENTS_OBS], infos.get(name))
+            else:
+                found = seen.find(obs, infos)
+                if found is None and can_be_masked(seen.space) and self._method is not None:
+                    found = self._call(self._method), None
+            if found is not None:
+                values, given = found
+                seen.write([values] if self._is_single else values, given, env_ids)
 
     @cached_property
     def are_masked(self) -> bool:
         """Whether there are masks; ask after the first reset, whose results have been seen."""
         if self._asked is not None:
             return self._asked.has_action_masks
-        return any(seen.bits is not None for seen in (self._seen, *self._groups.values()))
+        return any(seen.bits is not None for seen in self._seen.values())
 
     def __call__(self, env_ids: np.ndarray | None = None) -> Any:
         """Draw an action for each env, or, of envs with masks, for those of `env_ids`, (B,)."""
-        if self.are_masked and not self._groups:
-            with contextlib.suppress(ActionMaskError, ResetNeeded):
-                masks = self._latest_masks(env_ids)
-                drawn = sample_actions(self._action_space, masks, self._rng)
-                return drawn[0] if self._is_single else drawn
         drawn = self._all_actions.sample()
-        if self._groups:
-            drawn = {
-                name: self._draw_group(self._groups[name], part, env_ids)
-                for name, part in drawn.items()
-            }
-        return drawn if env_ids is None or self._groups else drawn[env_ids]
+        if self._is_game:
+            return {name: self._draw(name, part, env_ids) for name, part in drawn.items()}
+        return self._draw("", drawn, env_ids)
 
-    def _note_padding(self, padding: Any) -> None:
-        """Note which actions the agents have, as all envs say with `GameEnv.padding`."""
-        for name, allowed in (padding if self._is_single else padding[0]).items():
-            self._groups[name].restrict(allowed)
-
-    def _draw_group(self, seen: _SeenMasks, drawn: Any, env_ids: np.ndarray | None) -> Any:
-        """Return the actions of a group in games: `drawn` of all games, if there are no masks."""
-        rows = slice(None) if env_ids is None else env_ids
-        if seen.bits is None:
-            return drawn if self._is_single else drawn[rows]
-        actions = sample_actions(seen.space, seen.bits[rows], self._rng)
-        return actions[0] if self._is_single else actions
-
-    def _latest_masks(self, env_ids: np.ndarray | None) -> np.ndarray:
-        if self._asked is not None:
-            return self._asked.action_masks(env_ids)
-        assert self._seen.bits is not None
-        return self._seen.bits if env_ids is None else self._seen.bits[env_ids]
+    def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
+        """Return actions that are allowed; `drawn`, of all envs, if there are no masks."""
+        seen, masks = self._seen[name], None
+        with contextlib.suppress(ActionMaskError, ResetNeeded):
+            if self._asked is not None and self.are_masked:
+                masks = self._asked.action_masks(env_ids)
+            elif seen.bits is not None:
+                masks = seen.bits if env_ids is None else seen.bits[env_ids]
+            if masks is not None:
+                actions = sample_actions(seen.space, masks, self._rng)
+                return actions[0] if self._is_single else actions
+        return drawn if env_ids is None or self._is_single else drawn[env_ids]
 
     @cached_property
     def _asked(self) -> VecEnv | None:
@@ -164,17 +163,12 @@ class _SeenMasks:
         space: Of the actions of one env; of a game, of all agents of a group.
         bits: bool (num_envs, width); None before there are any. Parts that are allowed nothing are
             allowed all, as rows of agents that are not alive.
-
-    Args:
-        space: See above.
-        obs_space: Of the observations that may have a part "action_mask".
-        num_envs: How many envs.
     """
 
     def __init__(self, space: Space, obs_space: Space, num_envs: int) -> None:
         self.space, self._num_envs = space, num_envs
         self.bits: np.ndarray | None = None
-        self._allowed: np.ndarray | None = None  # bool (width,), what a mask can allow at all
+        self._allowed: Any = True  # bool (width,), what a mask can allow at all
         self._has_masks = can_be_masked(space)
         self._is_observed = self._has_masks and has_mask_part(obs_space, mask_width(space))
 
@@ -182,33 +176,19 @@ class _SeenMasks:
         """Never allow other actions than these, bool (width,)."""
         self._allowed, self.bits = allowed, np.tile(allowed, (self._num_envs, 1))
 
-    def note(self, obs: Any, infos: Any, env_ids: np.ndarray | None, is_single: bool) -> bool:
-        """Take masks from results; return whether there are any."""
-        if not self._has_masks:
-            return False
-        if isinstance(infos, dict) and infos.get(MASK_KEY) is not None:
-            self.write(infos[MASK_KEY], infos.get(f"_{MASK_KEY}"), env_ids, is_single)
-        elif self._is_observed:
-            self.write(obs[MASK_KEY], None, env_ids, is_single)
-        else:
-            return False
-        return True
+    def find(self, obs: Any, infos: Any) -> tuple[Any, Any] | None:
+        """Return the masks in results, and whose are given if not all; None without any."""
+        if self._has_masks and isinstance(infos, dict) and infos.get(MASK_KEY) is not None:
+            return infos[MASK_KEY], infos.get(f"_{MASK_KEY}")
+        return (obs[MASK_KEY], None) if self._is_observed else None
 
-    def write(self, values: Any, given: Any, env_ids: np.ndarray | None, is_single: bool) -> None:
-        """Keep masks: of the only env, or one for each of `env_ids` that has `given` one."""
+    def write(self, values: Any, given: Any, env_ids: np.ndarray | None) -> None:
+        """Keep masks, one for each of `env_ids` that has `given` one."""
         if self.bits is None:
             self.bits = np.ones((self._num_envs, mask_width(self.space)), np.bool_)
-        ids = range(self._num_envs) if env_ids is None else env_ids
-        for place, row in enumerate(ids):
+        for place, row in enumerate(range(self._num_envs) if env_ids is None else env_ids):
             if given is None or given[place]:
-                bits = _as_bits(values if is_single else values[place], self.space)
-                self.bits[row] = bits if self._allowed is None else bits & self._allowed
-
-
-# How `vecenv.agents.GameEnv` lays out a game: actions and observations are dicts by group, and a
-# group's observations have a part of this name, one row per agent.
-_AGENTS_OBS = "obs"
-_MOST_VALUES = 1 << 12  # of a part of a MultiDiscrete action; more are those of a box
+                self.bits[row] = _as_bits(values[place], self.space) & self._allowed
 
 
 def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:

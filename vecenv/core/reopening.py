@@ -111,26 +111,27 @@ def read_reopened(env_ids: np.ndarray, factories: Any) -> dict[int, Callable[[],
         TypeError: A factory can't be called.
         ValueError: Another number of factories than of rows.
     """
-    ids = env_ids.tolist()
-    given: Sequence[Any] = [factories] * len(ids) if callable(factories) else factories
-    if not isinstance(given, Sequence) or len(given) != len(ids):
+    given: Sequence[Any] = [factories] * len(env_ids) if callable(factories) else factories
+    if not isinstance(given, Sequence) or len(given) != len(env_ids):
         raise ValueError(
-            f"rows has {len(ids)} envs, but factories is {given!r}; give one factory for all of "
-            "these rows, or a list of one for each"
+            f"rows has {len(env_ids)} envs, but factories is {given!r}; give one factory for all "
+            "of these rows, or a list of one for each"
         )
-    for env_id, factory in zip(ids, given, strict=True):
+    found = dict(sorted(zip(env_ids.tolist(), given, strict=True)))
+    for env_id, factory in found.items():
         if not callable(factory):
             raise TypeError(
                 f"the factory of env {env_id} is {factory!r}, expected a function that makes an "
                 "env, such as `lambda: MyEnv()`"
             )
-    return dict(sorted(zip(ids, given, strict=True)))
+    return found
 
 
 def raise_creation_errors(errors: Sequence[EnvCreationError]) -> None:
     """Raise the first of some errors in reopening rows, with the others as notes."""
-    for error in errors[:1]:
+    if errors:
+        error, *others = errors
         error.add_note("Its row has no env until it is reopened; the other rows are as they were.")
-        for other in errors[1:]:
+        for other in others:
             error.add_note(str(other))
         raise error

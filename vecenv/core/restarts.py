@@ -68,20 +68,16 @@ class RestartingEnv:
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, or report its loss."""
-        if self._lost is None:
+        reason, self._lost = self._lost, None
+        if reason is None:
             try:
                 result = self.env.step(action)
+                self._last_obs = result[0]
+                return result
             except BaseException as error:
                 self._require_fault(error)
                 reason = _reason(error, action)
                 self._replace()
-                return self._truncated(reason)
-            self._last_obs = result[0]
-            return result
-        reason, self._lost = self._lost, None
-        return self._truncated(reason)
-
-    def _truncated(self, reason: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         info = {"restarts": int(self._count[0]), "restart_reason": reason}
         return self._last_obs, 0.0, False, True, info
 
@@ -93,9 +89,7 @@ class RestartingEnv:
 
     def _replace(self) -> None:
         """Make a new env and seed it from the seed of the last reset and the number of restarts."""
-        with contextlib.suppress(
-            Exception, SystemExit
-        ):  # it has just raised; closing it is a courtesy
+        with contextlib.suppress(Exception, SystemExit):  # it has just raised; it is a courtesy
             self.env.close()
         self.env = self._factory()
         self._count += 1

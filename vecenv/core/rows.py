@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import (
-    Box,
-    Dict,
-    Discrete,
-    GraphInstance,
-    MultiBinary,
-    MultiDiscrete,
-    Tuple,
-)
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from vecenv.core.batches import take_row
+from vecenv.core.batches import ARRAY_SPACES, take_row
 from vecenv.core.errors import ObservationError, SlotError
 
 __all__ = [
@@ -41,8 +32,8 @@ __all__ = [
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
-_ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
-_UNCHANGING = frozenset((type(None), str, bool, int, float, np.int64))
+# What the fast assignments below raise for values that need converting.
+NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
 _CACHE_LINE = 64
 _MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
 
@@ -81,7 +72,7 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray
         MemoryError: There is not so much memory.
     """
     shape, dtype, size_bytes = checked_layout(shape, dtype)
-    if size_bytes > sys.maxsize - _CACHE_LINE:
+    if size_bytes >= 1 << 62:
         raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
@@ -94,22 +85,17 @@ def copy_batch(batch: Any) -> Any:
         return batch.copy()
     if type(batch) is dict:
         return {key: copy_batch(part) for key, part in batch.items()}
-    if type(batch) is tuple:
-        return tuple(copy_batch(part) for part in batch)
-    if type(batch) is GraphInstance:  # which deepcopy takes six times as long for
-        return GraphInstance(*map(copy_batch, batch))
-    return batch if type(batch) in _UNCHANGING else deepcopy(batch)
+    return tuple(map(copy_batch, batch)) if type(batch) is tuple else deepcopy(batch)
 
 
 def is_array_space(space: Space) -> bool:
     """Whether samples of this space are arrays of one shape and dtype."""
-    return isinstance(space, _ARRAY_SPACES) and _is_batched_as(space, _ARRAY_SPACES)
+    return isinstance(space, ARRAY_SPACES) and _is_batched_as(space, ARRAY_SPACES)
 
 
 def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space as it does one of these types."""
-    ours = {concatenate.dispatch(kind) for kind in types}
-    return concatenate.dispatch(type(space)) in ours
+    """Whether Gymnasium concatenates this space, maybe a user's, as it does one of these types."""
+    return concatenate.dispatch(type(space)) in {concatenate.dispatch(kind) for kind in types}
 
 
 class ObservationRows:
@@ -134,11 +120,10 @@ class ObservationRows:
     def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:
         """Allocate the batch for `num_envs` observations of `space`."""
         if is_array_space(space):
-            shape = (num_envs, *_shape(space))
-            return ArrayRows(space, allocate(shape, space.dtype))
+            return ArrayRows(space, allocate((num_envs, *(space.shape or ())), space.dtype))
         if isinstance(space, Dict | Tuple) and _is_batched_as(space, (Dict, Tuple)):
-            subspaces = _children(space)
-            children = {k: ObservationRows.make(s, num_envs, allocate) for k, s in subspaces}
+            parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+            children = {k: ObservationRows.make(part, num_envs, allocate) for k, part in parts}
             return TreeRows(space, children, num_envs)
         return ObjectRows(space, num_envs)
 
@@ -170,80 +155,64 @@ class ObservationRows:
         """
         raise NotImplementedError
 
-    def load(self, other: ObservationRows) -> None:
-        """Copy all rows of `other`, which has the same space."""
-        raise NotImplementedError
-
 
 class ArrayRows(ObservationRows):
-    """Rows of one array."""
+    """Rows of one array.
 
-    def __init__(self, space: Space, array: np.ndarray) -> None:
+    Args:
+        space: Of one observation.
+        array: (num_envs, *shape).
+        slices: Where each row is in the flat array, if other rows of this space know.
+    """
+
+    array: np.ndarray
+
+    def __init__(self, space: Space, array: np.ndarray, slices: list[slice] | None = None) -> None:
+        self._space, self.array = space, array
         num_envs, *shape = array.shape
-        self._space = space
         self._row_shape = tuple(shape)
-        width = int(np.prod(shape, dtype=np.int64))
-        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
-        self.keys = self._slices if len(shape) == 1 and _has_view(array) else range(num_envs)
-        self._bind(array)
-
-    def _bind(self, array: np.ndarray) -> None:
-        self.array = array
+        width = math.prod(shape)
+        self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        # Items of a memoryview of other dtypes can't be assigned, nor those of an empty one.
+        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative
         self._flat: Any = None
-        if _has_view(array):
+        if is_simple and array.size:
             self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
-        self.target = self if self._flat is None or array.ndim > 2 else self._flat
+        self.keys = self._slices if self._flat is not None and len(shape) == 1 else range(num_envs)
+        self.target = self if self._flat is None or len(shape) > 1 else self._flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
-        assert self.array is not None
-        if obs.shape != self._row_shape:
+        if obs.shape != self._row_shape or (self._flat is None and obs.dtype != self.array.dtype):
             raise ValueError("needs the checks of write()")
-        if self._flat is not None:
-            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
-        elif obs.dtype != self.array.dtype:
-            raise ValueError("needs the checks of write()")
-        else:
+        if self._flat is None:
             self.array[index] = obs
+        else:
+            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
 
     def write(self, index: int, obs: Any) -> None:
-        assert self.array is not None
-        value = np.asarray(obs)
-        if value.shape != self._row_shape or not np.can_cast(
-            value.dtype, self.array.dtype, "same_kind"
-        ):
+        value, dtype = np.asarray(obs), self.array.dtype
+        if value.shape != self._row_shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise ObservationError(
-                f"returned an observation of shape {value.shape} and dtype "
-                f"{value.dtype}, expected shape {self._row_shape} and dtype {self.array.dtype} "
-                f"({self._space}); correct the env or its observation_space",
+                f"returned an observation of shape {value.shape} and dtype {value.dtype}, expected "
+                f"shape {self._row_shape} and dtype {dtype} ({self._space}); correct the env or "
+                "its observation_space",
                 index,
             )
         self.array[index] = value
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        assert self.array is not None
         self.array[rows_of(env_ids)] = batch
 
     def batch(self) -> np.ndarray:
-        assert self.array is not None
         return self.array
 
     def take(self, env_ids: np.ndarray) -> np.ndarray:
-        assert self.array is not None
         return self.array[env_ids]
 
     def over(self, batch: Any) -> ArrayRows:
-        assert self.array is not None
         batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
-        rows = object.__new__(ArrayRows)
-        rows._space, rows._row_shape = self._space, self._row_shape
-        rows._slices, rows.keys = self._slices, self.keys
-        rows._bind(batch)
-        return rows
-
-    def load(self, other: ObservationRows) -> None:
-        assert self.array is not None and other.array is not None
-        self.array[...] = other.array
+        return ArrayRows(self._space, batch, self._slices)
 
 
 class ObjectRows(ObservationRows):
@@ -279,9 +248,6 @@ class ObjectRows(ObservationRows):
             f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
         )
 
-    def load(self, other: ObservationRows) -> None:
-        self.target[:] = other.target
-
 
 class TreeRows(ObservationRows):
     """Rows of a Dict or Tuple space.
@@ -302,7 +268,7 @@ class TreeRows(ObservationRows):
             part = obs[name]
             try:
                 target[keys[index]] = part
-            except (TypeError, ValueError, AttributeError, OverflowError, LookupError):
+            except NEEDS_CONVERSION:
                 rows.write(index, part)
 
     def write(self, index: int, obs: Any) -> None:
@@ -320,25 +286,22 @@ class TreeRows(ObservationRows):
             rows.put(env_ids, batch[name])
 
     def batch(self) -> Any:
-        parts = {name: rows.batch() for name, rows in self.children.items()}
-        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+        return self._nested({name: rows.batch() for name, rows in self.children.items()})
 
     def take(self, env_ids: np.ndarray) -> Any:
-        parts = {name: rows.take(env_ids) for name, rows in self.children.items()}
+        return self._nested({name: rows.take(env_ids) for name, rows in self.children.items()})
+
+    def _nested(self, parts: dict[Any, Any]) -> Any:
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
 
     def over(self, batch: Any) -> TreeRows:
-        names = _part_names(batch)
-        if names is None or set(names) != set(self.children):
-            came = f"is {type(batch).__name__}" if names is None else f"has the parts {names}"
-            raise SlotError(f"out.obs {came}, expected {list(self.children)}")
+        names = range(len(batch)) if isinstance(batch, tuple | list) else batch
+        if not isinstance(batch, tuple | list) and not hasattr(batch, "keys"):
+            raise SlotError(f"out.obs is {type(batch).__name__}, expected {list(self.children)}")
+        if set(names) != set(self.children):
+            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self.children)}")
         children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
         return TreeRows(self._space, children, len(self.keys))
-
-    def load(self, other: ObservationRows) -> None:
-        assert isinstance(other, TreeRows)
-        for name, rows in self.children.items():
-            rows.load(other.children[name])
 
 
 def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
@@ -351,8 +314,6 @@ def check_slot_array(
 ) -> np.ndarray:
     """Return the memory of an `out` array as a plain array that results can be written into.
 
-    What a subclass says about itself need not be so, and is not asked for.
-
     Raises:
         SlotError: It can't be written into as it is.
     """
@@ -360,36 +321,14 @@ def check_slot_array(
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
     plain = array if type(array) is np.ndarray else np.asarray(array)
     if plain.shape != shape or plain.dtype not in dtypes:
-        wanted = " or ".join(map(str, dtypes))
         raise SlotError(
             f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "
-            f"expected shape {shape} and dtype {wanted}"
+            f"expected shape {shape} and dtype {' or '.join(map(str, dtypes))}"
         )
-    flags = plain.flags
-    if not flags.carray:
+    if not (flags := plain.flags).carray:
         raise SlotError(
             f"out.{name} must be C-contiguous, aligned and writable memory (its strides are "
             f"{plain.strides}, aligned={flags.aligned}, writeable={flags.writeable}); use "
             "`envs.allocate`"
         )
     return plain
-
-
-def _has_view(array: np.ndarray) -> bool:
-    """Whether items of a memoryview of this array can be assigned."""
-    return array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size > 0
-
-
-def _shape(space: Space) -> tuple[int, ...]:
-    assert space.shape is not None
-    return space.shape
-
-
-def _part_names(batch: Any) -> list[Any] | None:
-    if hasattr(batch, "keys"):
-        return list(batch)
-    return list(range(len(batch))) if isinstance(batch, tuple | list) else None
-
-
-def _children(space: Dict | Tuple) -> list[tuple[Any, Space]]:
-    return list(space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces))

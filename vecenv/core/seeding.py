@@ -39,19 +39,15 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
 
 
 def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
-    """Return one seed per env.
-
-    Args:
-        seed: None (the envs' generators go on), an integer s (env i gets s + i), or one per env.
-        num_envs: How many are needed.
+    """Return one seed per env: of an integer s, env i has s + i; of None, each has None.
 
     Raises:
         ValueError, TypeError: As `checked_seed`.
     """
     seed = checked_seed(seed, num_envs)
-    if seed is None:
-        return [None] * num_envs
-    return [seed + index for index in range(num_envs)] if isinstance(seed, int) else seed
+    if isinstance(seed, int):
+        return [seed + index for index in range(num_envs)]
+    return [None] * num_envs if seed is None else seed
 
 
 def split_reset_mask(

@@ -21,6 +21,8 @@ __all__ = [
 
 ObservationMode = str | tuple[Space, Space]
 
+_BOUNDS = {Box: ("low", "high", "bounded_below", "bounded_above"), MultiDiscrete: ("nvec", "start")}
+
 
 class BatchedSpaces(NamedTuple):
     """The four spaces of a vector env."""
@@ -70,22 +72,15 @@ def batch_thinly(space: Space, num_envs: int) -> Space:
     Gymnasium's arrays take ten bytes for each float32 of an observation.
     """
     batched = batch_space(space, num_envs)
-    _share_bounds(batched)
+    pending = [batched]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Dict | Tuple):
+            pending += part.spaces.values() if isinstance(part, Dict) else part.spaces
+        for name in _BOUNDS.get(type(part), ()):
+            array = getattr(part, name)
+            setattr(part, name, np.broadcast_to(array[0].copy(), array.shape))
     return batched
-
-
-def _share_bounds(batched: Space) -> None:
-    if isinstance(batched, Dict | Tuple):
-        for part in batched.spaces.values() if isinstance(batched, Dict) else batched.spaces:
-            _share_bounds(part)
-    names: tuple[str, ...] = ()
-    if isinstance(batched, Box):
-        names = ("low", "high", "bounded_below", "bounded_above")
-    elif isinstance(batched, MultiDiscrete):
-        names = ("nvec", "start")
-    for name in names:
-        array = getattr(batched, name)
-        setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
 
 
 def batch_env_spaces(
@@ -112,7 +107,8 @@ def batch_env_spaces(
     """
     if not observation_spaces:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
-    first = observation_spaces[0]
+    single, num_envs = observation_spaces[0], len(observation_spaces)
+    batched = None
     if isinstance(observation_mode, tuple) and len(observation_mode) == 2:
         batched, single = observation_mode
         if not isinstance(batched, Space) or not isinstance(single, Space):
@@ -120,25 +116,42 @@ def batch_env_spaces(
                 "observation_mode as a pair must be (batched space, single space), "
                 f"got ({type(batched)}, {type(single)})"
             )
-    elif observation_mode == "same":
-        single, batched = first, batch_space(first, len(observation_spaces))
-    elif observation_mode == "different":
-        _check_observation_spaces(observation_spaces, first, observation_mode, owner)
-        single, batched = first, batch_differing_spaces(list(observation_spaces))
-    else:
+    elif observation_mode not in ("same", "different"):
         raise ValueError(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
             f"batch observation space, actual got {observation_mode}"
         )
-    _check_observation_spaces(observation_spaces, single, observation_mode, owner)
+    for index, space in _distinct(observation_spaces):
+        if _fits(space, single, observation_mode):
+            continue
+        if observation_mode == "same":
+            raise RuntimeError(
+                f"{owner}(..., observation_mode='same') however the sub-environments observation "
+                f"spaces are not equivalent. Env {index} has {space}, expected that of env 0: "
+                f"{single}. If this is intentional, use `observation_mode='different'` instead."
+            )
+        raise RuntimeError(
+            f"{owner}(..., observation_mode='different' or custom space) however the "
+            "sub-environments observation spaces do not share a common shape and dtype. "
+            f"Env {index} has {space}, expected the shape and dtype of {single}"
+        )
     for index, space in _distinct(action_spaces):
         if space != action_spaces[0]:
             raise RuntimeError(
                 f"The action space of env {index} is {space}, expected that of env 0: "
                 f"{action_spaces[0]}; all envs of a vector env must share one action space"
             )
-    action_space = batch_space(action_spaces[0], len(action_spaces))
-    return BatchedSpaces(single, batched, action_spaces[0], action_space)
+    if observation_mode == "same":
+        batched = batch_space(single, num_envs)
+    elif observation_mode == "different":
+        batched = batch_differing_spaces(list(observation_spaces))
+    assert batched is not None
+    return BatchedSpaces(single, batched, action_spaces[0], batch_space(action_spaces[0], num_envs))
+
+
+def _fits(space: Space, wanted: Space, mode: Any) -> bool:
+    """Whether an observation space is that of the other envs; bounds may differ but for "same"."""
+    return space == wanted if mode == "same" else is_space_dtype_shape_equiv(space, wanted)
 
 
 def require_spaces(
@@ -156,13 +169,11 @@ def require_spaces(
     Raises:
         RuntimeError: They differ; names the env.
     """
-    kinds = ("observation", "action")
-    for kind, space, wanted in zip(kinds, spaces, expected, strict=True):
-        if kind == "observation" and mode != "same":
-            fits = is_space_dtype_shape_equiv(space, wanted)
-        else:
-            fits = space == wanted
-        if not fits:
+    fits = _fits(spaces[0], expected[0], mode), spaces[1] == expected[1]
+    for kind, space, wanted, is_right in zip(
+        ("observation", "action"), spaces, expected, fits, strict=True
+    ):
+        if not is_right:
             raise RuntimeError(
                 f"The {kind} space of env {env_id} is {space}, expected {wanted}, {why}"
             )
@@ -174,23 +185,3 @@ def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
     for index, space in enumerate(spaces):
         first.setdefault(id(space), (index, space))
     return first.values()
-
-
-def _check_observation_spaces(
-    spaces: Sequence[Space], single: Space, observation_mode: ObservationMode, owner: str
-) -> None:
-    for index, space in _distinct(spaces):
-        if observation_mode == "same":
-            if space != single:
-                raise RuntimeError(
-                    f"{owner}(..., observation_mode='same') however the sub-environments "
-                    f"observation spaces are not equivalent. Env {index} has {space}, "
-                    f"expected that of env 0: {single}. "
-                    "If this is intentional, use `observation_mode='different'` instead."
-                )
-        elif not is_space_dtype_shape_equiv(space, single):
-            raise RuntimeError(
-                f"{owner}(..., observation_mode='different' or custom space) however the "
-                "sub-environments observation spaces do not share a common shape and dtype. "
-                f"Env {index} has {space}, expected the shape and dtype of {single}"
-            )

@@ -269,7 +269,7 @@ class JitVectorEnv(VecEnv):
         plain = np.asarray(out).view(_BOOL)
         if self._write_masks(plain, env_ids):
             row = int(np.flatnonzero(~allow_something(plain, self._mask_starts))[0])
-            raise none_allowed(row if env_ids is None else int(env_ids[row]))
+            raise none_allowed(f"env {row if env_ids is None else env_ids[row]}")
         return out
 
     @cached_property

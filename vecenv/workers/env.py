@@ -316,13 +316,9 @@ class AsyncVectorEnv(GymVecEnv):
         if self._calls.pending is not None:
             self._calls.require_idle("reset_async")
         mask, rest = split_reset_mask(options, self.num_envs)
-        try:
-            self._calls.begin_reset(mask)
-            self._begin_reset(seed, rest, mask)
-            self._calls.unfinished = None
-        except Exception:
-            self._calls.keep_reset()
-            raise
+        self._calls.begin_reset(mask)
+        self._begin_reset(seed, rest, mask)
+        self._calls.unfinished = None
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for `reset_async` and return its results; raises as `step_wait` does."""
@@ -432,7 +428,7 @@ class AsyncVectorEnv(GymVecEnv):
         if self._out is None:
             return self._results(rows, None, infos)
         out, slot = self._out
-        slot.obs.load(rows.obs)
+        slot.obs.put(range(self.num_envs), rows.obs.batch())
         slot.rewards[...] = rows.rewards
         slot.terminations[...] = rows.terminations
         slot.truncations[...] = rows.truncations

@@ -13,12 +13,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.batches import join_rows, take_row
+from vecenv.core.batches import by_space, stack_rows, take_row
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
-from vecenv.core.rows import ObservationRows, check_slot_array
+from vecenv.core.rows import ObservationRows
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import REWARD_DTYPES, slot_arrays
+from vecenv.core.slots import slot_arrays
 from vecenv.core.spaces import batch_thinly
 
 __all__ = ["Part", "VecWrapper", "WrapperSlot"]
@@ -132,34 +132,27 @@ class VecWrapper(VecEnv):
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whose next action counts
-        self._are_all_alive = False
         self._converts_actions = type(self).actions is not VecWrapper.actions
-        # Of a step of all envs in which no episode ends and none begins: nobody is to change it.
-        none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
-        self._quiet = Part(EVERY, none, every, none, every, None)
         if self.changes_obs:
             self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
             inner = ObservationRows.make(env.single_observation_space, self.num_envs, env.allocate)
             self._inner = inner if _has_fixed_shape(inner) else None
 
     def _set_spaces(self, single_obs: Space | None, single_action: Space | None) -> None:
-        env, name = self.env, self._phase
-        for key, space in (("observation", single_obs), ("action", single_action)):
-            if space is not None and not isinstance(space, Space):
+        for kind, space in (("observation", single_obs), ("action", single_action)):
+            if space is None:
+                single = getattr(self.env, f"single_{kind}_space")
+                batched = getattr(self.env, f"{kind}_space")
+            elif isinstance(space, Space):
+                single, batched = space, batch_thinly(space, self.num_envs)
+            else:
                 raise TypeError(
-                    f"{name}: single_{key}_space is a {type(space).__name__}, expected a "
+                    f"{self._phase}: single_{kind}_space is a {type(space).__name__}, expected a "
                     "gymnasium.Space, of one env"
                 )
-        self.single_observation_space = env.single_observation_space
-        self.observation_space = env.observation_space
-        if single_obs is not None:
-            self.single_observation_space = single_obs
-            self.observation_space = batch_thinly(single_obs, self.num_envs)
-        self.single_action_space, self.action_space = env.single_action_space, env.action_space
+            setattr(self, f"single_{kind}_space", single)
+            setattr(self, f"{kind}_space", batched)
         self._has_own_actions = single_action is not None
-        if single_action is not None:
-            self.single_action_space = single_action
-            self.action_space = batch_thinly(single_action, self.num_envs)
         self._actions = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
 
     # -- what a wrapper overrides ----------------------------------------------------------------
@@ -236,18 +229,13 @@ class VecWrapper(VecEnv):
         if self._fault is not None:
             self._refuse_fault("step")
         slot = out
-        if out is not None and type(out) is not self._slot_type:
+        if out is not None:
             self._check_slot_mode(out)
         if self.changes_obs or self.changes_rewards:
             slot = self._own_slot(out)
+        keywords = {} if slot is None else {"out": slot}
         try:
-            if self._converts_actions:
-                given, keywords = self._env_actions(actions, None), {"out": slot}
-                result = self._call_env(self.env.step, given, **({} if slot is None else keywords))
-            elif slot is None:
-                result = self.env.step(actions)
-            else:
-                result = self.env.step(actions, out=slot)
+            result = self._call_env(self.env.step, self._env_actions(actions, None), **keywords)
         except BaseException:
             self._out = out
             raise
@@ -271,8 +259,6 @@ class VecWrapper(VecEnv):
 
     def _finish_step(self, result: StepResult, out: Any) -> StepResult:
         try:
-            if not self.timing.enabled:
-                return self._changed(result, EVERY, None, out)
             with self.timing.phase(self._phase):
                 return self._changed(result, EVERY, None, out)
         except BaseException as error:
@@ -318,16 +304,8 @@ class VecWrapper(VecEnv):
         """Return what `recv` makes of what was received."""
         with self.timing.phase(self._phase):
             valid = batch.valid if self._has_agents else None
-            obs, rewards, terminations, truncations, infos = self._changed(
-                batch[:5], batch.env_ids, valid, None
-            )
-        return batch._replace(
-            obs=obs,
-            rewards=rewards,
-            terminations=terminations,
-            truncations=truncations,
-            infos=infos,
-        )
+            changed = self._changed(batch[:5], batch.env_ids, valid, None)
+        return batch._replace(**dict(zip(StepBatch._fields[:5], changed, strict=True)))
 
     def _env_actions(self, actions: Any, env_ids: Any) -> Any:
         """Return the actions for the env."""
@@ -339,55 +317,34 @@ class VecWrapper(VecEnv):
         return self.actions(self._actions.check(actions, ids), env_ids)
 
     def _call_env(self, method: Callable[..., Any], actions: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._converts_actions:
-            return method(actions, *args, **kwargs)
         try:
             return method(actions, *args, **kwargs)
         except ActionError as error:
-            error.add_note(f"These are the actions that {self._phase} has made of those given.")
+            if self._converts_actions:
+                error.add_note(f"These are the actions that {self._phase} has made of those given.")
             raise
 
     def _own_slot(self, out: Any) -> WrapperSlot | None:
         """Check `out`; return where the env is to write, None if it has to return new arrays."""
-        count, own = self.num_envs, self._raw_rewards
-        obs, valid = None, None
+        count, valid = self.num_envs, None
         if out is None:
-            if not self.changes_obs:
+            if not self.changes_obs or self._inner is None:
                 return None
             rewards = np.empty(count)
             terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
+            obs = None
         else:
-            try:
-                obs, rewards = out.obs, out.rewards
-                terminations, truncations = out.terminations, out.truncations
-            except AttributeError:
-                slot_arrays(out, count)  # raises
-                raise
+            obs, rewards, terminations, truncations = slot_arrays(out, count)
             valid = getattr(out, "valid", None)
             if self.changes_obs:
-                self._check_obs(obs)
-            if self.changes_rewards:
-                check_slot_array("rewards", rewards, (count,), REWARD_DTYPES)
-            if self.changes_obs and self._inner is None:  # else the env looks at the rest
-                slot_arrays(out, count)
+                self._rows.over(obs)  # raises where they can't be written into
+                if self._inner is None:
+                    return None
         if self.changes_obs:
-            if self._inner is None:
-                return None
             obs = self._env_obs()
-        return WrapperSlot(obs, rewards if own is None else own, terminations, truncations, valid)
-
-    def _check_obs(self, obs: Any) -> None:
-        """Refuse what observations can't be written into."""
-        array = self._rows.array
-        if array is None:
-            self._rows.over(obs)
-        elif not (
-            type(obs) is np.ndarray
-            and obs.shape == array.shape
-            and obs.dtype == array.dtype
-            and obs.flags.carray
-        ):  # quicker than a call
-            check_slot_array("obs", obs, array.shape, (array.dtype,))
+        if self._raw_rewards is not None:
+            rewards = self._raw_rewards
+        return WrapperSlot(obs, rewards, terminations, truncations, valid)
 
     def _env_obs(self) -> Any:
         """Return where the env is to write its observations."""
@@ -402,9 +359,7 @@ class VecWrapper(VecEnv):
         obs, rewards = raw, raw_rewards
         if self.changes_rewards:
             rewards = self.rewards(raw_rewards, part)
-            if (
-                part is not self._quiet and not part.acted.all()
-            ):  # whoever only resets, or is not alive, has no reward
+            if not part.acted.all():  # whoever only resets, or is not alive, has no reward
                 rewards = np.where(part.acted, rewards, 0.0)
             if rewards is self._raw_rewards and out is None:
                 rewards = rewards.copy()
@@ -427,8 +382,7 @@ class VecWrapper(VecEnv):
         places = np.flatnonzero(infos["_final_obs"])
         if not len(places):
             return infos
-        space = self.env.single_observation_space
-        batch = stack_single(space, list(given[places]))
+        batch = stack_rows(self.env.single_observation_space, list(given[places]))
         ids = places if isinstance(rows, slice) else rows[places]
         changed = self.final_observations(batch, ids)
         finals = np.full(len(given), None, dtype=object)
@@ -458,22 +412,12 @@ class VecWrapper(VecEnv):
             is_dead, is_reset = ~(alive | valid), is_reset & alive
         else:
             self._alive[is_reset] = True
-            self._are_all_alive = bool(self._alive.all())
         return Part(EVERY, none, none, is_reset, is_reset, is_dead)
 
     def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return which agents are alive and which acted in the latest step, bool (B,)."""
         env: Any = self.env
         return env.alive[rows], env.valid[rows]
-
-    def _is_quiet(self, rows: Any, terminations: np.ndarray, truncations: np.ndarray) -> bool:
-        """Whether it is a step of all envs in which no episode ends and none begins."""
-        return (
-            rows is EVERY
-            and self._are_all_alive
-            and not is_any(terminations)
-            and not is_any(truncations)
-        )
 
     def _follow(
         self,
@@ -484,13 +428,7 @@ class VecWrapper(VecEnv):
     ) -> Part:
         """Note the ends of episodes and return where they stand."""
         if not (self.follows_episodes or self.changes_rewards):
-            return (
-                self._quiet
-                if rows is EVERY
-                else Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
-            )
-        if self._is_quiet(rows, terminations, truncations):
-            return self._quiet
+            return Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
         is_over = terminations | truncations
         was_alive, is_dead = self._alive[rows], None
         if self._has_agents:
@@ -504,7 +442,6 @@ class VecWrapper(VecEnv):
             acted, is_new = was_alive.copy(), np.ones(len(is_over), np.bool_)
         begins = alive & (is_over | ~was_alive)
         self._alive[rows] = alive
-        self._are_all_alive = not self._has_agents and bool(self._alive.all())
         return Part(rows, is_over, acted, begins, is_new, is_dead)
 
     # -- what the env does -----------------------------------------------------------------------
@@ -587,7 +524,6 @@ class VecWrapper(VecEnv):
             raise EnvStateError(f"the state of {self._phase} {found}")
         self.env.load_state_dict(state["env"])
         self._alive[:] = state["alive"]
-        self._are_all_alive = not self._has_agents and bool(self._alive.all())
         self._fault = None
         self.load_own_state(state["own"])
 
@@ -617,11 +553,6 @@ class VecWrapper(VecEnv):
 
 
 _NOBODY = np.zeros(0, np.bool_)
-
-
-def is_any(flags: np.ndarray) -> bool:
-    """Whether one of bool (B,) is set; `any` takes five times as long, `count_nonzero` twice."""
-    return 1 in flags.tobytes()
 
 
 def _checked_env(env: Any, name: str) -> VecEnv:
@@ -656,23 +587,7 @@ def leaves(batch: Any, space: Space) -> list[np.ndarray]:
 
 def new_batch(space: Space, count: int) -> Any:
     """Return memory, not filled in, for a batch of `count` rows."""
-    if isinstance(space, Dict):
-        return {key: new_batch(part, count) for key, part in space.items()}
-    if isinstance(space, Tuple):
-        return tuple(new_batch(part, count) for part in space.spaces)
-    return np.empty((count, *(space.shape or ())), space.dtype)
-
-
-def stack_single(space: Space, singles: list[Any]) -> Any:
-    """Return a batch of single observations."""
-    if isinstance(space, Dict):
-        return {
-            key: stack_single(part, [one[key] for one in singles]) for key, part in space.items()
-        }
-    if isinstance(space, Tuple):
-        parts = enumerate(space.spaces)
-        return tuple(stack_single(part, [one[k] for one in singles]) for k, part in parts)
-    return join_rows(space, [([one], 0) for one in singles])
+    return by_space(lambda part: np.empty((count, *(part.shape or ())), part.dtype), space)
 
 
 def _other_layout(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:

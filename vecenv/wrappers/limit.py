@@ -11,18 +11,17 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.adapters import split_infos
+from vecenv.core.arguments import read_count
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.batches import join_rows, take_row, take_rows
 from vecenv.core.infos import add_info
 from vecenv.core.protocol import CallProtocol
+from vecenv.core.rows import ObservationRows
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import slot_rows
-from vecenv.wrappers.base import EVERY, VecWrapper, is_any, leaves
+from vecenv.wrappers.base import EVERY, VecWrapper, leaves
 
 __all__ = ["TimeLimit"]
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 class _Held(NamedTuple):
@@ -39,7 +38,7 @@ class TimeLimit(VecWrapper):
     The envs do not know that they are over: under NEXT_STEP the wrapper resets them, by mask, in
     the place of their next step, under SAME_STEP in the same one, where their last observation
     becomes `infos["final_obs"]`; with autoreset disabled it refuses to step them until they are
-    reset. On steps on which no env reaches its limit it only counts. Limits inside of the envs cost
+    reset. Limits inside of the envs cost
     less still: `make_vec(..., max_episode_steps=)`, `JitVectorEnv(max_episode_steps=)`.
 
     Args:
@@ -47,33 +46,26 @@ class TimeLimit(VecWrapper):
         max_episode_steps: Steps of an episode, at least 1.
 
     Raises:
-        TypeError: It is no integer, or the rows are agents.
-        ValueError: It is below 1.
+        TypeError: The rows are agents.
+        ValueError: It is no integer of at least 1.
     """
 
     follows_episodes = True
 
     def __init__(self, env: VecEnv, max_episode_steps: int) -> None:
         name = type(self).__name__
-        if isinstance(max_episode_steps, bool) or not isinstance(
-            max_episode_steps, int | np.integer
-        ):
-            raise TypeError(f"{name}: max_episode_steps is {max_episode_steps!r}, not an integer")
-        if max_episode_steps < 1:
-            raise ValueError(f"{name}: max_episode_steps is {max_episode_steps}, expected >= 1")
+        self._limit = read_count(f"{name}: max_episode_steps", max_episode_steps)
         super().__init__(env)
         if self._has_agents:
             raise TypeError(
                 f"{name} can't end games for their agents; give the games a limit of their own "
                 "(make_vec_agents(..., max_episode_steps=))"
             )
-        self._limit = int(max_episode_steps)
         self._elapsed = np.zeros(self.num_envs, np.int64)
-        self._num_calm = 0  # steps in which no env can reach its limit, at least
         self._is_cut = np.zeros(self.num_envs, np.bool_)  # truncated here and not reset since
         self._held: deque[_Held] = deque()
         self._calls = CallProtocol(self.num_envs)
-        self._own: Any = None  # rows, which check what `out` is
+        self._own = ObservationRows.make(self.single_observation_space, self.num_envs)
 
     @property
     def max_episode_steps(self) -> int:
@@ -108,7 +100,7 @@ class TimeLimit(VecWrapper):
         """Step every env once; see `VecEnv.step`."""
         if self._fault is not None:
             self._refuse_fault("step")
-        if not is_any(self._is_cut):
+        if not self._is_cut.any():
             try:
                 result = self._step_env(actions, out)
             except BaseException:
@@ -142,8 +134,7 @@ class TimeLimit(VecWrapper):
     def _step_env(self, actions: Any, out: Any) -> StepResult:
         if out is None:
             return self.env.step(actions)
-        if type(out) is not self._slot_type:
-            self._check_slot_mode(out)
+        self._check_slot_mode(out)
         return self.env.step(actions, out=out)
 
     def _refuse_ended(self, rows: Any) -> None:
@@ -157,16 +148,10 @@ class TimeLimit(VecWrapper):
 
     def _checked(self, actions: Any, out: Any) -> Any:
         """Return checked actions, before any env is reset or stepped; check `out`, too."""
-        space, count = self.single_observation_space, self.num_envs
         checked = self._actions.check(actions)
         if out is not None:
-            if type(out) is not self._slot_type:
-                self._check_slot_mode(out)
-            if self._own is None:
-                from vecenv.core.rows import ObservationRows
-
-                self._own = ObservationRows.make(space, count)
-            slot_rows(out, self._own, count)  # raises what is wrong with it
+            self._check_slot_mode(out)
+            slot_rows(out, self._own, self.num_envs)  # raises what is wrong with it
         return checked
 
     def _step_some(self, checked: Any, out: Any) -> StepResult:
@@ -202,10 +187,6 @@ class TimeLimit(VecWrapper):
         Returns:
             int64 (E,), places in the batch.
         """
-        if self._num_calm > 0 and self._is_quiet(rows, terminations, truncations):
-            self._num_calm -= 1
-            self._elapsed += 1
-            return _NONE
         acted = self._alive[rows].copy()
         self._elapsed[rows] = np.where(acted, self._elapsed[rows] + 1, 0)
         is_late = acted & (self._elapsed[rows] >= self._limit)
@@ -217,7 +198,6 @@ class TimeLimit(VecWrapper):
             self._elapsed[every[part.begins]] = 0
         else:
             self._is_cut[rows] = cut
-        self._num_calm = self._limit - 1 - int(self._elapsed.max())
         return np.flatnonzero(cut)
 
     def _reset_env(self, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
@@ -329,7 +309,6 @@ class TimeLimit(VecWrapper):
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `own_state` returned."""
         self._elapsed[...], self._is_cut[...] = state["elapsed"], state["is_cut"]
-        self._num_calm = 0
         self._held.clear()
         self._calls.in_flight[:] = False
         self._calls.recount()

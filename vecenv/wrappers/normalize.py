@@ -10,12 +10,14 @@ from gymnasium.spaces import Box
 
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvStateError, ObservationError
+from vecenv.core.moments import joined
 from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
 __all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]
 
-_ALL = np.zeros(0, np.bool_)
+
+_FEW = 32  # numbers of a row, below which it pays to transpose rows
 
 
 class RunningMoments:
@@ -32,7 +34,6 @@ class RunningMoments:
         mean: float64 `shape`.
         variance: float64 `shape`, the mean of squared deviations; 1 as long as nothing was seen.
         count: int64 (), rows seen.
-        arrays: The same as kernels take them, views.
 
     Example:
         >>> moments = RunningMoments((2,))
@@ -42,19 +43,8 @@ class RunningMoments:
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        from vecenv.wrappers.kernels import add_rows, lanes_of
-
-        self._add_rows = add_rows
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
         self.count = np.zeros((), np.int64)
-        width = self.mean.size
-        # As kernels take them: views of the same memory, and working memory.
-        self.arrays = (
-            self.count.reshape(1),
-            self.mean.reshape(width),
-            self.variance.reshape(width),
-            np.zeros((3, lanes_of(width))),
-        )
 
     def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Take rows into account.
@@ -73,21 +63,32 @@ class RunningMoments:
             raise ValueError(
                 f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}"
             )
-        rows = np.ascontiguousarray(x).reshape(len(x), -1)
-        if not self.add(rows, _ALL if counts is None else counts):
+        if not self.add(x, np.ones(len(x), np.bool_) if counts is None else counts):
             raise ValueError("x has NaN or infinity among the rows that count")
 
     def add(self, rows: np.ndarray, counts: np.ndarray) -> bool:
         """Do what `update` does, without its checks.
 
         Args:
-            rows: (B, D), C-contiguous.
-            counts: bool (B,), or of length 0 for all.
+            rows: (B, *shape).
+            counts: bool (B,), the rows that count.
 
         Returns:
             Whether all is finite; otherwise nothing was changed.
         """
-        return self._add_rows(rows, counts, *self.arrays)
+        rows, seen = rows if counts.all() else rows[counts], int(self.count)
+        if not rows.size:
+            return True
+        columns = _columns(rows, np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # of what is refused
+            mean = columns.mean(1, keepdims=True)
+            squares = np.square(columns - mean).sum(1).reshape(self.mean.shape)
+        if not np.isfinite(squares).all():
+            return False
+        before, mean = (seen, self.mean, self.variance * seen), mean.reshape(self.mean.shape)
+        self.count[...], self.mean[...], squares = joined(*before, len(rows), mean, squares)
+        self.variance[...] = squares / self.count
+        return True
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of mean, variance and count."""
@@ -157,46 +158,20 @@ class NormalizeObservation(VecWrapper):
         self.clip, self.epsilon = _bound(name, clip), _positive(name, "epsilon", epsilon)
         space = Box(-self.clip, self.clip, given.shape, np.float32)
         super().__init__(env, single_observation_space=space)
-        from vecenv.wrappers.kernels import lanes_of, normalize_rows, take_and_normalize
-
-        self._normalize_rows, self._take_and_normalize = normalize_rows, take_and_normalize
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
         # Single precision loses no more digits than float32 observations have lost already.
         is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
-        dtype = np.float32 if is_short else np.float64
-        self._width = self.moments.mean.size
-        lanes = lanes_of(self._width)  # what a row is normalised by, repeated
-        self._mean, self._factor = np.zeros(lanes, dtype), np.ones(lanes, dtype)
-        self._limit = dtype(self.clip)
-        inner = None if self._inner is None else self._inner.array
-        self._inner_array: np.ndarray | None = None
-        self._inner_rows = np.zeros((0, 0)) if inner is None else self._as_rows(inner)
-        self._inner_array = None if inner is None or inner.dtype == np.float16 else inner
-
-    def _as_rows(self, obs: np.ndarray) -> np.ndarray:
-        """Return observations as (B, D): views, where they lie in order."""
-        if obs is self._inner_array:
-            return self._inner_rows
-        if obs.dtype == np.float16:  # which kernels do not know
-            obs = obs.astype(np.float32)
-        return np.ascontiguousarray(obs).reshape(len(obs), self._width)
+        self._dtype = np.float32 if is_short else np.float64
+        self._mean, self._factor = np.zeros(given.shape), np.ones(given.shape)
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write them normalised, after taking them into account."""
-        is_finite = self._take_and_normalize(
-            self._as_rows(obs),
-            _ALL if part is self._quiet or part.is_new.all() else part.is_new,
-            bool(self.update_running_mean),
-            *self.moments.arrays,
-            self.epsilon,
-            self._mean,
-            self._factor,
-            self._limit,
-            out.reshape(len(out), self._width),
-        )
-        if not is_finite:
+        if self.update_running_mean and not self.moments.add(obs, part.is_new):
             self._refuse(obs, part)
+        self._mean[...] = self.moments.mean
+        self._factor[...] = 1.0 / np.sqrt(self.moments.variance + self.epsilon)
+        self._normalize(obs, out)
         if part.is_dead is not None:
             out[part.is_dead] = 0.0
 
@@ -204,7 +179,8 @@ class NormalizeObservation(VecWrapper):
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        self._is_partial = not self._reset_rows_of(options)
+        mask = None if options is None else options.get("reset_mask")
+        self._is_partial = mask is not None and not np.all(mask)
         return super().reset(seed=seed, options=options)
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
@@ -214,15 +190,9 @@ class NormalizeObservation(VecWrapper):
         self._normalize(obs, out)
         if part.is_dead is not None:
             out[part.is_dead] = 0.0
-        if self.update_running_mean and not self.moments.add(self._as_rows(obs), part.is_new):
+        if self.update_running_mean and not self.moments.add(obs, part.is_new):
             self._refuse(obs, part)
         return None
-
-    @staticmethod
-    def _reset_rows_of(options: dict[str, Any] | None) -> bool:
-        """Whether a reset with these options resets all envs."""
-        mask = None if options is None else options.get("reset_mask")
-        return mask is None or bool(np.all(mask))
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return them normalised; they do not count."""
@@ -242,23 +212,25 @@ class NormalizeObservation(VecWrapper):
         )
 
     def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
-        flat = out.reshape(len(out), self._width)
-        self._normalize_rows(self._as_rows(obs), self._mean, self._factor, self._limit, flat)
+        """Write observations by the moments that were last noted."""
+        found = _columns(obs, self._dtype)
+        found -= self._mean.astype(self._dtype).reshape(-1, 1)
+        found *= self._factor.astype(self._dtype).reshape(-1, 1)
+        np.clip(found, -self.clip, self.clip, out=found)
+        out.reshape(len(out), -1)[...] = found.T
 
     def own_state(self) -> dict[str, Any]:
         """Return the moments, and those that rows were last normalised by."""
         return {
             "moments": self.moments.state_dict(),
-            "mean": self._mean[: self._width].copy(),
-            "factor": self._factor[: self._width].copy(),
+            "mean": self._mean.copy(),
+            "factor": self._factor.copy(),
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
-        lanes = len(self._mean)
-        self._mean[...] = np.resize(state["mean"], lanes)  # repeated
-        self._factor[...] = np.resize(state["factor"], lanes)
+        self._mean[...], self._factor[...] = state["mean"], state["factor"]
 
 
 class NormalizeReward(VecWrapper):
@@ -300,33 +272,21 @@ class NormalizeReward(VecWrapper):
         self.clip = _bound(name, clip)
         super().__init__(env)
         self.update_running_mean = True
-        from vecenv.wrappers.kernels import scale_rewards
-
-        self._scale = scale_rewards
         self.moments = RunningMoments()
         self._returns = np.zeros(self.num_envs)
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return them divided, after taking them into account."""
-        is_quiet = part is self._quiet
-        returns = self._returns if is_quiet else self._returns[part.rows]
-        found = np.empty_like(rewards)
-        is_finite = self._scale(
-            rewards,
-            _ALL if is_quiet else part.acted,
-            bool(self.update_running_mean),
-            self.gamma,
-            returns,
-            *self.moments.arrays,
-            self.epsilon,
-            self.clip,
-            found,
-        )
+        returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
+        if self.update_running_mean:
+            is_finite = self.moments.add(returns, part.acted)
+        else:
+            is_finite = np.isfinite(returns).all()
         if not is_finite:
             self._refuse(rewards, returns, part)
-        if not is_quiet:
-            self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
-        return found
+        self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
+        found = rewards / np.sqrt(self.moments.variance + self.epsilon)
+        return np.clip(found, -self.clip, self.clip, out=found)
 
     def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
         """Say which env has returned what there are no moments of; its return begins anew."""
@@ -355,6 +315,12 @@ class NormalizeReward(VecWrapper):
         """Take over what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
         self._returns[...] = state["returns"]
+
+
+def _columns(rows: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return rows (B, ...) as new columns (D, B): NumPy is slow along axes of few numbers."""
+    columns = rows.reshape(len(rows), -1).T
+    return np.array(columns, dtype, order="C" if len(columns) < _FEW else "K")
 
 
 def _positive(name: str, argument: str, value: Any) -> float:

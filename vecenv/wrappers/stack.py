@@ -11,19 +11,12 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space
 
+from vecenv.core.arguments import check_choice, read_count
 from vecenv.core.base import VecEnv
-from vecenv.wrappers.base import (
-    EVERY,
-    Part,
-    VecWrapper,
-    leaves,
-    new_batch,
-)
+from vecenv.wrappers.base import EVERY, Part, VecWrapper, leaves, new_batch
 from vecenv.wrappers.transform import require_arrays
 
 __all__ = ["FrameStack"]
-
-_WORDS = (np.dtype(np.uint64), np.dtype(np.uint32), np.dtype(np.uint8))
 
 
 class FrameStack(VecWrapper):
@@ -44,8 +37,8 @@ class FrameStack(VecWrapper):
         padding_type: What precedes an episode: "reset" for its first observation, "zero".
 
     Raises:
-        TypeError: Observations without a fixed shape, or `stack_size` is no integer.
-        ValueError: `stack_size` is below 1, or `padding_type` is something else.
+        TypeError: Observations without a fixed shape.
+        ValueError: `stack_size` is no integer of at least 1, or `padding_type` is something else.
     """
 
     changes_obs = True
@@ -53,33 +46,22 @@ class FrameStack(VecWrapper):
 
     def __init__(self, env: VecEnv, stack_size: int, padding_type: str = "reset") -> None:
         name = type(self).__name__
-        if isinstance(stack_size, bool) or not isinstance(stack_size, int | np.integer):
-            raise TypeError(f"{name}: stack_size is {stack_size!r}, expected an integer")
-        if stack_size < 1:
-            raise ValueError(f"{name}: stack_size is {stack_size}, expected at least 1")
-        if padding_type not in ("reset", "zero"):
-            raise ValueError(
-                f"{name}: padding_type is {padding_type!r}, expected 'reset' or 'zero'"
-            )
+        stack_size = read_count(f"{name}: stack_size", stack_size)
+        check_choice(f"{name}: padding_type", padding_type, ("reset", "zero"))
         given = getattr(env, "single_observation_space", None)
-        wanted = batch_space(given, int(stack_size)) if isinstance(given, Space) else None
+        wanted = batch_space(given, stack_size) if isinstance(given, Space) else None
         super().__init__(env, single_observation_space=wanted)
         self._single = env.single_observation_space
-        self._is_array = not isinstance(self._single, Dict | Tuple)  # which takes a microsecond
         require_arrays(self._single, name)
-        self.stack_size, self.padding_type = int(stack_size), padding_type
+        self.stack_size, self.padding_type = stack_size, padding_type
         # Of every part of the observations (stack_size, num_envs, ...).
         parts = leaves(new_batch(self._single, 0), self._single)
         shapes = [(self.stack_size, self.num_envs, *part.shape[1:]) for part in parts]
-        self._blocks = [
+        blocks = [
             env.allocate(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)
         ]
-        self._words = [_as_words(block) for block in self._blocks]
-        self._frames = [[block[k] for block in self._blocks] for k in range(self.stack_size)]
+        self._frames = [[block[k] for block in blocks] for k in range(self.stack_size)]
         self._areas = [_nested(self._single, iter(frames)) for frames in self._frames]
-        from vecenv.wrappers.kernels import stack_rows
-
-        self._stack_rows = stack_rows
         self._newest = 0  # which area has the newest observations; those before it are older
 
     def _env_obs(self) -> Any:
@@ -93,7 +75,7 @@ class FrameStack(VecWrapper):
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the stacks."""
-        given = [obs] if self._is_array else leaves(obs, self._single)
+        given = leaves(obs, self._single)
         if isinstance(part.rows, slice):
             self._newest = (self._newest + 1) % self.stack_size  # where the env has written
             if given[0] is not self._frames[self._newest][0]:
@@ -106,7 +88,7 @@ class FrameStack(VecWrapper):
                     target[part.rows] = source[part.rows]
             for frame, leaf in zip(order[-1], given, strict=True):
                 frame[part.rows] = leaf
-        if part is not self._quiet and part.begins.any():
+        if part.begins.any():
             chosen = np.flatnonzero(part.begins)
             self._pad(chosen if isinstance(part.rows, slice) else part.rows[chosen])
         self._write(part.rows, out)
@@ -131,13 +113,7 @@ class FrameStack(VecWrapper):
                 frame[rows] = first[rows] if self.padding_type == "reset" else 0
 
     def _write(self, rows: Any, out: Any) -> None:
-        targets = [out] if self._is_array else leaves(out, self.single_observation_space)
-        if isinstance(rows, slice):
-            first = (self._newest + 1) % self.stack_size
-            for words, target in zip(self._words, targets, strict=True):
-                shape = words.shape[1], words.shape[0], words.shape[2]
-                self._stack_rows(words, first, _words_of(target, words.dtype).reshape(shape))
-            return
+        targets = leaves(out, self.single_observation_space)
         for place, frames in enumerate(self._order()):
             for frame, target in zip(frames, targets, strict=True):
                 target[:, place] = frame[rows]
@@ -168,18 +144,6 @@ class FrameStack(VecWrapper):
         for age, frames in enumerate(self._order()):
             for k, frame in enumerate(frames):
                 frame[...] = state[f"{age}.{k}"]
-
-
-def _as_words(block: np.ndarray) -> np.ndarray:
-    """Return a block (K, N, ...) as (K, N, W) words, the longest of which a row is made up."""
-    num_areas, num_rows = block.shape[:2]
-    row_bytes = block[0, :1].nbytes
-    word = next(dtype for dtype in _WORDS if row_bytes % dtype.itemsize == 0)
-    return _words_of(block, word).reshape(num_areas, num_rows, -1)
-
-
-def _words_of(array: np.ndarray, word: np.dtype) -> np.ndarray:
-    return array.reshape(-1).view(word)
 
 
 def _nested(space: Space, parts: Iterator[np.ndarray]) -> Any:

@@ -69,10 +69,6 @@ class RecordEpisodeStatistics(VecWrapper):
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Count the step, and report the episodes that have ended."""
         rows = part.rows
-        if part is self._quiet:
-            self.episode_returns += rewards
-            self._lengths += 1
-            return infos
         self.episode_returns[rows] += np.where(part.acted, rewards, 0.0)
         self._lengths[rows] += part.acted
         if part.is_over.any():
