@@ -1,9 +1,9 @@
-"""The channel between caller and worker: two pipes, and the frames that go through them.
+"""The channel between caller and worker: a pair of sockets, and the frames that go through it.
 
-A frame is a head of 24 bytes, and a payload. The head says what it is, an argument, a number and
-how many bytes of payload follow. The number is that of the caller's command; a worker's replies
-have it too, so replies to commands that have been given up are known. Payloads are pickles, and
-rare: a step of plain arrays has none.
+A frame is a head of 24 bytes, and a payload. The head says what it is, an env, a number and how
+many bytes of payload follow. The number is that of the caller's command; a worker's replies have it
+too, so replies to commands that have been given up are known. Payloads are pickles, and rare: a
+step of plain arrays has none.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from vecenv.core.pickling import dumps
 
-__all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "message"]
+__all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "frame", "message"]
 
 _PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
@@ -29,91 +26,58 @@ HEAD = struct.Struct("<iiqq")
 
 # From the caller.
 STEP = 1  # payload: actions of all envs, if they have no fixed shape
-SEND = 2  # argument: env id. Payload: a list of its action, likewise
+SEND = 2  # of one env. Payload: a list of its action, likewise
 ASK = 3  # payload: name of a method of the worker or its chunk, and the arguments pickled
 CLOSE = 4
 
 # From the worker. Payload: `Answer`, if there is more to say than what is in memory.
 DONE = 11  # of STEP and ASK
-ROW = 12  # of SEND; argument: env id
+ROW = 12  # of SEND
 
 
-def message(method: str, *request: Any) -> bytes:
+def frame(kind: int, env_id: int, number: int, payload: bytes = b"") -> bytes:
+    """Return a frame."""
+    return HEAD.pack(kind, env_id, number, len(payload)) + payload
+
+
+def message(method: str, *request: object) -> bytes:
     """Return the payload of ASK; raises what pickling raises."""
     return dumps((method, dumps(request)))
 
 
-class Channel:
-    """One end of two pipes; where these can't be waited for (Windows), of a pair of sockets.
-
-    Attributes:
-        reader, writer: Files, as `selectors` takes them.
-        recv: Returns at most so many bytes; none if the other end is gone.
-        send: Writes bytes and returns how many; raises OSError if the other end is gone.
-    """
-
-    def __init__(self, reader: Any, writer: Any) -> None:
-        self._is_open = True
-        self.reader, self.writer = reader, writer
-        is_socket = isinstance(reader, socket.socket)
-        self.recv: Callable[[int], bytes] = reader.recv if is_socket else partial(os.read, reader)
-        self.send: Callable[[Any], int] = writer.send if is_socket else partial(os.write, writer)
+class Channel(socket.socket):
+    """One end of a pair of sockets; no process inherits it by starting another program."""
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
-        """Return both ends; no process inherits them by starting another program."""
-        if sys.platform == "win32":
-            here, there = socket.socketpair()
-            there.setblocking(True)  # whatever the program has set by `socket.setdefaulttimeout`
-            return Channel(here, here), Channel(there, there)
-        (their_reader, writer), (reader, their_writer) = os.pipe(), os.pipe()
-        return Channel(reader, writer), Channel(their_reader, their_writer)
-
-    def set_nonblocking(self) -> None:
-        """Let `recv` and `send` raise BlockingIOError instead of waiting."""
-        for file in (self.reader, self.writer):
-            if isinstance(file, int):
-                os.set_blocking(file, False)
-            else:
-                file.setblocking(False)
+        """Return both ends."""
+        here, there = (Channel(fileno=end.detach()) for end in socket.socketpair())
+        there.setblocking(True)  # whatever the program has set by `socket.setdefaulttimeout`
+        return here, there
 
     def be_patient(self) -> None:
-        """Let `recv` look for `_PATIENCE_S` before it sleeps, where a pipe is read.
+        """Let `recv` look for `_PATIENCE_S` before it sleeps, where a system can.
 
         For a worker beside a caller that steps envs, too. Waking it takes 40 us, and Linux does so
         on the core of the caller, who goes on: a step of 64 CartPoles takes 196 us instead of 161.
         """
-        if isinstance(self.reader, int):
-            os.set_blocking(self.reader, False)
-            self._poll = select.poll()
-            self._poll.register(self.reader, select.POLLIN)
-            self.recv = self._recv_patiently
+        if not hasattr(socket, "MSG_DONTWAIT"):  # Windows
+            return
+        read, poll = super().recv, select.poll()
+        poll.register(self, select.POLLIN)
 
-    def _recv_patiently(self, most: int) -> bytes:
-        end = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return os.read(self.reader, most)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    self._poll.poll()
-                else:
-                    _yield()  # to the caller, should it be on this core
+        def recv(most: int, flags: int = socket.MSG_DONTWAIT) -> bytes:
+            end = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    return read(most, flags)
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        poll.poll()
+                    else:
+                        _yield()  # to the caller, should it be on this core
 
-    def send_all(self, data: bytes) -> None:
-        """Write all of the bytes."""
-        while data:
-            data = data[self.send(data) :]
-
-    def close(self) -> None:
-        """Close it; nothing happens the second time."""
-        if self._is_open:
-            self._is_open = False
-            for file in (self.reader, self.writer):
-                if isinstance(file, int):
-                    os.close(file)
-                else:
-                    file.close()
+        self.recv = recv  # type: ignore[method-assign]  # for this end
 
     def __del__(self) -> None:
         """Close one that nobody has any more."""

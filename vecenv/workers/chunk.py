@@ -20,7 +20,7 @@ from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
 from vecenv.workers.infos import InfoKey, InfoTable
-from vecenv.workers.rows import ActionReader, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 
 __all__ = [
     "Answer",
@@ -180,9 +180,7 @@ class Chunk:
                 env.be_of(layout.observation_space, layout.action_space)
         self._rows, self._objects, self._tables = tables.rows, tables.objects, tables
         self._infos: InfoTable | None = None  # once infos have keys in common
-        self._actions: Any = None  # if all travel by message
-        if tables.actions is not None:
-            self._actions = ActionReader(layout.action_space, tables.actions, len(envs))
+        self._actions: Any = tables.actions  # None if all travel by message
         self._published = list(tables.published.items())
 
     def _announce(self, index: int) -> None:
@@ -201,8 +199,7 @@ class Chunk:
         chosen = self._every if index is None else range(index, index + 1)
         faults: Sequence[EnvFault] = ()
         if actions is None:
-            reader = self._actions
-            actions = reader.all() if index is None else (reader.one(index),)
+            actions = self._actions.all() if index is None else (self._actions.one(index),)
         if self._infos is not None:
             self._infos.flags[chosen.start : chosen.stop] = False
         try:  # all envs take a shorter way, also if it is only one

@@ -17,7 +17,7 @@ from vecenv.core.rows import ObjectRows, ObservationRows, TreeRows, copy_batch
 from vecenv.workers.infos import ROW_BYTES
 from vecenv.workers.memory import Memory
 
-__all__ = ["ActionReader", "ActionWriter", "Layout", "Tables"]
+__all__ = ["Actions", "Layout", "Tables"]
 
 
 class Layout(NamedTuple):
@@ -49,7 +49,7 @@ class Tables:
     Attributes:
         rows: Results of a step.
         objects: Leaves of `rows.obs` without fixed shape: these are not shared.
-        actions: Rows of actions; None if some part of them has no fixed shape.
+        actions: None if some part of them has no fixed shape.
         published: Array (last - first, *shape) of every name that envs publish.
         infos, info_flags: Memory of an `InfoTable`.
         restarts: int64 (last - first,), how often each env was replaced.
@@ -66,7 +66,7 @@ class Tables:
         actions = ObservationRows.make(layout.action_space, count, take)
         leaves = list(_leaves(actions))
         is_fixed = leaves and not any(isinstance(leaf, ObjectRows) for leaf in leaves)
-        self.actions = actions if is_fixed else None
+        self.actions = Actions(layout.action_space, actions, count) if is_fixed else None
         self.published = {
             name: take((count, *(space.shape or ())), space.dtype)
             for name, space in layout.published.items()
@@ -85,24 +85,24 @@ def _leaves(rows: ObservationRows) -> Iterator[ObservationRows]:
         yield rows
 
 
-class ActionWriter:
-    """The caller's end of actions: writes checked ones of all envs or of some.
+class Actions:
+    """Rows of actions in shared memory: the caller writes checked ones, envs get copies.
 
     Args:
         space: Of one action.
-        rows: Where they are written; None if all travel by message.
+        rows: Where they are written.
+        num_envs: How many rows.
     """
 
-    def __init__(self, space: Space, rows: ObservationRows | None) -> None:
+    def __init__(self, space: Space, rows: ObservationRows, num_envs: int) -> None:
         self._space, self._rows = space, rows
+        self._batched = batch_space(space, num_envs)
 
     def write(self, actions: Any, env_ids: np.ndarray | None = None) -> bool:
         """Write one action per env, or one per entry of `env_ids`; return whether that was done.
 
-        It is not if some have another dtype, which the envs are to get, or no fixed shape.
+        It is not if some have another dtype, which the envs are to get.
         """
-        if self._rows is None:
-            return False
         whole = self._rows.array
         parts = list(_parts(self._rows, actions)) if whole is None else [(whole, actions)]
         if any(part.dtype != array.dtype for array, part in parts):
@@ -112,11 +112,23 @@ class ActionWriter:
         return True
 
     def text(self, env_id: int) -> str:
-        """Return a short text of the latest action of one env that was written."""
-        if self._rows is None:
-            return ""
-        action = take_row(self._space, self._rows.batch(), env_id)
+        """Return a short text of the latest action of one env."""
+        action = self.one(env_id)
         return shorten(str(action.tolist() if hasattr(action, "tolist") else action))
+
+    def all(self) -> Any:
+        """Return copies of the actions of all envs, as `SyncVectorEnv` has them: list or array."""
+        array = self._rows.array
+        if array is not None:
+            return array if array.ndim == 1 else array.copy()  # its items are copies anyway
+        return list(iterate(self._batched, copy_batch(self._rows.batch())))
+
+    def one(self, index: int) -> Any:
+        """Return a copy of the action of one env."""
+        array = self._rows.array
+        if array is not None:
+            return array[index] if array.ndim == 1 else array[index].copy()
+        return copy_batch(take_row(self._space, self._rows.batch(), index))
 
 
 def _parts(rows: ObservationRows, actions: Any) -> Iterable[tuple[np.ndarray, Any]]:
@@ -127,25 +139,3 @@ def _parts(rows: ObservationRows, actions: Any) -> Iterable[tuple[np.ndarray, An
     else:
         assert rows.array is not None
         yield rows.array, actions
-
-
-class ActionReader:
-    """A worker's end of actions: hands out copies of its envs', as `SyncVectorEnv` would."""
-
-    def __init__(self, space: Space, rows: ObservationRows, num_envs: int) -> None:
-        self._space, self._rows = space, rows
-        self._batched = batch_space(space, num_envs)
-
-    def all(self) -> Any:
-        """Return the actions of all envs of the chunk, in a list or an array."""
-        array = self._rows.array
-        if array is not None:
-            return array if array.ndim == 1 else array.copy()  # its items are copies anyway
-        return list(iterate(self._batched, copy_batch(self._rows.batch())))
-
-    def one(self, index: int) -> Any:
-        """Return the action of one env of the chunk."""
-        array = self._rows.array
-        if array is not None:
-            return array[index] if array.ndim == 1 else array[index].copy()
-        return copy_batch(take_row(self._space, self._rows.batch(), index))

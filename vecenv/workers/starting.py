@@ -51,6 +51,7 @@ atexit.register(close_all)  # before `multiprocessing` waits for its processes, 
 _logger = logging.getLogger("vecenv")
 _said: set[str] = set()  # warnings that have been given in this process
 _FRESH = ("forkserver", "spawn")
+_LIBRARIES = ("multiprocess", "multiprocessing")
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
 # Of a fresh interpreter. Its folders come first, as they say what all other imports find.
@@ -101,7 +102,7 @@ def _set_by_user() -> str | None:
 
     Asking for the start method fixes it, so the default says nothing about users' wishes.
     """
-    for library in (sys.modules.get("multiprocess"), multiprocessing):
+    for library in map(sys.modules.get, _LIBRARIES):
         if library is not None:
             method = library.get_start_method(allow_none=True)
             if method is not None and method != library.get_all_start_methods()[0]:
@@ -119,10 +120,9 @@ def start_process(
 ) -> tuple[Process, Channel]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
-    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C.
-
-    Factories that can't be pickled are forked all the same if a fresh interpreter was our choice,
-    and the log says so.
+    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. Factories that
+    can't be pickled are forked all the same if a fresh interpreter was our choice, and the log says
+    so.
 
     Args:
         method: See `choose_method`.
@@ -145,10 +145,12 @@ def start_process(
                     "context='fork', without worker_env, needs no pickling."
                 )
                 raise
-            _warn_once(
+            text = (
                 f"workers are forked, which may hang as {method.why_not_fork}: their factories "
                 f"can't be pickled ({type(error).__name__}: {error})"
             )
+            _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
+            _said.add(text)
             method = StartMethod(True)
     here, there = Channel.pair()
     try:
@@ -253,63 +255,50 @@ def _start_fresh(
 ) -> subprocess.Popen:
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
-    is_windows = sys.platform == "win32"
+    methods = {
+        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
+        for name in _LIBRARIES
+        if name in sys.modules
+    }
+    # Not those for users' categories, whose modules are not to be imported before the factories.
+    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
     told = io.BytesIO()  # all but the channel before there is a process, as it may raise
     pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
-    pickle.dump(_surroundings(), told)
+    pickle.dump((list(getattr(sys, "argv", [])), filters, methods), told)
     pickle.dump((target, child, args), told)
+    is_windows = sys.platform == "win32"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
-        pass_fds=() if is_windows else (there.reader, there.writer, *handles),
+        pass_fds=() if is_windows else (there.fileno(), *handles),
         env={**limited_environment(), **variables},
     )
-    channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
-    pickle.dump(channel, told)
+    pickle.dump(there.share(process.pid) if is_windows else there.fileno(), told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
         stdin.write(told.getvalue())
     return process
 
 
-def _surroundings() -> dict[str, Any]:
-    """Return what of this process is not inherited: filters of warnings, start methods."""
-    methods = {
-        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
-        for name in ("multiprocessing", "multiprocess")
-        if name in sys.modules
-    }
-    # Not those for users' categories, whose modules are not to be imported before the factories.
-    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
-    return {"argv": list(getattr(sys, "argv", [])), "filters": filters, "methods": methods}
-
-
 def be_fresh(file: Any) -> None:
     """Be a fresh interpreter: do what `_start_fresh` has written."""
-    setting = pickle.load(file)
-    sys.argv[:] = setting["argv"]
+    argv, filters, methods = pickle.load(file)
+    sys.argv[:] = argv
     warnings.resetwarnings()
-    warnings.filters.extend(setting["filters"])  # type: ignore[attr-defined]  # typeshed says Sequence
-    for library, method in setting["methods"].items():
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]  # typeshed says Sequence
+    for library, method in methods.items():
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
     target, child, args = pickle.load(file)
-    channel = pickle.load(file)
+    end = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if isinstance(channel, bytes):
-        shared_socket: Any = socket.fromshare(channel)  # type: ignore[attr-defined]  # of Windows
-        channel = shared_socket, shared_socket
-    else:
-        for number in channel:
-            os.set_inheritable(number, False)
-    target(Channel(*channel), child, *args)
-
-
-def _warn_once(text: str) -> None:
-    _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
-    _said.add(text)
+    if isinstance(end, bytes):
+        end = socket.fromshare(end).detach()  # type: ignore[attr-defined]  # of Windows
+    channel = Channel(fileno=end)
+    channel.set_inheritable(False)
+    target(channel, child, *args)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------

@@ -14,7 +14,7 @@ from vecenv.core.faults import EnvFault, leave_if_copied
 from vecenv.core.pickling import loads
 from vecenv.core.restarts import with_restarts
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel
+from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
 from vecenv.workers.rows import Layout, Tables
@@ -93,9 +93,7 @@ class _Worker:
         pickled = b""
         if answer is not None:
             pickled = answer.sent or answer.pickled(env_id, self._worker)
-        frame = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
-        if (sent := self._channel.send(frame)) < len(frame):  # there is no room for more
-            self._channel.send_all(frame[sent:])
+        self._channel.sendall(frame(kind, env_id, number, pickled))
 
     def _step(self, kind: int, env_id: int, number: int, payload: bytes) -> None:
         try:
