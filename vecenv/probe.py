@@ -116,7 +116,7 @@ def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> A
         for _ in range(2):
             message = b""
             while len(message) < size:
-                if not wait_for_any([channel], deadline.left()):
+                if not wait_for_any([channel.reader], deadline.left()):
                     raise ProbeTimeout(f"it has not {what}")
                 if not (part := channel.recv(size - len(message))):
                     raise EOFError
@@ -138,7 +138,7 @@ def _be_apart(
         leave_if_copied()
         pickled = dumps(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is ended already
-            channel.sendall(_SIZE.pack(len(pickled)) + pickled)
+            channel.send_all(_SIZE.pack(len(pickled)) + pickled)
 
     set_up_child(child, channel)
     warnings.simplefilter("ignore")  # what is made later for good repeats them

@@ -276,8 +276,8 @@ class Pool:
                 variables=None if variables is None else variables[seat.worker],
             )
             self._watcher.tell("+", seat.process.pid)
-        seat.channel.setblocking(False)
-        self._selector.register(seat.channel.fileno(), _READ, seat.worker)
+        seat.channel.set_nonblocking()
+        self._selector.register(seat.channel.reader, _READ, seat.worker)
 
     def _make(self, seats: Sequence[_Seat]) -> list[EnvSpaces]:
         """Have workers make their envs, as many at once as the plan says; return what these are.
@@ -466,12 +466,19 @@ class Pool:
             seat.outbox += frames
         elif (sent := self._push(seat, frames)) < len(frames):
             seat.outbox += frames[sent:]
-            self._watch(seat, _READ | _WRITE)
+            self._wish(seat, to_write=True)
         seat.is_cut = False
 
-    def _watch(self, seat: _Seat, events: int) -> None:
+    def _wish(self, seat: _Seat, *, to_write: bool) -> None:
+        """Have the selector tell when a worker has room, or no longer."""
         assert seat.channel is not None
-        self._selector.modify(seat.channel.fileno(), events, seat.worker)
+        reader, writer = seat.channel.reader, seat.channel.writer
+        if reader is writer:
+            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat.worker)
+        elif to_write:
+            self._selector.register(writer, _WRITE, seat.worker)
+        else:
+            self._selector.unregister(writer)
 
     def _push(self, seat: _Seat, frames: bytes | bytearray) -> int:
         """Write what there is room for, and return how much; all if the worker is gone."""
@@ -548,7 +555,7 @@ class Pool:
             if events & _WRITE and seat not in self._dead:
                 del seat.outbox[: self._push(seat, seat.outbox)]
                 if not seat.outbox:
-                    self._watch(seat, _READ)
+                    self._wish(seat, to_write=False)
             if events & _READ:
                 try:
                     data = seat.channel.recv(_READ_BYTES)
@@ -611,9 +618,9 @@ class Pool:
 
     def _forget(self, seat: _Seat) -> None:
         """Wait for nothing of a worker any more."""
-        if seat.channel is not None:
+        for file in {seat.channel.reader, seat.channel.writer} if seat.channel else ():
             with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(seat.channel.fileno())
+                self._selector.unregister(file)
 
     def _standing_still(self, limit_s: float) -> list[_Seat]:
         """Return the workers that have been at the same env for longer than the limit."""

@@ -270,10 +270,11 @@ def _start_fresh(
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
-        pass_fds=() if is_windows else (there.fileno(), *handles),
+        pass_fds=() if is_windows else (there.reader, there.writer, *handles),
         env={**limited_environment(), **variables},
     )
-    pickle.dump(there.share(process.pid) if is_windows else there.fileno(), told)
+    channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
+    pickle.dump(channel, told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
         stdin.write(told.getvalue())
@@ -290,15 +291,16 @@ def be_fresh(file: Any) -> None:
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
     target, child, args = pickle.load(file)
-    end = pickle.load(file)
+    files = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if isinstance(end, bytes):
-        end = socket.fromshare(end).detach()  # type: ignore[attr-defined]  # of Windows
-    channel = Channel(fileno=end)
-    channel.set_inheritable(False)
-    target(channel, child, *args)
+    if isinstance(files, bytes):
+        files = (socket.fromshare(files),) * 2  # type: ignore[attr-defined]  # of Windows
+    else:
+        for number in files:
+            os.set_inheritable(number, False)
+    target(Channel(*files), child, *args)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------

@@ -93,7 +93,7 @@ class _Worker:
         pickled = b""
         if answer is not None:
             pickled = answer.sent or answer.pickled(env_id, self._worker)
-        self._channel.sendall(frame(kind, env_id, number, pickled))
+        self._channel.send_all(frame(kind, env_id, number, pickled))
 
     def _step(self, kind: int, env_id: int, number: int, payload: bytes) -> None:
         try:
