@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
 import selectors
 import sys
@@ -69,16 +68,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-
-def _leave_to_parent() -> None:
-    """Let go of everything in a forked child: it is the parent's."""
-    for pool in list(_pools):
-        pool.leave_to_parent()
-    _pools.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # what a fork finds is its parent's
+    os.register_at_fork(after_in_child=lambda: [pool.leave_to_parent() for pool in list(_pools)])
 
 
 class _Seat:
@@ -129,17 +120,13 @@ class Pool:
     """Processes that step chunks of envs, and the chunk that the caller steps itself.
 
     Attributes:
-        plan: As given.
-        factories: One per env; those of envs that are reopened change.
-        chunks: Of the plan.
-        memory: Shared with the workers.
+        factories, chunks: Of the plan; factories of envs that are reopened change.
+        memory, tables: Shared with the workers; what `open` lays out there, of all envs.
         seats: The workers.
         missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
-        tables: In the memory, of all envs; set by `open`.
         infos: Numbers in infos, once these have keys in common; see `share_infos`.
-        number: Of the latest command.
-        steps: Of the latest step.
+        number, steps: Of the latest command, and of the latest step.
         ready: Env ids that have come back, in order, and what they say beyond numbers.
         timed_out: Whether the wait for what is pending has ended at its deadline.
         is_cut: Whether an exception has come in the midst of a call.
@@ -244,7 +231,7 @@ class Pool:
                 self.own = Chunk(self._own_envs, -1, 0, layout, tables, [0])
             self.tables = Tables(self.memory, layout, 0, len(self.factories))
             for seat in self.seats:
-                self._tell(seat, "lay_out", layout, None)
+                self._tell(seat, "lay_out", layout)
                 seat.is_ready = True
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -292,8 +279,8 @@ class Pool:
         command = frame(ASK, 0, self.number, message("open", self.plan.restart_envs))
         queue, making = deque(seats), list[_Seat]()
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
-        is_shown = self.plan.shows_progress and self._layout is None
-        show = _progress(begin, len(self.factories), is_shown)
+        is_shown = self.plan.shows_progress and self._layout is None and sys.stderr is not None
+        line, count = Deadline(_SILENT_S if is_shown else None), len(self.factories)
         while (queue or making) and not patience.is_over:
             while queue and len(making) < (self.plan.at_once or len(seats)):
                 making.append(queue.popleft())
@@ -302,14 +289,18 @@ class Pool:
                 self._look()
             making = [seat for seat in making if seat.awaits and seat not in self._dead]
             left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
-            show(len(self.factories) - left)
+            took_s = time.monotonic() - begin
+            if line.is_over or (took_s > _SILENT_S and is_shown and not left):
+                told = f"vecenv: {count - left} of {count} envs are made ({took_s:.0f} s)\n"
+                sys.stderr.write(told)
+                sys.stderr.flush()
+                line = Deadline(_AGAIN_S)
             if any(seat in self._dead or (seat.answer and seat.answer.errors) for seat in seats):
                 queue.clear()
                 if patience.timeout is None:  # an env before that one may fail as well
                     patience = Deadline(_END_S)
             if note.is_over:
                 places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in making]
-                took_s = time.monotonic() - begin
                 _logger.warning("still waiting for %s (%.0f s)", _some(places), took_s)
                 note = Deadline(_NEXT_NOTE_S)
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
@@ -715,10 +706,8 @@ class Pool:
         if self.plan.restart_envs:
             self.tables.restarts[seat.first : seat.last] += 1
             lost = reason, objects
-        self._tell(seat, "lay_out", self._layout, lost)
-        self._tell(seat, "stamp", self._is_stamped)
-        if self.infos is not None:
-            self._tell(seat, "share_infos", self._info_keys)
+        keys = self._info_keys
+        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, keys)
         seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
         if number:
             self._command(seat, number, command)
@@ -749,27 +738,21 @@ class Pool:
                 self._forget(seat)
         self._dead.clear()
         self.forget_rows()
-        if not self.timed_out:
-            self._find_answering([seat for seat in self.seats if seat.is_ready])
+        asked = [seat for seat in self.seats if seat.is_ready and not self.timed_out]
+        self.number, deadline = self.number + 1, Deadline(_GRACE_S)
+        for seat in asked:
+            self._command(seat, self.number, frame(ASK, 0, self.number, message("ping")))
+        while any(s.awaits and s not in self._dead for s in asked) and not deadline.is_over:
+            self._serve(min(_LOOK_S, deadline.left()))
+        for seat in asked:
+            seat.is_ready = not seat.awaits and seat not in self._dead
+            seat.awaits = 0
         self._left = 0
         why = "had not answered in time" if self.timed_out else "was cut off"
         for seat in self.seats:
             if not seat.is_ready:
                 self._replace(seat, f"{seat} was replaced by `reset`, as it {why}.", Counter())
         self.timed_out = self.is_cut = False
-
-    def _find_answering(self, seats: Sequence[_Seat]) -> None:
-        """Ask workers for a sign of life; those that give none in time are no longer ready."""
-        self.number += 1
-        command = frame(ASK, 0, self.number, message("ping"))
-        for seat in seats:
-            self._command(seat, self.number, command)
-        deadline = Deadline(_GRACE_S)
-        while any(s.awaits and s not in self._dead for s in seats) and not deadline.is_over:
-            self._serve(min(_LOOK_S, deadline.left()))
-        for seat in seats:
-            seat.is_ready = not seat.awaits and seat not in self._dead
-            seat.awaits = 0
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -831,22 +814,6 @@ class Pool:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-def _progress(begin_s: float, num_envs: int, is_shown: bool) -> Callable[[int], None]:
-    """Return what says on standard error how many envs have been made, if that takes long."""
-    wait_s = _SILENT_S
-
-    def show(count: int) -> None:
-        nonlocal wait_s
-        took_s = time.monotonic() - begin_s
-        is_end = count == num_envs and wait_s > _SILENT_S
-        if is_shown and sys.stderr is not None and (is_end or took_s >= wait_s):
-            wait_s = math.inf if count == num_envs else took_s + _AGAIN_S
-            sys.stderr.write(f"vecenv: {count} of {num_envs} envs are made ({took_s:.0f} s)\n")
-            sys.stderr.flush()
-
-    return show
 
 
 def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
