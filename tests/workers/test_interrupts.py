@@ -334,7 +334,7 @@ def test_workers_end_when_nobody_has_their_vector_env():
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # an error in a `Popen` changes what it does
 @pytest.mark.parametrize("kills", [True, False])
-@pytest.mark.parametrize("place", ["open", "_bind", "__init__"])
+@pytest.mark.parametrize("place", ["open", "_bind_rows", "__init__"])
 def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, kills, monkeypatch):
     """Also more of them, in `__del__` of the vector env and where its pool kills the workers."""
     pids, struck = [], []

@@ -101,22 +101,18 @@ class AsyncVectorEnv(GymVecEnv):
     Args:
         env_fns: One factory per env, called without arguments in the worker.
         shared_memory: Kept for compatibility: arrays always are in shared memory, other parts of
-            observations (Text, Graph, Sequence, custom spaces) travel by message. True refuses
-            custom spaces, as Gymnasium does.
+            observations travel by message. True refuses custom spaces, as Gymnasium does.
         copy: Whether observations returned are copies, the caller's to keep. With False those of
             `step` are views, until the next call; those of `recv` are copies all the same.
         context: "fork"; "forkserver" or "spawn", which both are a fresh interpreter for each
             worker; None for what was set by `set_start_method` of `multiprocess` or
             `multiprocessing`, else for "fork" where that is harmless (this process has one thread,
-            and uses no GPU) and a fresh interpreter elsewhere. Workers never run the main script
-            again.
+            and uses no GPU). Workers never run the main script again.
         daemon: Kept for compatibility: workers end with this process, and envs may start processes
             of their own, which end with their worker.
-        worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
-            by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
-            `num_workers` on.
-        observation_mode: As in `SyncVectorEnv`.
-        autoreset_mode: As in `SyncVectorEnv`.
+        worker: A function for Gymnasium's class to run in a process per env; what is made then is
+            a `gymnasium.vector.AsyncVectorEnv`, which has no arguments from `num_workers` on.
+        observation_mode, autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most workers.
         num_workers: Processes, at most one per env; None or "auto" for one per usable core
             (affinity and cgroup quota).
@@ -130,19 +126,17 @@ class AsyncVectorEnv(GymVecEnv):
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
         worker_env: Environment variables of the workers: a dict, or a function that returns one for
-            the number of a worker (0, 1, ...), such as `lambda worker: {"MUJOCO_GL": "egl",
-            "MUJOCO_EGL_DEVICE_ID": str(worker % 2)}`. It is called here, once for each worker.
-            Workers are fresh interpreters then, which have the variables before anything is
-            imported, as have those that replace them.
+            the number of a worker (0, 1, ...), such as `lambda worker: {"MUJOCO_EGL_DEVICE_ID":
+            str(worker % 2)}`, called here once for each. Workers are fresh interpreters then, which
+            have the variables before anything is imported, as have those that replace them.
         lazy: Whether workers and envs start at the first `reset`, until which nothing but `reset`,
             `reopen` and `close` is allowed. A line on standard error says how many envs have been
             made if that takes longer than a second. `metadata`, `render_mode`, `published` and
             `restarts` are those of the envs from then on.
         spaces: (observation space, action space) that every env must have, or the id of a
-            registered env with these spaces, one of which is made and closed in a process that ends
-            at once; None for those of the envs, which need to be made for it.
-        start_concurrency: How many workers make envs at the same time when they start; None for
-            all. Each makes its envs one after the other.
+            registered env with these spaces, which is made and closed in a process that ends at
+            once; None for those of the envs.
+        start_concurrency: How many workers make envs at the same time; None for all.
         threads_per_worker: Is gone: give envs that wait a process each by `num_workers`.
 
     Attributes:
@@ -240,7 +234,19 @@ class AsyncVectorEnv(GymVecEnv):
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
             self.render_mode = about.render_mode
             self._bind_rows(pool.tables.rows)
-            self._bind(pool)
+            self._pool, pool.left_by_fork = pool, self._calls.leave_to_parent
+            self.published, self.restarts = pool.tables.published, pool.tables.restarts
+            self._out: Any = None  # of the step under way
+            self._resetting: Sequence[int] = ()  # the envs of the pending reset
+            self._everyone = np.arange(self.num_envs)
+            self._num_looks = _NUM_LOOKS  # that are left
+            self._never = Deadline.of_call(None, None)
+            self._is_new = True  # never reset
+            self._shared_stamps: EnvStamps | None = None
+            self._on_cut = partial(_note_cut, self._calls, pool)
+            self._calls.is_started = True
+            self.closed = False
+            close_at_exit(self)
         except BaseException:  # Ctrl-C
             self.closed = True
             pool.kill()
@@ -254,23 +260,6 @@ class AsyncVectorEnv(GymVecEnv):
         if "autoreset_mode" in kwargs:
             kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
         return OneProcessPerEnv(*args, **kwargs)
-
-    def _bind(self, pool: Pool) -> None:
-        """Bind what the calls need."""
-        self._pool = pool
-        self.published, self.restarts = pool.tables.published, pool.tables.restarts
-        self._out: Any = None  # of the step under way
-        self._resetting: Sequence[int] = ()  # the envs of the pending reset
-        self._everyone = np.arange(self.num_envs)
-        self._num_looks = _NUM_LOOKS  # that are left
-        self._never = Deadline.of_call(None, None)
-        self._is_new = True  # never reset
-        self._shared_stamps: EnvStamps | None = None
-        pool.left_by_fork = self._calls.leave_to_parent
-        self._on_cut = partial(_note_cut, self._calls, pool)
-        self._calls.is_started = True
-        self.closed = False
-        close_at_exit(self)
 
     # -- reset -------------------------------------------------------------------------------
 
@@ -318,20 +307,17 @@ class AsyncVectorEnv(GymVecEnv):
         self._begin_reset(seed, options, reset_mask)
         return self._finish_reset(self._deadline(None))
 
-    def _begin_reset(
-        self, seed: Seed, options: dict[str, Any] | None, mask: np.ndarray | None
-    ) -> None:
+    def _begin_reset(self, seed: Seed, options: Any, mask: np.ndarray | None) -> None:
         seeds = seed_per_env(seed, self.num_envs)
         if not self._calls.is_started:
             self._start()
         chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        self._resetting = chosen
-        self._begin(
-            "reset",
-            "reset",
-            lambda i, j: (seeds[i:j], options, None if mask is None else mask[i:j]),
-            is_full=len(chosen) == self.num_envs,
-        )
+        self._resetting, is_full = chosen, len(chosen) == self.num_envs
+
+        def request(i: int, j: int) -> tuple[Any, ...]:
+            return seeds[i:j], options, None if mask is None else mask[i:j]
+
+        self._begin("reset", "reset", request, is_full=is_full)
         self._is_new = False
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
@@ -497,9 +483,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None
             raise
         except WorkerDiedError as error:
-            fault = WorkerDiedError(*error.args)
-            fault.__cause__ = error.__cause__
-            self._calls.note_fault(fault)
+            self._calls.note_fault(retold(error))
             self._calls.end_async()
             self._calls.unfinished = None
             self.close(terminate=True)
@@ -543,8 +527,7 @@ class AsyncVectorEnv(GymVecEnv):
         return self._finish_call(self._deadline(timeout))
 
     def _finish_call(self, deadline: Deadline) -> tuple[Any, ...]:
-        if deadline.is_limit:  # of steps, not of what users call
-            deadline = Deadline(deadline.timeout)
+        deadline = Deadline(deadline.timeout)  # that of a limit is of steps, not of what users call
         return tuple(chain.from_iterable(self._finish("call", deadline)[1]))
 
     def _begin(

@@ -300,7 +300,9 @@ class Pool:
                 if patience.timeout is None:  # an env before that one may fail as well
                     patience = Deadline(_END_S)
             if note.is_over:
-                places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in making]
+                places = [
+                    f"worker {seat.worker} to make env {self._making(seat)}" for seat in making
+                ]
                 _logger.warning("still waiting for %s (%.0f s)", _some(places), took_s)
                 note = Deadline(_NEXT_NOTE_S)
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
@@ -341,9 +343,7 @@ class Pool:
         vars(error)["env_index"] = env_id
         return error
 
-    def _known(
-        self, reports: Sequence[EnvSpaces]
-    ) -> tuple[EnvSpaces, list[tuple[Space, Space]]]:
+    def _known(self, reports: Sequence[EnvSpaces]) -> tuple[EnvSpaces, list[tuple[Space, Space]]]:
         """Return what is known of the first env that was made, and the spaces of all envs.
 
         Those that could not be made are told of, and have the spaces of the others.
@@ -356,7 +356,9 @@ class Pool:
                 raise error
             _logger.warning("%s; its row is empty until it is reopened", error)
         assert about is not None
-        pairs = [None if isinstance(p, EnvFault) else p for report in reports for p in report.spaces]
+        pairs = [
+            None if isinstance(p, EnvFault) else p for report in reports for p in report.spaces
+        ]
         first = plan.spaces or next(filter(None, pairs))
         if plan.spaces:
             for env_id, pair in enumerate(pairs):
@@ -759,7 +761,16 @@ class Pool:
     def let_go(self) -> None:
         """Let go of the shared memory, after the end."""
         self.memory.close()
-        for name in ("memory", "own", "tables", "infos", "_places", "_layout", "_own_tasks", "_own_envs"):
+        for name in (
+            "memory",
+            "own",
+            "tables",
+            "infos",
+            "_places",
+            "_layout",
+            "_own_tasks",
+            "_own_envs",
+        ):
             vars(self).pop(name, None)
 
     def stop(self, deadline: Deadline) -> None:
@@ -779,7 +790,9 @@ class Pool:
             while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
                 if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
-                    told = "close waits for the envs of %s, or what they have started, at most %.0f s"
+                    told = (
+                        "close waits for the envs of %s, or what they have started, at most %.0f s"
+                    )
                     _logger.warning(told, _some(list(map(str, left))), most_s)
                 if self._selector.get_map():
                     self._serve(min(deadline.left(), pause_s))

@@ -128,7 +128,9 @@ class _Worker:
             self._factories = self._child.load()
             made = make_envs(self._factories, self._first, self._worker, self._place, goes_on)
             self._envs, fault = made
-            return Answer([] if fault else [EnvSpaces.of(self._envs)], errors=[fault] if fault else [])
+            return Answer(
+                [] if fault else [EnvSpaces.of(self._envs)], errors=[fault] if fault else []
+            )
         except BaseException as error:  # reading factories and spaces runs code of users' classes
             return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
