@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 from gymnasium import Env, Space
 from gymnasium.spaces import Dict, Graph, OneOf, Text, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
@@ -30,14 +29,10 @@ class Plan(NamedTuple):
             the caller's.
         context: Start method, see `choose_method`.
         restart_envs: Whether faults are survived, also of envs that can't be made.
-        autoreset_mode: When ended envs are reset.
-        publish: Named spaces of arrays that envs publish; None to ask the first env.
-        variables: Of the environment of each worker, now and when it is replaced, for workers that
-            are fresh interpreters; None for this process's.
+        autoreset_mode, publish, observation_mode, shared_memory: As given.
+        variables: Of the environment of each worker, a fresh interpreter then; None for none.
         at_once: How many workers make envs at the same time; None for all.
-        spaces: (observation space, action space) that all envs must have; None for those that they
-            have.
-        observation_mode, shared_memory: As given.
+        spaces: (observation space, action space) that all envs must have, if given.
         owner: Name of the vector env's class, for messages.
         shows_progress: Whether a line says how many envs have been made, if it takes a second.
     """
@@ -62,12 +57,7 @@ class Plan(NamedTuple):
         return [pair for pair in pairwise([0, *self.bounds]) if pair[1]]
 
     def batch(self, pairs: Sequence[tuple[Space, Space]]) -> BatchedSpaces:
-        """Batch the (observation space, action space) of all envs.
-
-        Raises:
-            ValueError: See `batch_env_spaces`; or a custom space, with `shared_memory=True`.
-            RuntimeError, TypeError: See `batch_env_spaces`.
-        """
+        """Batch the (observation space, action space) of all envs; raises what these forbid."""
         observed, acted = map(list, zip(*pairs, strict=True))
         batched = batch_env_spaces(observed, acted, self.observation_mode, self.owner)
         if self.shared_memory is True:
@@ -102,14 +92,7 @@ def worker_bounds(
     else:
         num_workers = read_count("num_workers", num_workers)
     if max_concurrency is not None:
-        is_integer = isinstance(max_concurrency, int | np.integer)
-        if not is_integer or isinstance(max_concurrency, bool):
-            kind = type(max_concurrency)
-            raise ValueError(f"`max_concurrency` must be an integer or None, got {kind}.")
-        if max_concurrency < 1:
-            told = f"`max_concurrency` must be a positive or None, got {max_concurrency}."
-            raise ValueError(told)
-        num_workers = min(num_workers, int(max_concurrency))
+        num_workers = min(num_workers, read_count("max_concurrency", max_concurrency))
     has_own = caller_steps and num_envs > 1
     num_workers = max(1, min(num_workers, num_envs - has_own))
     return chunk_bounds(num_envs, num_workers + has_own)[has_own:]
@@ -121,21 +104,16 @@ def worker_variables(
     """Return the environment variables of each worker; None if no `worker_env` is given.
 
     Raises:
-        TypeError: There is something that is no string, or no dict; names key, value and worker.
-        ValueError: A name that no variable can have; or there are processes that would not have
-            the variables in time.
+        TypeError, ValueError: A variable that can't be, with key and worker; or there are processes
+            that would not have the variables in time.
     """
     if worker_env is None:
         return None
-    if context == "fork":
+    refused = "context='fork'" if context == "fork" else "caller_steps=True" if caller_steps else ""
+    if refused:
         raise ValueError(
-            "worker_env with context='fork': forks have all that this process has imported, for "
-            "which variables come too late; leave context out, and workers are fresh interpreters"
-        )
-    if caller_steps:
-        raise ValueError(
-            "worker_env with caller_steps=True: this process, whose environment is not changed, "
-            "would step envs, too; leave caller_steps out"
+            f"worker_env with {refused}: variables are for fresh interpreters, they come too late "
+            f"for what has imported everything; leave {refused.partition('=')[0]} out"
         )
     if not callable(worker_env) and not isinstance(worker_env, Mapping):
         raise TypeError(
@@ -171,9 +149,9 @@ def read_spaces(spaces: Any, lazy: bool) -> tuple[Space, Space] | str | None:
         )
     if spaces is None or isinstance(spaces, str):
         return spaces
-    if isinstance(spaces, tuple) and len(spaces) == 2:
-        if all(isinstance(space, Space) for space in spaces):
-            return spaces
+    is_pair = isinstance(spaces, tuple) and len(spaces) == 2
+    if is_pair and all(isinstance(space, Space) for space in spaces):
+        return spaces
     raise TypeError(
         f"spaces is {spaces!r}, expected (observation space, action space) of one env, or the id "
         "of a registered env that has these"

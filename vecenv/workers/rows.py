@@ -28,8 +28,7 @@ class Layout(NamedTuple):
         num_envs: Of the vector env.
         observation_space, action_space: Of one env.
         published: Named spaces of arrays that envs publish.
-        autoreset_mode: When ended envs are reset.
-        restart_envs: Whether faults are survived.
+        autoreset_mode, restart_envs: Of the plan.
         caller_steps: Whether the caller steps envs, too.
     """
 
@@ -62,9 +61,10 @@ class Tables:
         memory.used_bytes = layout.begin
         count = last - first
         self.rows = StepRows.make(layout.observation_space, count, take)
-        self.objects = [leaf for leaf in _leaves(self.rows.obs) if isinstance(leaf, ObjectRows)]
+        leaves = [leaf for leaf, _ in _leaves(self.rows.obs)]
+        self.objects = [leaf for leaf in leaves if isinstance(leaf, ObjectRows)]
         actions = ObservationRows.make(layout.action_space, count, take)
-        leaves = list(_leaves(actions))
+        leaves = [leaf for leaf, _ in _leaves(actions)]
         is_fixed = leaves and not any(isinstance(leaf, ObjectRows) for leaf in leaves)
         self.actions = Actions(layout.action_space, actions, count) if is_fixed else None
         self.published = {
@@ -76,13 +76,13 @@ class Tables:
         self.info_flags = take((count,), np.bool_)
 
 
-def _leaves(rows: ObservationRows) -> Iterator[ObservationRows]:
-    """Go through the leaves of nested rows, in the order of the space."""
+def _leaves(rows: ObservationRows, batch: Any = None) -> Iterator[tuple[ObservationRows, Any]]:
+    """Go through the leaves of nested rows and a batch, if given, in the order of the space."""
     if isinstance(rows, TreeRows):
-        for child in rows.children.values():
-            yield from _leaves(child)
+        for name, child in rows.children.items():
+            yield from _leaves(child, None if batch is None else batch[name])
     else:
-        yield rows
+        yield rows, batch
 
 
 class Actions:
@@ -96,19 +96,18 @@ class Actions:
 
     def __init__(self, space: Space, rows: ObservationRows, num_envs: int) -> None:
         self._space, self._rows = space, rows
-        self._batched = batch_space(space, num_envs)
+        self._batched = batch_space(space, num_envs) if rows.array is None else None
 
     def write(self, actions: Any, env_ids: np.ndarray | None = None) -> bool:
         """Write one action per env, or one per entry of `env_ids`; return whether that was done.
 
         It is not if some have another dtype, which the envs are to get.
         """
-        whole = self._rows.array
-        parts = list(_parts(self._rows, actions)) if whole is None else [(whole, actions)]
-        if any(part.dtype != array.dtype for array, part in parts):
+        parts: Any = list(_leaves(self._rows, actions))
+        if any(part.dtype != rows.array.dtype for rows, part in parts):
             return False
-        for array, part in parts:
-            array[slice(None) if env_ids is None else env_ids] = part
+        for rows, part in parts:
+            rows.array[slice(None) if env_ids is None else env_ids] = part
         return True
 
     def text(self, env_id: int) -> str:
@@ -129,13 +128,3 @@ class Actions:
         if array is not None:
             return array[index] if array.ndim == 1 else array[index].copy()
         return copy_batch(take_row(self._space, self._rows.batch(), index))
-
-
-def _parts(rows: ObservationRows, actions: Any) -> Iterable[tuple[np.ndarray, Any]]:
-    """Go through the arrays of actions beside those of rows."""
-    if isinstance(rows, TreeRows):
-        for name, child in rows.children.items():
-            yield from _parts(child, actions[name])
-    else:
-        assert rows.array is not None
-        yield rows.array, actions

@@ -84,21 +84,18 @@ class _Worker:
             found = found + part if part else b""
         return found
 
-    def _reply(self, kind: int, env_id: int, number: int, answer: Answer | None) -> None:
-        """Answer a command that is about env `env_id`, or about all from that one on."""
-        pickled = b""
-        if answer is not None:
-            pickled = answer.sent or answer.pickled(env_id, self._worker)
-        self._channel.send_all(frame(kind, env_id, number, pickled))
-
     def _step(self, kind: int, env_id: int, number: int, payload: bytes) -> None:
+        """Step env `env_id`, or all from that one on, and answer."""
         try:
             actions = loads(payload) if payload else None
         except BaseException as error:  # users' classes
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
             answer = self._chunk.step(actions, env_id - self._first if kind == ROW else None)
-        self._reply(kind, env_id, number, answer)
+        pickled = b""
+        if answer is not None:
+            pickled = answer.sent or answer.pickled(env_id, self._worker)
+        self._channel.send_all(frame(kind, env_id, number, pickled))
 
     def _carry_out(self, number: int, payload: bytes) -> None:
         """Call a method of this worker or of its chunk; answer if that returns something."""
@@ -110,7 +107,8 @@ class _Worker:
         else:
             answer = getattr(self if hasattr(self, name) else self._chunk, name)(*request)
         if answer is not None:
-            self._reply(DONE, self._first, number, answer)
+            pickled = answer.pickled(self._first, self._worker)
+            self._channel.send_all(frame(DONE, self._first, number, pickled))
 
     def _failed(self, error: BaseException, env_id: int, call: str) -> Answer:
         """Return what went wrong before an env was called."""
@@ -141,14 +139,7 @@ class _Worker:
         is_stamped: bool = False,
         keys: Sequence[InfoKey] = (),
     ) -> None:
-        """Take notice of where everything is, and go on from a former worker if there was one.
-
-        Args:
-            layout: Of the tables.
-            lost: How the former worker and its episodes ended, see `Chunk.lose_episodes`.
-            is_stamped: See `stamp`.
-            keys: See `Chunk.share_infos`; none if there are none.
-        """
+        """Take notice of where everything is, and of what a former worker has left and knew."""
         if layout.caller_steps:
             self._channel.be_patient()
         first, last = self._first, self._first + len(self._envs)
