@@ -20,7 +20,19 @@ from typing import Any
 
 from vecenv.core.pickling import dumps
 
-__all__ = ["ASK", "CLOSE", "DONE", "HEAD", "ROW", "SEND", "STEP", "Channel", "frame", "message"]
+__all__ = [
+    "ASK",
+    "CLOSE",
+    "DONE",
+    "HEAD",
+    "ROW",
+    "SEND",
+    "STEP",
+    "Channel",
+    "ask",
+    "frame",
+    "message",
+]
 
 _PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
@@ -46,6 +58,11 @@ def frame(kind: int, env_id: int, number: int, payload: bytes = b"") -> bytes:
 def message(method: str, *request: Any) -> bytes:
     """Return the payload of ASK; raises what pickling raises."""
     return dumps((method, dumps(request)))
+
+
+def ask(number: int, method: str, *request: Any) -> bytes:
+    """Return the frame of ASK, with number 0 if no answer is waited for."""
+    return frame(ASK, 0, number, message(method, *request))
 
 
 class Channel:

@@ -82,9 +82,11 @@ class InfoTable:
         for (key, kind, column), (name, value) in zip(self._columns, info.items(), strict=True):
             if name != key or value.__class__ is not kind:
                 return False
-            if kind is np.ndarray:
-                if value.shape != column.shape[1:] or value.dtype != column.dtype:
-                    return False
+            if kind is np.ndarray and (value.dtype, value.shape) != (
+                column.dtype,
+                column.shape[1:],
+            ):
+                return False
             try:
                 column[index] = value
             except OverflowError:  # an integer of more than 64 bits

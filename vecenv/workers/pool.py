@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium import Env, Space
 
 from vecenv.core.deadline import Deadline
-from vecenv.core.errors import EnvCreationError, ForkedEnvError
+from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.library_threads import forked_with_one_openblas_thread
@@ -30,18 +30,7 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import (
-    ASK,
-    CLOSE,
-    DONE,
-    HEAD,
-    ROW,
-    SEND,
-    STEP,
-    Channel,
-    frame,
-    message,
-)
+from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.infos import InfoKey, InfoTable
 from vecenv.workers.memory import Memory
@@ -276,7 +265,7 @@ class Pool:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
         """
         self.number += 1
-        command = frame(ASK, 0, self.number, message("open", self.plan.restart_envs))
+        command = ask(self.number, "open", self.plan.restart_envs)
         queue, making = deque(seats), list[_Seat]()
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
         is_shown = self.plan.shows_progress and self._layout is None and sys.stderr is not None
@@ -300,9 +289,7 @@ class Pool:
                 if patience.timeout is None:  # an env before that one may fail as well
                     patience = Deadline(_END_S)
             if note.is_over:
-                places = [
-                    f"worker {seat.worker} to make env {self._making(seat)}" for seat in making
-                ]
+                places = [f"worker {s.worker} to make env {self._making(s)}" for s in making]
                 _logger.warning("still waiting for %s (%.0f s)", _some(places), took_s)
                 note = Deadline(_NEXT_NOTE_S)
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
@@ -314,12 +301,9 @@ class Pool:
         """Return what a worker says of its envs, or raise what has kept it from making them."""
         if seat.answer is None:
             self._dead.remove(seat)
-            env_id, count = self._making(seat), len(self.factories)
-            cause = WorkerDiedError(self._report(seat, "the creation of its envs"))
-            told = f"{cause} It was making env {env_id} of {count} (env_fns[{env_id}], "
-            error = EnvCreationError(f"{told}{self.factories[env_id]!r})")
-            vars(error)["env_index"] = env_id
-            raise error from cause
+            died = WorkerDiedError(self._report(seat, "the creation of its envs"))
+            fault = EnvFault.of(died, self._making(seat), seat.worker, "creation")
+            raise self.creation_error(fault)
         for fault in seat.answer.errors:
             raise self.creation_error(fault)
         report: EnvSpaces = seat.answer.result[0]
@@ -346,26 +330,20 @@ class Pool:
     def _known(self, reports: Sequence[EnvSpaces]) -> tuple[EnvSpaces, list[tuple[Space, Space]]]:
         """Return what is known of the first env that was made, and the spaces of all envs.
 
-        Those that could not be made are told of, and have the spaces of the others.
+        Those that could not be made have the spaces of the others, which the log says.
         """
-        plan = self.plan
-        about = next((report for report in reports if report.metadata is not None), None)
+        plan, made = self.plan, [report for report in reports if report.metadata is not None]
         for fault in (fault for report in reports for fault in report.faults):
             error = self.creation_error(fault)
-            if about is None:  # there is none to go on with
+            if not made:  # there is none to go on with
                 raise error
             _logger.warning("%s; its row is empty until it is reopened", error)
-        assert about is not None
-        pairs = [
-            None if isinstance(p, EnvFault) else p for report in reports for p in report.spaces
-        ]
-        first = plan.spaces or next(filter(None, pairs))
-        if plan.spaces:
-            for env_id, pair in enumerate(pairs):
-                mode = plan.observation_mode
-                require_spaces(env_id, pair or first, first, mode, "as `spaces` says")
-            return about, [first] * len(pairs)
-        return about, [pair or first for pair in pairs]
+        pairs: list[Any] = [pair for report in reports for pair in report.spaces]
+        first = plan.spaces or next(pair for pair in pairs if not isinstance(pair, EnvFault))
+        pairs = [first if isinstance(pair, EnvFault) else pair for pair in pairs]
+        for env_id, pair in enumerate(pairs if plan.spaces else ()):
+            require_spaces(env_id, pair, first, plan.observation_mode, "as `spaces` says")
+        return made[0], [first] * len(pairs) if plan.spaces else pairs
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -375,12 +353,9 @@ class Pool:
         own: Callable[[], Answer | None] | None,
         payloads: Sequence[bytes] | None = None,
     ) -> None:
-        """Give every worker a command, each with its payload if there are some.
+        """Give every worker a command, with a payload each if there are some.
 
-        Args:
-            kind: STEP or ASK.
-            own: What the caller does for its own chunk, at the next `do_own`.
-            payloads: One per worker, or None.
+        What the caller does for its own chunk is `own`, at the next `do_own`.
         """
         number = self.number = self.number + 1
         self.steps += kind == STEP
@@ -406,10 +381,8 @@ class Pool:
     ) -> None:
         """Have some envs stepped.
 
-        Args:
-            env_ids: Which.
-            actions: One each, if they are not in shared memory.
-            payloads: The same, each in a list and pickled.
+        Their actions are given if they are not in shared memory; payloads are the same actions,
+        each in a list and pickled.
         """
         number = self.number = self.number + 1
         self.steps += 1
@@ -450,38 +423,28 @@ class Pool:
 
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
         """Tell a worker something that it does not answer."""
-        self._write(seat, frame(ASK, 0, 0, message(name, *request)))
+        self._write(seat, ask(0, name, *request))
 
-    def _write(self, seat: _Seat, frames: bytes) -> None:
+    def _write(self, seat: _Seat, frames: bytes = b"") -> None:
         """Write to a worker; `_serve` writes what it has no room for, and sees if it is gone."""
-        seat.is_cut = True
-        if seat.outbox:
-            seat.outbox += frames
-        elif (sent := self._push(seat, frames)) < len(frames):
-            seat.outbox += frames[sent:]
-            self._wish(seat, to_write=True)
-        seat.is_cut = False
-
-    def _wish(self, seat: _Seat, *, to_write: bool) -> None:
-        """Have the selector tell when a worker has room, or no longer."""
         assert seat.channel is not None
-        reader, writer = seat.channel.reader, seat.channel.writer
-        if reader is writer:
-            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat.worker)
-        elif to_write:
-            self._selector.register(writer, _WRITE, seat.worker)
-        else:
-            self._selector.unregister(writer)
-
-    def _push(self, seat: _Seat, frames: bytes | bytearray) -> int:
-        """Write what there is room for, and return how much; all if the worker is gone."""
-        assert seat.channel is not None
+        seat.is_cut, was_full = True, bool(seat.outbox)
+        seat.outbox += frames
         try:
-            return seat.channel.send(frames)
+            del seat.outbox[: seat.channel.send(seat.outbox)]
         except BlockingIOError:
-            return 0
-        except OSError:
-            return len(frames)
+            pass
+        except OSError:  # it is gone
+            seat.outbox.clear()
+        if was_full != bool(seat.outbox):
+            reader, writer = seat.channel.reader, seat.channel.writer
+            if reader is writer:
+                self._selector.modify(reader, _READ if was_full else _READ | _WRITE, seat.worker)
+            elif was_full:
+                self._selector.unregister(writer)
+            else:
+                self._selector.register(writer, _WRITE, seat.worker)
+        seat.is_cut = False
 
     # -- replies -----------------------------------------------------------------------------
 
@@ -537,43 +500,34 @@ class Pool:
                     )
 
     def _serve(self, timeout_s: float) -> bool:
-        """Read what comes within a time and write what can be; return whether there was anything.
-
-        Workers that are gone are noted in `_dead`.
-        """
+        """Read what comes within a time, write what can be; return whether there was anything."""
         found = self._selector.select(timeout_s)
         for key, events in found:
             seat = self.seats[key.data]
-            seat.is_cut = True
             if events & _WRITE and seat not in self._dead:
-                del seat.outbox[: self._push(seat, seat.outbox)]
-                if not seat.outbox:
-                    self._wish(seat, to_write=False)
+                self._write(seat)
+            seat.is_cut = True
             if events & _READ:
                 try:
                     data = seat.channel.recv(_READ_BYTES)
+                    self._read_frames(seat, data) if data else self._note_dead(seat)
                 except BlockingIOError:
                     pass
                 except OSError:
                     self._note_dead(seat)
-                else:
-                    self._read_frames(seat, data) if data else self._note_dead(seat)
             seat.is_cut = False
         return bool(found)
 
-    def _read_frames(self, seat: _Seat, data: Any) -> None:
+    def _read_frames(self, seat: _Seat, data: bytes) -> None:
         """Take in the frames that have come as a whole."""
-        inbox, begin = seat.inbox, 0
-        if inbox:
-            inbox += data
-            data = inbox
-        while len(data) - begin >= HEAD.size:
-            kind, env_id, number, size = HEAD.unpack_from(data, begin)
+        inbox, end = seat.inbox, 0
+        inbox += data
+        while len(inbox) - (begin := end) >= HEAD.size:
+            kind, env_id, number, size = HEAD.unpack_from(inbox, begin)
             end = begin + HEAD.size + size
-            if len(data) < end:
+            if len(inbox) < end:
                 break
-            payload = bytes(data[begin + HEAD.size : end])
-            begin = end
+            payload = bytes(inbox[begin + HEAD.size : end])
             if kind == DONE and number == seat.awaits:
                 seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
                 self._left -= 1
@@ -583,10 +537,7 @@ class Pool:
                 seat.sent.discard(env_id)
                 seat.since = time.monotonic()
                 self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
-        if data is inbox:
-            del inbox[:begin]
-        else:
-            inbox += data[begin:]
+        del inbox[:begin]
 
     def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
         try:
@@ -598,8 +549,6 @@ class Pool:
 
     def _look(self) -> None:
         """Note workers that have ended though something of theirs holds their channel open."""
-        if not self.is_owner:
-            raise ForkedEnvError("a fork can't wait for what its parent has asked for")
         for seat in self.seats:
             if seat.is_busy and not seat.is_alive():
                 self._note_dead(seat)
@@ -611,6 +560,7 @@ class Pool:
 
     def _forget(self, seat: _Seat) -> None:
         """Wait for nothing of a worker any more."""
+        seat.outbox.clear()
         for file in {seat.channel.reader, seat.channel.writer} if seat.channel else ():
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(file)
@@ -631,32 +581,28 @@ class Pool:
         """Say who has not answered."""
         if sent := sorted(env_id for seat in self.seats for env_id in seat.sent):
             return f"envs {', '.join(map(str, sent[:8]))}"
-        places = [(seat.worker, self._making(seat)) for seat in self.seats if seat.awaits]
-        return "; ".join(f"worker {worker} at env {env_id}" for worker, env_id in places)
+        late = [seat for seat in self.seats if seat.awaits]
+        return "; ".join(f"worker {seat.worker} at env {self._making(seat)}" for seat in late)
 
     def _where(self, seat: _Seat, doing: str) -> str:
         """Say at which env a worker is, and with which action, but in a reset."""
         place = int(self._places[seat.worker + 1])
         if not seat.is_ready or place < seat.first or not seat.is_busy:
             return ""
-        actions = self.tables.actions
-        action = "" if actions is None or doing in ("reset", "call") else actions.text(place)
-        return f" It was at env {place}" + (f", action {action}." if action else ".")
+        if self.tables.actions is None or doing in ("reset", "call"):
+            return f" It was at env {place}."
+        return f" It was at env {place}, action {self.tables.actions.text(place)}."
 
     def _report(self, seat: _Seat, doing: str) -> str:
         """Say which worker is gone, how, and what it was doing; end what is left of it."""
-        name = str(seat)
-        exit_code = self._end(seat)
-        cause = (
-            " The machine may be out of memory, or somebody killed it." if exit_code == -9 else ""
-        )
-        return f"{name} {describe_exit(exit_code)} during {doing}.{cause}{self._where(seat, doing)}"
+        name, exit_code = str(seat), self._end(seat)
+        told = f"{name} {describe_exit(exit_code)} during {doing}."
+        if exit_code == -9:
+            told += " The machine may be out of memory, or somebody killed it."
+        return told + self._where(seat, doing)
 
     def _end(self, seat: _Seat) -> int | None:
-        """End a worker, what envs of its have started, and its channel; return its exit code.
-
-        None stands for one that is unknown, or of a process that had to be killed here.
-        """
+        """End a worker, what its envs have started, and its channel; return its own exit code."""
         process, exit_code = seat.process, None
         if process is not None:
             process.join(_END_S)
@@ -704,12 +650,10 @@ class Pool:
         except Exception as error:  # factories are pickled again, unless forked
             told = error if isinstance(error, EnvCreationError) else repr(error)
             raise WorkerDiedError(f"{reason} It could not be replaced: {told}") from error
-        lost = None
-        if self.plan.restart_envs:
-            self.tables.restarts[seat.first : seat.last] += 1
-            lost = reason, objects
-        keys = self._info_keys
-        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, keys)
+        restarts = self.plan.restart_envs
+        self.tables.restarts[seat.first : seat.last] += restarts
+        lost = (reason, objects) if restarts else None
+        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, self._info_keys)
         seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
         if number:
             self._command(seat, number, command)
@@ -743,7 +687,7 @@ class Pool:
         asked = [seat for seat in self.seats if seat.is_ready and not self.timed_out]
         self.number, deadline = self.number + 1, Deadline(_GRACE_S)
         for seat in asked:
-            self._command(seat, self.number, frame(ASK, 0, self.number, message("ping")))
+            self._command(seat, self.number, ask(self.number, "ping"))
         while any(s.awaits and s not in self._dead for s in asked) and not deadline.is_over:
             self._serve(min(_LOOK_S, deadline.left()))
         for seat in asked:
@@ -761,23 +705,11 @@ class Pool:
     def let_go(self) -> None:
         """Let go of the shared memory, after the end."""
         self.memory.close()
-        for name in (
-            "memory",
-            "own",
-            "tables",
-            "infos",
-            "_places",
-            "_layout",
-            "_own_tasks",
-            "_own_envs",
-        ):
+        for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks", "_own_envs"):
             vars(self).pop(name, None)
 
     def stop(self, deadline: Deadline) -> None:
-        """Let workers close their envs and end, until the deadline; then kill them.
-
-        What they have started ends with them.
-        """
+        """Let workers close their envs and end, until the deadline; then kill them."""
         if not self.is_owner:
             return
         try:
@@ -790,9 +722,7 @@ class Pool:
             while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
                 if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
-                    told = (
-                        "close waits for the envs of %s, or what they have started, at most %.0f s"
-                    )
+                    told = "close waits for envs, or what they have started, of %s, at most %.0f s"
                     _logger.warning(told, _some(list(map(str, left))), most_s)
                 if self._selector.get_map():
                     self._serve(min(deadline.left(), pause_s))
@@ -830,11 +760,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
-    """Return the spaces of a registered env, which a process that ends at once makes.
-
-    Raises:
-        EnvCreationError: It could not be made.
-    """
+    """Return the spaces of a registered env, which a process that ends at once makes."""
     factories: list[Callable[[], Env]] = [partial(gym.make, env_id)]
     plan = plan._replace(factories=factories, bounds=[0, 1], at_once=None, publish={})
     pool = Pool(plan._replace(restart_envs=False, spaces=None, shows_progress=False))
