@@ -20,34 +20,25 @@ from typing import Any
 
 from vecenv.core.pickling import dumps
 
-__all__ = [
-    "ASK",
-    "CLOSE",
-    "DONE",
-    "HEAD",
-    "ROW",
-    "SEND",
-    "STEP",
-    "Channel",
-    "ask",
-    "frame",
-    "message",
-]
+__all__ = ["HEAD", "Channel", "Kind", "ask", "frame", "message"]
 
 _PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 HEAD = struct.Struct("<iiqq")
 
-# From the caller.
-STEP = 1  # payload: actions of all envs, if they have no fixed shape
-SEND = 2  # of one env. Payload: a list of its action, likewise
-ASK = 3  # payload: name of a method of the worker or its chunk, and the arguments pickled
-CLOSE = 4
 
-# From the worker. Payload: `Answer`, if there is more to say than what is in memory.
-DONE = 11  # of STEP and ASK
-ROW = 12  # of SEND
+class Kind:
+    """What a frame is."""
+
+    # From the caller.
+    STEP = 1  # payload: actions of all envs, if they have no fixed shape
+    SEND = 2  # of one env. Payload: a list of its action, likewise
+    ASK = 3  # payload: name of a method of the worker or its chunk, and the arguments pickled
+    CLOSE = 4
+    # From the worker. Payload: `Answer`, if there is more to say than what is in memory.
+    DONE = 11  # of STEP and ASK
+    ROW = 12  # of SEND
 
 
 def frame(kind: int, env_id: int, number: int, payload: bytes = b"") -> bytes:
@@ -62,7 +53,7 @@ def message(method: str, *request: Any) -> bytes:
 
 def ask(number: int, method: str, *request: Any) -> bytes:
     """Return the frame of ASK, with number 0 if no answer is waited for."""
-    return frame(ASK, 0, number, message(method, *request))
+    return frame(Kind.ASK, 0, number, message(method, *request))
 
 
 class Channel:

@@ -20,8 +20,7 @@ from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
-from vecenv.workers.infos import InfoKey, InfoTable
-from vecenv.workers.rows import Layout, Tables
+from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
 
 __all__ = ["Answer", "Chunk", "EnvSpaces", "close_envs", "make_envs"]
 

@@ -69,9 +69,9 @@ from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import ASK, STEP, message
-from vecenv.workers.infos import common_keys
+from vecenv.workers.channel import Kind, message
 from vecenv.workers.plan import Plan, read_spaces, worker_bounds, worker_variables
+from vecenv.workers.rows import common_keys
 
 if TYPE_CHECKING:
     from vecenv.workers.chunk import Answer
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv"]
 
 WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
+_Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 
 _CLOSE_TIMEOUT_S = 30.0
 _NUM_LOOKS = 8  # at infos, for keys that they have in common
@@ -181,9 +182,8 @@ class AsyncVectorEnv(GymVecEnv):
                 "envs that wait give each a process, by num_workers=num_envs, and leave it out"
             )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
-        self.context, self.daemon = context, daemon
-        self._timeout = read_timeout("timeout", timeout)
-        self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
+        self.context, self.daemon, self.max_concurrency = context, daemon, max_concurrency
+        self.observation_mode, self._timeout = observation_mode, read_timeout("timeout", timeout)
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         if on_error not in ("raise", "restart"):
             raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
@@ -240,7 +240,6 @@ class AsyncVectorEnv(GymVecEnv):
             self._resetting: Sequence[int] = ()  # the envs of the pending reset
             self._everyone = np.arange(self.num_envs)
             self._num_looks = _NUM_LOOKS  # that are left
-            self._never = Deadline.of_call(None, None)
             self._is_new = True  # never reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
@@ -373,8 +372,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         self._begin_step(actions, out)
-        deadline = self._never if self._timeout is None else self._deadline(None)
-        return self._finish_step(self._finish("step", deadline)[0])
+        return self._finish_step(self._finish("step", self._deadline(None))[0])
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         """Give all workers the actions; the step is pending then."""
@@ -391,7 +389,7 @@ class AsyncVectorEnv(GymVecEnv):
             payloads = list(map(dumps, parts))
         calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
         self._out = None if out is None else (out, slot)
-        pool.post(STEP, own, payloads)
+        pool.post(Kind.STEP, own, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
         rows = self._rows
@@ -510,7 +508,7 @@ class AsyncVectorEnv(GymVecEnv):
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         self._ask("set_attr", lambda i, j: (name, values[i:j]))
 
-    def _ask(self, method: str, request: Callable[[int, int], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _ask(self, method: str, request: _Request) -> tuple[Any, ...]:
         """Have a method of every chunk called, see `_begin`; return one result per env."""
         self._begin("call", method, request)
         return self._finish_call(self._deadline(None))
@@ -530,14 +528,7 @@ class AsyncVectorEnv(GymVecEnv):
         deadline = Deadline(deadline.timeout)  # that of a limit is of steps, not of what users call
         return tuple(chain.from_iterable(self._finish("call", deadline)[1]))
 
-    def _begin(
-        self,
-        call: str,
-        method: str,
-        request: Callable[[int, int], tuple[Any, ...]],
-        *,
-        is_full: bool = False,
-    ) -> None:
+    def _begin(self, call: str, method: str, request: _Request, *, is_full: bool = False) -> None:
         """Have a method of every chunk called; the call is pending then.
 
         Args:
@@ -559,7 +550,7 @@ class AsyncVectorEnv(GymVecEnv):
                 self._guarded(pool.give_up)
             pool.forget_rows()
         calls.begin_async(call)
-        pool.post(ASK, own, payloads)
+        pool.post(Kind.ASK, own, payloads)
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
         def request(first: int, last: int) -> tuple[Any, ...]:
@@ -675,11 +666,11 @@ class AsyncVectorEnv(GymVecEnv):
         return [0, *(last for _, last in self._plan.chunks)]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
-        workers: list[WorkerProcess | None] = [
-            WorkerProcess(seat.process.pid if seat.process else 0, seat.start_s)
-            for seat in self._pool.seats
-        ]
-        return workers if self._pool.own is None else [None, *workers]
+        workers: list[WorkerProcess | None] = [None] if self._plan.bounds[0] else []
+        for seat in self._pool.seats:
+            pid = seat.process.pid if seat.process else 0
+            workers.append(WorkerProcess(pid, seat.start_s))
+        return workers
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -704,15 +695,13 @@ class AsyncVectorEnv(GymVecEnv):
         """
         if not self._calls.is_started or not self._pool.is_owner:
             return
-        pool = self._pool
-        pending = self._calls.pending
+        pool, pending = self._pool, self._calls.pending
         timeout_s = read_timeout("timeout", timeout)
         deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout_s)
         if pending is not None and self._calls.unfinished is None:  # not of a call that Ctrl-C cut
+            told = f"Calling `close` while waiting for a pending call to `{pending}` to complete."
             with contextlib.suppress(Warning):
-                logger.warn(
-                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
-                )
+                logger.warn(told)
         try:
             pool.stop(deadline)
         finally:
@@ -738,6 +727,5 @@ def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     pool.is_cut = True
     calls.end_async()
     calls.fault = None
-    calls.give_up(
-        RuntimeError("a call was broken off by an exception from elsewhere, such as Ctrl-C")
-    )
+    told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
+    calls.give_up(RuntimeError(told))

@@ -30,12 +30,11 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, ask, frame
+from vecenv.workers.channel import HEAD, Channel, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
-from vecenv.workers.infos import InfoKey, InfoTable
 from vecenv.workers.memory import Memory
 from vecenv.workers.plan import Plan
-from vecenv.workers.rows import Layout, Tables
+from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
 from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
 from vecenv.workers.worker import run_worker
 
@@ -53,6 +52,7 @@ _CLOSE_NOTE_S = 5.0  # the same of `close`
 _SILENT_S, _AGAIN_S = 1.0, 5.0  # until a line says how many envs are made, and until the next
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
 _READ_BYTES = 1 << 16
+_Task = Callable[[], Answer | None]
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -136,7 +136,7 @@ class Pool:
         self.timed_out = self.is_cut = False
         self.own: Chunk | None = None
         self._own_envs: list[Env] = []
-        self._own_tasks: deque[tuple[int, Callable[[], Answer | None]]] = deque()  # by env, or -1
+        self._own_tasks: deque[tuple[int, _Task]] = deque()  # by env, or -1
         self._own_answer: Answer | None = None
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
@@ -238,18 +238,12 @@ class Pool:
         seat.is_ready = seat.is_cut = False
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
-        variables = self.plan.variables
+        name, factories = f"vecenv-worker-{seat.worker}", self.factories[seat.first : seat.last]
+        variables = self.plan.variables and self.plan.variables[seat.worker]
+        args = self.memory, seat.worker, seat.first, self._entropy
         with interrupts_later():  # or nobody would know of the process
             seat.process, seat.channel = start_process(
-                method,
-                run_worker,
-                f"vecenv-worker-{seat.worker}",
-                self.factories[seat.first : seat.last],
-                self.memory,
-                seat.worker,
-                seat.first,
-                self._entropy,
-                variables=None if variables is None else variables[seat.worker],
+                method, run_worker, name, factories, *args, variables=variables
             )
             self._watcher.tell("+", seat.process.pid)
         seat.channel.set_nonblocking()
@@ -347,18 +341,13 @@ class Pool:
 
     # -- commands ----------------------------------------------------------------------------
 
-    def post(
-        self,
-        kind: int,
-        own: Callable[[], Answer | None] | None,
-        payloads: Sequence[bytes] | None = None,
-    ) -> None:
+    def post(self, kind: int, own: _Task | None, payloads: Sequence[bytes] | None = None) -> None:
         """Give every worker a command, with a payload each if there are some.
 
         What the caller does for its own chunk is `own`, at the next `do_own`.
         """
         number = self.number = self.number + 1
-        self.steps += kind == STEP
+        self.steps += kind == Kind.STEP
         command = frame(kind, 0, number)
         self.timed_out = False
         self._left, self._own_answer = 0, None
@@ -399,7 +388,7 @@ class Pool:
             if not seat.sent:
                 seat.since, self._places[seat.worker + 1] = now, -1
             seat.sent.add(env_id)
-            command = frame(SEND, env_id, number, payloads[k] if payloads else b"")
+            command = frame(Kind.SEND, env_id, number, payloads[k] if payloads else b"")
             commands[seat] = commands.get(seat, b"") + command
         for seat, command in commands.items():
             self._write(seat, command)
@@ -452,10 +441,11 @@ class Pool:
         """Do what the caller's own chunk was asked for."""
         while self._own_tasks:
             env_id, task = self._own_tasks.popleft()
+            answer = task()
             if env_id < 0:
-                self._own_answer = task()
+                self._own_answer = answer
             else:
-                self.ready.append((env_id, task()))
+                self.ready.append((env_id, answer))
 
     def answers(self) -> list[tuple[int, Answer]]:
         """Return what the chunks have said beyond numbers, each with its first env."""
@@ -473,7 +463,7 @@ class Pool:
         """
         if count is not None:
             self._serve(0.0)  # for all that are ready
-        replaced: Counter[_Seat] = Counter()
+        replaced = Counter[_Seat]()
         slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
         if self.plan.restart_envs and deadline.is_limit and timeout is not None:
             slice_s, limit_s, timeout = min(_LOOK_S, timeout / 4), timeout, None
@@ -528,12 +518,12 @@ class Pool:
             if len(inbox) < end:
                 break
             payload = bytes(inbox[begin + HEAD.size : end])
-            if kind == DONE and number == seat.awaits:
+            if kind == Kind.DONE and number == seat.awaits:
                 seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
                 self._left -= 1
                 if seat.start_s < 0:
                     seat.start_s += time.monotonic()
-            elif kind == ROW and number >= self._since and env_id in seat.sent:
+            elif kind == Kind.ROW and number >= self._since and env_id in seat.sent:
                 seat.sent.discard(env_id)
                 seat.since = time.monotonic()
                 self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
@@ -658,7 +648,7 @@ class Pool:
         if number:
             self._command(seat, number, command)
         for env_id in sent:  # its episode is lost, so is the action
-            self._write(seat, frame(SEND, env_id, self.number, dumps([None])))
+            self._write(seat, frame(Kind.SEND, env_id, self.number, dumps([None])))
 
     def forget_rows(self) -> None:
         """Forget the envs that were sent; what comes of them is dropped."""
@@ -717,17 +707,15 @@ class Pool:
                 if seat.process is not None and seat.is_cut:
                     seat.process.kill()
                 elif seat.process is not None and not deadline.is_over:
-                    self._write(seat, frame(CLOSE, 0, 0))
+                    self._write(seat, frame(Kind.CLOSE, 0, 0))
             note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
             while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
                 if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
                     told = "close waits for envs, or what they have started, of %s, at most %.0f s"
                     _logger.warning(told, _some(list(map(str, left))), most_s)
-                if self._selector.get_map():
-                    self._serve(min(deadline.left(), pause_s))
-                else:
-                    time.sleep(min(deadline.left(), pause_s))
+                wait = self._serve if self._selector.get_map() else time.sleep
+                wait(min(deadline.left(), pause_s))
                 pause_s = min(2 * pause_s, 0.02)
         finally:
             try:

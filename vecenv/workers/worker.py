@@ -14,11 +14,10 @@ from vecenv.core.faults import EnvFault, leave_if_copied
 from vecenv.core.pickling import loads
 from vecenv.core.restarts import with_restarts
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, frame
+from vecenv.workers.channel import HEAD, Channel, Kind, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
-from vecenv.workers.infos import InfoKey
 from vecenv.workers.memory import Memory
-from vecenv.workers.rows import Layout, Tables
+from vecenv.workers.rows import InfoKey, Layout, Tables
 from vecenv.workers.starting import ChildSetup, set_up_child
 
 __all__ = ["run_worker"]
@@ -65,12 +64,12 @@ class _Worker:
         while head := self._read(HEAD.size):
             kind, env_id, number, size = HEAD.unpack(head)
             payload = self._read(size) if size else b""
-            if kind == STEP:
-                self._step(DONE, self._first, number, payload)
-            elif kind == SEND:
+            if kind == Kind.STEP:
+                self._step(Kind.DONE, self._first, number, payload)
+            elif kind == Kind.SEND:
                 if number >= self._places[0]:  # or it was given up
-                    self._step(ROW, env_id, number, payload)
-            elif kind == CLOSE:
+                    self._step(Kind.ROW, env_id, number, payload)
+            elif kind == Kind.CLOSE:
                 break
             else:
                 self._carry_out(number, payload)
@@ -91,7 +90,7 @@ class _Worker:
         except BaseException as error:  # users' classes
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
-            answer = self._chunk.step(actions, env_id - self._first if kind == ROW else None)
+            answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
         pickled = b""
         if answer is not None:
             pickled = answer.sent or answer.pickled(env_id, self._worker)
@@ -108,7 +107,7 @@ class _Worker:
             answer = getattr(self if hasattr(self, name) else self._chunk, name)(*request)
         if answer is not None:
             pickled = answer.pickled(self._first, self._worker)
-            self._channel.send_all(frame(DONE, self._first, number, pickled))
+            self._channel.send_all(frame(Kind.DONE, self._first, number, pickled))
 
     def _failed(self, error: BaseException, env_id: int, call: str) -> Answer:
         """Return what went wrong before an env was called."""
