@@ -29,7 +29,7 @@ import torch
 from measure import machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.attribution import ENV_SHARES
+from vecenv.timing.shares import ENV_SHARES
 from vecenv.train import ppo
 
 EXAMPLE = "example"

@@ -31,7 +31,7 @@ import torch
 from measure import alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.attribution import ENV_SHARES
+from vecenv.timing.shares import ENV_SHARES
 from vecenv.train import ppo
 
 SETTINGS: dict[str, dict[str, Any]] = {

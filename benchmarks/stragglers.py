@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vecenv import AsyncVectorEnv
 from vecenv.synthetic import SyntheticEnv
-from vecenv.timing.recording import Recording
+from vecenv.timing.shares import Recording
 
 NUM_ENVS, BATCH = 64, 16
 SHOWN_MS = 150.0

@@ -18,7 +18,7 @@ from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import whole_file, write_json
 from vecenv.timing import TimingReport
-from vecenv.timing.attribution import ENV_RESET
+from vecenv.timing.shares import ENV_RESET
 from vecenv.timing.report import draw_shares, new_figure, new_table, shorten
 
 __all__ = ["Case", "Comparison", "check_picture"]

@@ -32,8 +32,7 @@ from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
 from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
-from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
+from vecenv.timing.stamps import EnvStamps, WorkerProcess
 
 __all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vecenv.files import whole_file, write_json
-from vecenv.machine import pss_bytes, usable_cores
-from vecenv.timing.advice import Advice, Facts, advise, duration
-from vecenv.timing.attribution import (
+from vecenv.machine import pss_bytes
+from vecenv.timing.advice import Advice, advise, duration
+from vecenv.timing.shares import (
     COPYING,
     ENV_SHARES,
     HAND_OVER,
@@ -24,9 +25,8 @@ from vecenv.timing.attribution import (
     NOTHING,
     OTHER,
     UNSPLIT,
-    EnvTotals,
+    Recording,
 )
-from vecenv.timing.recording import Recording, Tally
 
 __all__ = [
     "EnvTimes",
@@ -41,8 +41,6 @@ __all__ = [
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
-_PERCENTILES = (50, 90, 99)
-_NANOSECONDS = ("mean", "p50", "p90", "p99", "max")
 _UNITS = {
     "wall_s": "s",
     "latest_s": "s",
@@ -138,7 +136,7 @@ class TimingReport:
         steps_per_second: `num_steps` over `wall_s`.
         shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
             "hand-over" and "copying" are inside calls of the vector env, see
-            `vecenv.timing.attribution`; of envs whose steps are not stamped, "env calls" stands for
+            `vecenv.timing.shares`; of envs whose steps are not stamped, "env calls" stands for
             all of these. The phases that the user named follow (those with one of these names as
             "other (phase)"), and "other". They add up to 1.
         gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
@@ -152,7 +150,6 @@ class TimingReport:
         slowest: The envs whose steps take longest on average.
         workers: One entry per worker.
         advice: A change that may shorten the largest share.
-        durations_ns: int64 (R,), lengths of the latest steps; not in the JSON.
     """
 
     backend: str
@@ -173,7 +170,6 @@ class TimingReport:
     slowest: list[EnvTimes]
     workers: list[WorkerTimes]
     advice: list[Advice]
-    durations_ns: np.ndarray = field(repr=False)
 
     @property
     def verdict(self) -> str:
@@ -187,31 +183,28 @@ class TimingReport:
 
         Names end in the unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
         """
-        numbers = dataclasses.asdict(dataclasses.replace(self, durations_ns=np.zeros(0)))
-        del numbers["durations_ns"]
+        numbers = dataclasses.asdict(self)
         for times in (numbers["envs"], numbers["resets"], *numbers["slowest"]):
-            for name in _NANOSECONDS if times else ():
+            for name in ("mean", "p50", "p90", "p99", "max") if times else ():
                 value = times.pop(name)
                 times[f"{name}_ns"] = None if np.isnan(value) else value
         return write_json({**numbers, "verdict": self.verdict, "units": _UNITS}, path)
 
     def plot(self, path: str | Path) -> None:
-        """Draw shares and step times into a file; its suffix selects the format.
+        """Draw the shares into a file; its suffix selects the format.
 
         Raises:
             ImportError: matplotlib is missing (`pip install vecenv[plots]`).
             OSError: The file can't be written.
         """
-        figure = new_figure(10, 4.8)
-        bars, times = figure.subplots(2, 1, height_ratios=[1.5, 2.4])
-        draw_shares(bars, {self.backend: self})
-        _draw_times(times, self)
+        figure = new_figure(10, 2.2)
+        draw_shares(figure.subplots(), {self.backend: self})
         with whole_file(path) as aside:
             figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
         """Return tables with bars and the verdict, for rich to print."""
-        return report_tables(self)
+        return _tables(self)
 
     def __str__(self) -> str:
         """Return the tables as plain text, 80 columns wide."""
@@ -223,148 +216,106 @@ class TimingReport:
         return captured.get()
 
 
-def make_report(tally: Tally, recording: Recording) -> TimingReport:
+def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
-    wall_ns, calls, envs = tally.wall_ns, tally.calls, tally.envs
-    crew = recording.crew
-    spent_ns = _spent_ns(tally)
-    num_steps = calls.num_rows if envs is None else int(envs.steps.sum())
+    crew, totals, wall_ns = found.crew, found.totals, found.wall_ns
+    is_stamped = found.stamps is not None
+    spent_ns = _spent_ns(found)
+    num_steps = int(totals.counts[0].sum()) if is_stamped else totals.num_rows
     per_second = num_steps / wall_ns * 1e9
-    bound_ns = _bound_ns(tally, num_steps)
+    bound_ns = min(totals.bound_ns(crew), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
         least_ns = bound_ns if name not in ENV_SHARES or name in {HAND_OVER, COPYING} else 0
-        gains[name] = per_second * wall_ns / max(wall_ns - ns, min(least_ns, wall_ns), 1)
-    stamps = recording.stamps
-    env_ids = lengths_ns = np.zeros(0, np.int64)
-    reset_lengths_ns = lengths_ns
-    if stamps is not None:
-        stamps = stamps.where(stamps.end_ns > 0)
-        is_step = ~stamps.is_reset
-        all_ns = stamps.end_ns - stamps.begin_ns
-        env_ids, lengths_ns = stamps.env_ids[is_step], all_ns[is_step]
-        reset_lengths_ns = all_ns[~is_step]
-    cpu_share = None if envs is None else envs.cpu_share(0)
-    first_ready = calls.num_receives > 0
-    facts = Facts(
-        largest=max(spent_ns, key=lambda name: spent_ns[name]),
-        num_steps=num_steps,
-        num_envs=recording.num_envs,
-        stamped=crew.stamped,
-        is_local=crew.is_local,
-        num_workers=crew.num_workers,
-        cores=usable_cores(),
-        cpu_share=cpu_share,
-        step_ns=None if envs is None else float(envs.step_ns.sum()) / max(num_steps, 1),
-        first_ready=first_ready,
-    )
+        gains[name] = per_second * wall_ns / max(wall_ns - ns, least_ns, 1)
+    steps, resets, slowest = _env_times(found)
+    largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
-        backend=recording.backend,
-        num_envs=recording.num_envs,
+        backend=found.backend,
+        num_envs=crew.chunks[-1],
         stamped=crew.stamped,
         wall_s=wall_ns / 1e9,
-        latest_s=min((recording.end_ns - recording.begin_ns) / 1e9, wall_ns / 1e9),
+        latest_s=min(found.end_ns - found.begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
         steps_per_second=per_second,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
-        other_threads={name: ns / wall_ns for name, ns in tally.others_ns.items()},
-        first_ready=first_ready,
-        cpu_share=cpu_share,
-        others_load=tally.others_load,
-        envs=_all_times(envs, 0, lengths_ns),
-        resets=_all_times(envs, 1, reset_lengths_ns),
-        slowest=[] if envs is None else _slowest(envs, env_ids, lengths_ns),
-        workers=[] if envs is None else _workers(recording, envs, wall_ns),
-        advice=advise(facts),
-        durations_ns=lengths_ns,
+        other_threads={name: ns / wall_ns for name, ns in found.others_ns.items()},
+        first_ready=totals.num_receives > 0,
+        cpu_share=found.cpu_share,
+        others_load=found.others_load,
+        envs=steps,
+        resets=resets,
+        slowest=slowest,
+        workers=_workers(found) if is_stamped else [],
+        advice=[advise(largest, found, num_steps, steps.mean if steps else float("nan"))],
     )
 
 
-def _spent_ns(tally: Tally) -> dict[str, int]:
+def _spent_ns(found: Recording) -> dict[str, int]:
     """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    shares_ns = tally.calls.shares_ns
-    is_split = tally.stamped != NOTHING
-    spent_ns = {name: ns for name, ns in shares_ns.items() if ns or (name == UNSPLIT) != is_split}
-    for name, ns in tally.phases_ns.items():
+    is_split = found.crew.stamped != NOTHING
+    shares_ns = found.totals.shares_ns.items()
+    spent_ns = {name: ns for name, ns in shares_ns if ns or (name == UNSPLIT) != is_split}
+    for name, ns in found.phases_ns.items():
         is_taken = name in ENV_SHARES or name == OTHER
         spent_ns[f"{name} (phase)" if is_taken else name] = ns
-    spent_ns[OTHER] = tally.wall_ns - sum(spent_ns.values())
+    spent_ns[OTHER] = found.wall_ns - sum(spent_ns.values())
     return spent_ns
 
 
-def _bound_ns(tally: Tally, num_steps: int) -> float:
-    """Return the time that the envs alone would have taken for these steps.
+def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
+    """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
+    if found.stamps is None:
+        return None, None, []
+    totals, stamps = found.totals, found.stamps.where(found.stamps.end_ns > 0)
+    lengths_ns = stamps.end_ns - stamps.begin_ns
 
-    If calls wait for all envs: the busiest worker of each round. If they receive the first envs
-    ready: the time with all workers always at work.
-    """
-    calls, envs = tally.calls, tally.envs
-    if calls.num_receives and envs is not None and (rate := envs.free_rate()) > 0:
-        return max(calls.critical_ns, num_steps / rate * 1e9)
-    return calls.critical_ns
+    def times(name: str, kind: int, env: int | slice, limit: float = np.inf) -> EnvTimes | None:
+        count = int(totals.counts[kind, env].sum())
+        if count == 0:
+            return None
+        chosen = stamps.is_reset == bool(kind)
+        if isinstance(env, int):
+            chosen &= stamps.env_ids == env
+        latest_ns = lengths_ns[chosen]
+        mean = float(totals.spent_ns[kind, env].sum()) / count
+        percentiles = [float("nan")] * 3
+        is_slow = False
+        if len(latest_ns) > 0:
+            percentiles = np.percentile(latest_ns, (50, 90, 99)).tolist()
+            # Reliably above, and not because of single long steps.
+            error = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
+            is_slow = len(latest_ns) > 1 and mean - error > limit
+        longest = float(totals.longest_ns[kind, env].max())
+        return EnvTimes(name, count, mean, *percentiles, longest, is_slow)
 
-
-def _all_times(envs: EnvTotals | None, kind: int, latest_ns: np.ndarray) -> EnvTimes | None:
-    """Return the times of steps (0) or resets (1) of all envs; None if there are none."""
-    if envs is None:
-        return None
-    counts, sums = (envs.resets, envs.reset_ns) if kind else (envs.steps, envs.step_ns)
-    longest = envs.longest_reset_ns if kind else envs.longest_step_ns
-    count = int(counts.sum())
-    if count == 0:
-        return None
-    return _times("all envs", count, float(sums.sum()) / count, int(longest.max()), latest_ns)
-
-
-def _times(
-    name: str, count: int, mean: float, longest: int, latest_ns: np.ndarray, is_slow: bool = False
-) -> EnvTimes:
-    p50, p90, p99 = [float("nan")] * len(_PERCENTILES)
-    if len(latest_ns):
-        p50, p90, p99 = map(float, np.percentile(latest_ns, _PERCENTILES))
-    return EnvTimes(name, count, mean, p50, p90, p99, float(longest), is_slow)
-
-
-def _slowest(envs: EnvTotals, env_ids: np.ndarray, lengths_ns: np.ndarray) -> list[EnvTimes]:
-    if len(envs.steps) == 1 or len(env_ids) == 0:
-        return []
-    means = envs.step_ns / np.maximum(envs.steps, 1)
-    limit = _SLOW * float(np.median(means[envs.steps > 0]))
-    chosen = np.argsort(-means, kind="stable")[:_NUM_SLOWEST].tolist()
-    return [
-        _times(
-            f"env {e}",
-            int(envs.steps[e]),
-            float(means[e]),
-            int(envs.longest_step_ns[e]),
-            lengths_ns[env_ids == e],
-            _is_above(float(means[e]), lengths_ns[env_ids == e], limit),
-        )
-        for e in chosen
-        if envs.steps[e]
-    ]
+    slowest = []
+    counts = totals.counts[0]
+    if len(counts) > 1 and counts.any():
+        means = totals.spent_ns[0] / np.maximum(counts, 1)
+        limit = _SLOW * float(np.median(means[counts > 0]))
+        ranked = np.argsort(-means, kind="stable")[:_NUM_SLOWEST].tolist()
+        slowest = [times(f"env {env}", 0, env, limit) for env in ranked]
+    every = slice(None)
+    resets = times("all envs", 1, every)
+    return times("all envs", 0, every), resets, [one for one in slowest if one is not None]
 
 
-def _is_above(mean: float, latest_ns: np.ndarray, limit: float) -> bool:
-    """Return whether a mean is reliably above a limit, and not because of single long steps."""
-    count = len(latest_ns)
-    return count > 1 and mean - 2 * float(latest_ns.std(ddof=1)) / count**0.5 > limit
-
-
-def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[WorkerTimes]:
+def _workers(found: Recording) -> list[WorkerTimes]:
     workers, number = [], 0
-    chunks = recording.crew.chunks
-    for index, process in enumerate(recording.processes):
-        busy = min(int(envs.worker_ns[index]) / wall_ns, 1.0)
-        first, last = chunks[index : index + 2]
-        name = "caller" if process is None else f"worker {number}"
-        number += process is not None
-        start_s = None if process is None else process.start_s
+    for process, chunk, busy_ns in zip(
+        found.crew.processes, pairwise(found.crew.chunks), found.totals.worker_ns, strict=True
+    ):
+        name, start_s = "caller", None
+        if process is not None:
+            name, start_s, number = f"worker {number}", process.start_s, number + 1
         if start_s is not None and start_s < 0:  # it is being replaced
             start_s = None
+        busy = min(int(busy_ns) / found.wall_ns, 1.0)
         memory_bytes = pss_bytes(None if process is None else process.pid)
-        workers.append(WorkerTimes(name, first, last - 1, busy, 1 - busy, start_s, memory_bytes))
+        last = chunk[1] - 1
+        workers.append(WorkerTimes(name, chunk[0], last, busy, 1 - busy, start_s, memory_bytes))
     return workers
 
 
@@ -400,43 +351,25 @@ def new_table(title: str, **options: Any) -> Table:
     )
 
 
-def report_tables(report: TimingReport) -> Any:
+def _tables(report: TimingReport) -> Group:
     """Return shares, workers, envs and the verdict, to be printed with rich."""
     parts: list[Any] = [_share_table(report)]
     if report.workers:
         parts.append(_worker_table(report))
     if report.envs is not None or report.resets is not None:
         parts.append(_env_table(report))
-    found = [_about_kernel(report), _about_window(report), _about_threads(report)]
-    notes = list(filter(None, found))
-    parts += [Text(note) for note in notes]
-    parts.append(Text(report.verdict, style="bold"))
-    return Group(*parts)
-
-
-def _about_kernel(report: TimingReport) -> str:
-    """Return the remark on resets where whole calls are stamped."""
-    if report.stamped != KERNEL:
-        return ""
-    return "How long resets inside of steps take is unknown: calls are stamped as a whole."
-
-
-def _about_window(report: TimingReport) -> str:
-    """Return the remark on the steps that the percentiles cover, if not all."""
-    if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
-        return ""
-    return (
-        f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s; "
-        "all other numbers are about the whole time."
-    )
-
-
-def _about_threads(report: TimingReport) -> str:
-    """Name the phases of other threads."""
-    if not report.other_threads:
-        return ""
-    named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
-    return f"In other threads, beside these: {named} of the time."
+    if report.stamped == KERNEL:
+        note = "How long resets inside of steps take is unknown: calls are stamped as a whole."
+        parts.append(Text(note))
+    if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
+        note = f"Percentiles are those of the latest {report.latest_s:.3g} s of "
+        parts.append(
+            Text(f"{note}{report.wall_s:.3g} s; all other numbers are about the whole time.")
+        )
+    if report.other_threads:
+        named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
+        parts.append(Text(f"In other threads, beside these: {named} of the time."))
+    return Group(*parts, Text(report.verdict, style="bold"))
 
 
 def _share_table(report: TimingReport) -> Table:
@@ -463,9 +396,10 @@ def _worker_table(report: TimingReport) -> Table:
     for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
         table.add_column(column, justify="right" if column not in {"process", ""} else "left")
     for worker in report.workers:
+        first, last = worker.first_env, worker.last_env
         table.add_row(
-            Text(worker.name),
-            _range(worker.first_env, worker.last_env),
+            worker.name,
+            f"{first}" if first == last else f"{first}-{last}",
             f"{worker.busy:.1%}",
             bar(worker.busy, 12),
             f"{worker.idle:.1%}",
@@ -473,10 +407,6 @@ def _worker_table(report: TimingReport) -> Table:
             "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
         )
     return table
-
-
-def _range(first: int, last: int) -> str:
-    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _env_table(report: TimingReport) -> Table:
@@ -487,7 +417,7 @@ def _env_table(report: TimingReport) -> Table:
     for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
         if times is not None:
             lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
-            table.add_row(Text(name), f"{times.num_steps:,}", *map(duration, lengths))
+            table.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
     return table
 
 
@@ -530,17 +460,3 @@ def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     axes.set_xlabel("share of wall time (%)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-
-
-def _draw_times(axes: Any, report: TimingReport) -> None:
-    if not len(report.durations_ns):
-        axes.set_axis_off()
-        return
-    times = report.durations_ns / 1e6
-    edges = np.geomspace(max(times.min(), 1e-5) * 0.9, times.max() * 1.1, 60)
-    weights = np.full(len(times), 100 / len(times))
-    axes.hist(times, edges, weights=weights, histtype="step", linewidth=1.6)
-    axes.set_xscale("log")
-    axes.set_xlabel("length of an env step (ms)")
-    axes.set_ylabel("steps (%)")
-    axes.spines[["top", "right"]].set_visible(False)

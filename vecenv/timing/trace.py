@@ -15,13 +15,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.files import whole_file
-from vecenv.timing.attribution import KERNEL, Work
-from vecenv.timing.calls import (
-    ENV_CALLS,
-    Calls,
-)
-from vecenv.timing.recording import Recording
-from vecenv.timing.stamps import Stamps
+from vecenv.timing.calls import NUM_ENV_CALLS
+from vecenv.timing.shares import KERNEL, Recording, writing_ends
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
@@ -48,111 +43,58 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in microseconds since the window began."""
-    stamps = recording.stamps
+    stamps, since_ns = recording.stamps, recording.begin_ns
     if stamps is not None:
         stamps = stamps.where(stamps.end_ns > 0)
         if len(stamps.env_ids) > MOST_STEPS:
-            since = stamps.begin_ns[-MOST_STEPS]
-            stamps = stamps.where(stamps.begin_ns >= since)
-            calls = recording.calls.where(recording.calls.end_ns >= since)
-            others = [
-                other._replace(calls=other.calls.where(other.calls.end_ns >= since))
-                for other in recording.others
-            ]
-            recording = recording._replace(calls=calls, others=others)
+            since_ns = int(np.sort(stamps.begin_ns)[-MOST_STEPS])
+            stamps = stamps.where(stamps.begin_ns >= since_ns)
+
+    def event(name: str, what: str, begin_ns: int, end_ns: int, process: int, track: int) -> Event:
+        times = {"ts": (begin_ns - since_ns) / 1e3, "dur": (end_ns - begin_ns) / 1e3}
+        return {"name": name, "cat": what, "ph": "X", **times, "pid": process, "tid": track}
+
     yield _name("process_name", _CALLER, 0, "caller")
     yield _name("thread_name", _CALLER, 0, "calls and phases")
-    yield from _call_events(recording)
-    for number, other in enumerate(recording.others):
-        track = _other_track(number)
-        yield _name("thread_name", *track, f"thread {other.name}")
-        for k in range(len(other.calls.kinds)):
-            yield _call_event(other.calls, k, other.names, recording.begin_ns, track)
-    if stamps is not None:
-        yield from _worker_names(recording)
-        yield from _step_events(recording, stamps)
-
-
-def _call_event(
-    calls: Calls, k: int, names: list[str], since_ns: int, track: tuple[int, int]
-) -> Event:
-    kind = int(calls.kinds[k])
-    category = "call" if kind < len(ENV_CALLS) else "phase"
-    interval = int(calls.begin_ns[k]), int(calls.end_ns[k])
-    return _slice(names[kind], category, interval, since_ns, track)
-
-
-def _call_events(recording: Recording) -> Iterator[Event]:
-    """Yield the caller's calls and phases, and inside the calls waits and copies."""
-    calls, since_ns = recording.calls, recording.begin_ns
     is_compiled = recording.crew.stamped == KERNEL
     waited = "kernel" if is_compiled else "wait"
-    for k in range(len(calls.kinds)):
-        yield _call_event(calls, k, recording.names, since_ns, (_CALLER, 0))
-        begin_ns, end_ns = int(calls.wait_begin_ns[k]), int(calls.wait_end_ns[k])
-        if begin_ns and end_ns:
-            yield _slice(waited, waited, (begin_ns, end_ns), since_ns, (_CALLER, 0))
+    calls = recording.calls.where(recording.calls.begin_ns >= since_ns)
+    columns = (calls.kinds, calls.begin_ns, calls.end_ns, calls.wait_begin_ns, calls.wait_end_ns)
+    for kind, begin, end, wait_begin, wait_end in zip(*(c.tolist() for c in columns), strict=True):
+        what = "call" if kind < NUM_ENV_CALLS else "phase"
+        yield event(recording.names[kind], what, begin, end, _CALLER, 0)
+        if wait_end:
+            yield event(waited, waited, wait_begin, wait_end, _CALLER, 0)
             if not is_compiled:
-                copying = end_ns, int(calls.end_ns[k])
-                yield _slice("copy", "copy", copying, since_ns, (_CALLER, 0))
-
-
-def _numbers(recording: Recording) -> list[int]:
-    """Return the number of the process of each worker."""
-    number, numbers = 0, []
-    for process in recording.processes:
-        number += process is not None
-        numbers.append(_CALLER if process is None else number)
-    return numbers
-
-
-def _worker_names(recording: Recording) -> Iterator[Event]:
-    """Yield the names of the workers and their envs."""
-    bounds = pairwise(recording.crew.chunks)
-    for number, process, (first, last) in zip(
-        _numbers(recording), recording.processes, bounds, strict=True
+                yield event("copy", "copy", wait_end, end, _CALLER, 0)
+    tracks: dict[str, int] = {}
+    for other in recording.others:
+        if other.thread not in tracks:
+            tracks[other.thread] = _OTHER_THREADS + len(tracks)
+            yield _name("thread_name", _CALLER, tracks[other.thread], f"thread {other.thread}")
+        if other.begin_ns >= since_ns:
+            track = tracks[other.thread]
+            yield event(other.name, "phase", other.begin_ns, other.end_ns, _CALLER, track)
+    if stamps is None:
+        return
+    until_ns = writing_ends(stamps, recording.crew)
+    number = _CALLER
+    for process, (first, last) in zip(
+        recording.crew.processes, pairwise(recording.crew.chunks), strict=True
     ):
+        its_number = _CALLER
         if process is not None:
+            its_number = number = number + 1
             yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
         envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
-        yield _name("thread_name", number, _ENVS, envs)
-
-
-def _step_events(recording: Recording, stamps: Stamps) -> Iterator[Event]:
-    """Yield steps, resets, and the writing of their results."""
-    work = Work(stamps, recording.crew, recording.end_ns)
-    stamps, since_ns = work.stamps, recording.begin_ns
-    numbers = np.array(_numbers(recording))[recording.crew.workers(stamps.env_ids)].tolist()
-    for k, number in enumerate(numbers):
-        env_id = int(stamps.env_ids[k])
-        what = "reset" if stamps.is_reset[k] else "env"
-        interval, track = (int(stamps.begin_ns[k]), int(stamps.end_ns[k])), (number, _ENVS)
-        event = _slice(f"{what} {env_id}", what, interval, since_ns, track)
-        event["args"] = {"env_id": env_id, "worker": number - 1}
-        yield event
-        until_ns = int(work.until_ns[k])
-        if until_ns > interval[1]:
-            yield _slice("copy", "copy", (interval[1], until_ns), since_ns, track)
-
-
-def _other_track(number: int) -> tuple[int, int]:
-    """Return the track of one of the caller's other threads."""
-    return _CALLER, _OTHER_THREADS + number
-
-
-def _slice(
-    name: str, category: str, interval: tuple[int, int], since_ns: int, track: tuple[int, int]
-) -> Event:
-    begin_ns, end_ns = interval
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": (begin_ns - since_ns) / 1e3,
-        "dur": (end_ns - begin_ns) / 1e3,
-        "pid": track[0],
-        "tid": track[1],
-    }
+        yield _name("thread_name", its_number, _ENVS, envs)
+        for k in range(*np.searchsorted(stamps.env_ids, [first, last]).tolist()):
+            env_id, begin, end = (int(column[k]) for column in stamps[:3])
+            what = "reset" if stamps.is_reset[k] else "env"
+            found = event(f"{what} {env_id}", what, begin, end, its_number, _ENVS)
+            yield {**found, "args": {"env_id": env_id, "worker": its_number - 1}}
+            if until_ns[k] > end:
+                yield event("copy", "copy", end, int(until_ns[k]), its_number, _ENVS)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:

@@ -68,8 +68,7 @@ from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_ma
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
+from vecenv.timing.stamps import EnvStamps, WorkerProcess
 from vecenv.workers.channel import ASK, STEP, message
 from vecenv.workers.infos import common_keys
 
