@@ -422,7 +422,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
         """Begin to stamp env steps; see `TimedEnvs`."""

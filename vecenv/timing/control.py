@@ -7,51 +7,24 @@ from bisect import bisect_right
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecenv.machine import OthersLoad
 from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
 from vecenv.timing.shares import ENVS, KERNEL, NOTHING, Crew, Recording, Totals
-from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps, WorkerProcess
+from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps
 
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
-__all__ = ["TimedEnvs", "Timing"]
+__all__ = ["Timing"]
 
 _NO_PHASE: AbstractContextManager[Any] = nullcontext()
 _FEWEST_LOAD_NS = 200_000_000  # the system counts in hundredths of a second
 _MOST_FOLDED = 1 << 16  # stamps added up at a time, about; more would not stay in the caches
 _MOST_CALLS = 1 << 13  # added up at a time
-
-
-class TimedEnvs(Protocol):
-    """The interface of a vector env that can be timed."""
-
-    num_envs: int
-    closed: bool
-    _log: CallLog | None
-
-    def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps.
-
-        Returns:
-            The rings of stamps. Or, if compiled calls are stamped in the log of calls, the time of
-            a call that does nothing, in nanoseconds. None if only the caller's time is known.
-        """
-
-    def _end_stamps(self) -> None:
-        """Stop stamping; if that raises, nothing has changed."""
-
-    def _env_chunks(self) -> list[int]:
-        """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
-        ...
-
-    def _worker_processes(self) -> list[WorkerProcess | None]:
-        """Return the process of each worker; None where it is the caller."""
-        ...
 
 
 class Timing:
@@ -83,15 +56,13 @@ class Timing:
         >>> envs.close()
     """
 
-    def __init__(self, envs: TimedEnvs) -> None:
+    def __init__(self, envs: Any) -> None:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
         self.log = CallLog()
-        self._stamps: EnvStamps | None = None
-        self._stamped, self._kernel_ns = NOTHING, 0
         self._crew = Crew(NOTHING, [0, 1], [None])
+        self._stamps: EnvStamps | None = None
         self._load: OthersLoad | None = None
-        self._others_load: float | None = None
         self.enabled = False
         self.clear()
 
@@ -112,8 +83,8 @@ class Timing:
             return
         found = envs._begin_stamps()
         self._stamps = found if isinstance(found, EnvStamps) else None
-        self._stamped = NOTHING if found is None else ENVS if self._stamps is not None else KERNEL
-        self._kernel_ns = found if isinstance(found, int) else 0
+        stamped = NOTHING if found is None else ENVS if self._stamps is not None else KERNEL
+        self._crew = Crew(stamped, [], [], found if isinstance(found, int) else 0)
         self._keep_crew()
         self.enabled = True
         envs._log = self.log
@@ -135,11 +106,10 @@ class Timing:
 
     def note_end(self) -> None:
         """Measure the load of others so far: timing ends here, or workers are about to end."""
-        if self._load is not None:
-            self._others_load, self._load = self._load_of_others(), None
+        self._others_load, self._load = self._measured_load(), None
 
-    def _load_of_others(self) -> float | None:
-        if self._load is None or perf_counter_ns() - self.log.begin_ns < _FEWEST_LOAD_NS:
+    def _measured_load(self) -> float | None:
+        if self._load is None or perf_counter_ns() - self.log.since_ns < _FEWEST_LOAD_NS:
             return self._others_load
         return self._load.cores()
 
@@ -147,17 +117,15 @@ class Timing:
         """Delete the recording; phases that are open begin now."""
         self._totals, self._others_load = Totals(self._crew), None
         self._load = OthersLoad() if self.enabled else None
-        calls_per_fold = _MOST_CALLS
+        self._most_pending = _MOST_CALLS
         if self._stamps is not None:
-            stamps = self._stamps
-            self._first_tallies = stamps.tallies.copy()
+            self._first_tallies = self._stamps.tallies.copy()
             self._taken = self._first_tallies[:, COUNT]
-            num_envs, room = stamps.rings.shape[:2]
+            num_envs, room = self._stamps.rings.shape[:2]
             # A call makes two steps of an env at most.
-            calls_per_fold = min(calls_per_fold, room // 4, max(_MOST_FOLDED // num_envs, 1))
-        self._calls_per_fold = calls_per_fold
+            self._most_pending = min(_MOST_CALLS, room // 4, max(_MOST_FOLDED // num_envs, 1))
         self.log.clear()
-        self._folded_ns = self.log.begin_ns
+        self._folded_ns = self.log.since_ns
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Return a context whose wall time is added to phase `name` (nothing while disabled)."""
@@ -174,8 +142,8 @@ class Timing:
         """Keep who steps which envs: workers may be replaced, and are gone after `close`."""
         envs = self._envs()
         if envs is not None and not envs.closed:
-            chunks, processes = envs._env_chunks(), envs._worker_processes()
-            self._crew = Crew(self._stamped, chunks, processes, self._kernel_ns)
+            processes = envs._worker_processes()
+            self._crew = self._crew._replace(chunks=envs._env_chunks(), processes=processes)
 
     def _fold(self) -> None:
         """Add to the totals the intervals and stamps since the last time."""
@@ -185,50 +153,43 @@ class Timing:
         self._totals.add(calls, stamps, self._crew, self._folded_ns, now_ns)
         self._folded_ns = now_ns
 
-    def _record(self) -> Recording:
-        log = self.log
-        self._keep_crew()
-        self._fold()
-        calls, begin_ns = log.latest()
-        if len(calls.kinds) == 0:
-            raise RuntimeError(
-                "nothing has been recorded: call envs.timing.enable() before the steps"
-            )
-        stamps = cpu_share = None
-        if self._stamps is not None:
-            size, (stamps, counts) = self._stamps.rings.shape[1], self._stamps.since(0)
-            wrapped = np.flatnonzero(counts >= size)
-            oldest = np.searchsorted(stamps.env_ids, wrapped)
-            begin_ns = max(begin_ns, int(stamps.begin_ns[oldest].max(initial=0)))
-            stamps = stamps.where(stamps.begin_ns >= begin_ns)
-            spent = (self._stamps.tallies - self._first_tallies).sum(axis=0)
-            cpu_share = int(spent[CPU]) / int(spent[CPU_OF]) if spent[CPU_OF] else None
-        calls = calls.where(calls.begin_ns >= begin_ns)
-        return Recording(
-            backend=self._backend,
-            crew=self._crew,
-            totals=self._totals,
-            wall_ns=max(log.wall_ns, 1),
-            phases_ns=log.phases_ns(),
-            others_ns=dict(log.others_ns),
-            cpu_share=cpu_share,
-            others_load=self._load_of_others(),
-            begin_ns=begin_ns,
-            end_ns=int(calls.end_ns.max(initial=begin_ns)),
-            names=list(log.names),
-            calls=calls,
-            stamps=stamps,
-            others=[one for one in log.others.copy() if one.begin_ns >= begin_ns],
-        )
-
     def recording(self) -> Recording:
-        """Return the totals and the latest stamps since `enable` or `clear`.
+        """Return the totals, and the latest stamps, since `enable` or `clear`.
 
         Raises:
             RuntimeError: Nothing was recorded.
         """
         with self.log.paused():
-            return self._record()
+            self._keep_crew()
+            self._fold()
+            calls, begin_ns = self.log.latest()
+            if len(calls.kinds) == 0:
+                raise RuntimeError(
+                    "nothing has been recorded: call envs.timing.enable() before the steps"
+                )
+            stamps = cpu_share = None
+            if self._stamps is not None:
+                stamps, counts = self._stamps.since(0)
+                wrapped = np.flatnonzero(counts >= self._stamps.rings.shape[1])
+                oldest = np.searchsorted(stamps.env_ids, wrapped)
+                begin_ns = max(begin_ns, int(stamps.begin_ns[oldest].max(initial=0)))
+                stamps = stamps.where(stamps.begin_ns >= begin_ns)
+                spent_ns = (self._stamps.tallies - self._first_tallies).sum(axis=0)
+                cpu_share = int(spent_ns[CPU]) / int(spent_ns[CPU_OF]) if spent_ns[CPU_OF] else None
+            calls = calls.where(calls.begin_ns >= begin_ns)
+            return Recording(
+                backend=self._backend,
+                crew=self._crew,
+                totals=self._totals,
+                log=self.log,
+                cpu_share=cpu_share,
+                others_load=self._measured_load(),
+                begin_ns=begin_ns,
+                end_ns=int(calls.end_ns.max(initial=begin_ns)),
+                calls=calls,
+                stamps=stamps,
+                others=[one for one in self.log.others.copy() if one.begin_ns >= begin_ns],
+            )
 
     def report(self) -> TimingReport:
         """Return the shares of the time since `enable` or `clear`; see `TimingReport`.
@@ -236,10 +197,11 @@ class Timing:
         Raises:
             RuntimeError: Nothing was recorded.
         """
+        found = self.recording()
         with self.log.paused():
             from vecenv.timing.report import make_report
 
-            return make_report(self._record())
+            return make_report(found)
 
     def write_trace(self, path: str | Path) -> None:
         """Write the latest part of the timeline as Chrome trace JSON, for ui.perfetto.dev.
@@ -248,10 +210,11 @@ class Timing:
             RuntimeError: Nothing was recorded.
             OSError: The file can't be written.
         """
+        found = self.recording()
         with self.log.paused():
             from vecenv.timing.trace import write_trace
 
-            write_trace(self._record(), path)
+            write_trace(found, path)
 
     def _add_latest(self, error: Exception) -> None:
         """Note the latest steps: those of the worker of the env that an error names, or of all."""
@@ -272,14 +235,16 @@ class _Interval(AbstractContextManager[CallLog]):
         self._timing, self._kind, self._num_rows = timing, kind, num_rows
 
     def __enter__(self) -> CallLog:
-        log = self._timing.log
-        log.begin(self._kind, self._num_rows)
-        return log
-
-    def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
         timing = self._timing
-        if timing.log.end() >= timing._calls_per_fold:
+        # Not where a step may be pending, as its work would be added without the call's time.
+        most_pending = timing._most_pending if self._kind < STEP_WAIT else _MOST_CALLS
+        if timing.log.num_pending >= most_pending:
             with timing.log.paused():
                 timing._fold()
+        timing.log.begin(self._kind, self._num_rows)
+        return timing.log
+
+    def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
+        self._timing.log.end()
         if isinstance(error, Exception) and self._kind < NUM_ENV_CALLS:
-            timing._add_latest(error)
+            self._timing._add_latest(error)

@@ -218,7 +218,7 @@ class TimingReport:
 
 def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
-    crew, totals, wall_ns = found.crew, found.totals, found.wall_ns
+    crew, totals, wall_ns = found.crew, found.totals, found.log.wall_ns
     is_stamped = found.stamps is not None
     spent_ns = _spent_ns(found)
     num_steps = int(totals.counts[0].sum()) if is_stamped else totals.num_rows
@@ -240,7 +240,7 @@ def make_report(found: Recording) -> TimingReport:
         steps_per_second=per_second,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
-        other_threads={name: ns / wall_ns for name, ns in found.others_ns.items()},
+        other_threads={name: ns / wall_ns for name, ns in found.log.others_ns.items()},
         first_ready=totals.num_receives > 0,
         cpu_share=found.cpu_share,
         others_load=found.others_load,
@@ -257,10 +257,10 @@ def _spent_ns(found: Recording) -> dict[str, int]:
     is_split = found.crew.stamped != NOTHING
     shares_ns = found.totals.shares_ns.items()
     spent_ns = {name: ns for name, ns in shares_ns if ns or (name == UNSPLIT) != is_split}
-    for name, ns in found.phases_ns.items():
+    for name, ns in found.log.phases_ns.items():
         is_taken = name in ENV_SHARES or name == OTHER
         spent_ns[f"{name} (phase)" if is_taken else name] = ns
-    spent_ns[OTHER] = found.wall_ns - sum(spent_ns.values())
+    spent_ns[OTHER] = found.log.wall_ns - sum(spent_ns.values())
     return spent_ns
 
 
@@ -312,7 +312,7 @@ def _workers(found: Recording) -> list[WorkerTimes]:
             name, start_s, number = f"worker {number}", process.start_s, number + 1
         if start_s is not None and start_s < 0:  # it is being replaced
             start_s = None
-        busy = min(int(busy_ns) / found.wall_ns, 1.0)
+        busy = min(int(busy_ns) / found.log.wall_ns, 1.0)
         memory_bytes = pss_bytes(None if process is None else process.pid)
         last = chunk[1] - 1
         workers.append(WorkerTimes(name, chunk[0], last, busy, 1 - busy, start_s, memory_bytes))

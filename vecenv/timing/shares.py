@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecenv.timing.calls import NUM_ENV_CALLS, RECV, RESET, STEP, STEP_WAIT, Calls, OtherInterval
+from vecenv.timing.calls import (
+    NUM_ENV_CALLS,
+    RECV,
+    RESET,
+    STEP,
+    STEP_WAIT,
+    CallLog,
+    Calls,
+    OtherPhase,
+)
 from vecenv.timing.stamps import Stamps, WorkerProcess
 
 __all__ = ["ENV_SHARES", "Crew", "Recording", "Totals", "coverage", "writing_ends"]
@@ -56,6 +65,34 @@ class Crew(NamedTuple):
     def is_local(self) -> bool:
         """Whether all workers are the calling process."""
         return all(process is None for process in self.processes)
+
+
+class Recording(NamedTuple):
+    """What was recorded since `enable` or `clear`, and the latest window with all its stamps.
+
+    Attributes:
+        backend: Name of the vector env's class.
+        crew: The workers.
+        totals: Of calls and envs.
+        log: Of calls and phases, with the wall time.
+        cpu_share, others_load: See `TimingReport`.
+        begin_ns, end_ns: The window, by `time.perf_counter_ns`.
+        calls: The caller's intervals in it.
+        stamps: Env steps in it, env by env; None if they are not stamped one by one.
+        others: Phases of other threads in it.
+    """
+
+    backend: str
+    crew: Crew
+    totals: Totals
+    log: CallLog
+    cpu_share: float | None
+    others_load: float | None
+    begin_ns: int
+    end_ns: int
+    calls: Calls
+    stamps: Stamps | None
+    others: list[OtherPhase]
 
 
 class Totals:
@@ -187,42 +224,6 @@ class Totals:
         steps = np.add.reduceat(self.counts[0], crew.chunks[:-1])
         rate = float((steps[busy] / self.worker_ns[busy]).sum())
         return max(self.critical_ns, steps.sum() / rate) if rate else self.critical_ns
-
-
-class Recording(NamedTuple):
-    """Totals since `enable` or `clear`, and the latest window in which all stamps are complete.
-
-    Attributes:
-        backend: Name of the vector env's class.
-        crew: The workers.
-        totals: Of calls and envs.
-        wall_ns: Wall time of the caller until its latest call or phase.
-        phases_ns: Time in its phases, without intervals inside of them.
-        others_ns: Time in phases of other threads, by name.
-        cpu_share: Processor time of measured env steps over their duration; None if not known.
-        others_load: Processors that other processes kept busy; None if not known.
-        begin_ns, end_ns: The window, by `time.perf_counter_ns`.
-        names: Names of the kinds of calls.
-        calls: The caller's intervals inside the window.
-        stamps: Env steps that began inside the window, env by env; None if they are not stamped one
-            by one.
-        others: Phases of other threads inside the window.
-    """
-
-    backend: str
-    crew: Crew
-    totals: Totals
-    wall_ns: int
-    phases_ns: dict[str, int]
-    others_ns: dict[str, int]
-    cpu_share: float | None
-    others_load: float | None
-    begin_ns: int
-    end_ns: int
-    names: list[str]
-    calls: Calls
-    stamps: Stamps | None
-    others: list[OtherInterval]
 
 
 def coverage(

@@ -62,7 +62,7 @@ def trace_events(recording: Recording) -> Iterator[Event]:
     columns = (calls.kinds, calls.begin_ns, calls.end_ns, calls.wait_begin_ns, calls.wait_end_ns)
     for kind, begin, end, wait_begin, wait_end in zip(*(c.tolist() for c in columns), strict=True):
         what = "call" if kind < NUM_ENV_CALLS else "phase"
-        yield event(recording.names[kind], what, begin, end, _CALLER, 0)
+        yield event(recording.log.names[kind], what, begin, end, _CALLER, 0)
         if wait_end:
             yield event(waited, waited, wait_begin, wait_end, _CALLER, 0)
             if not is_compiled:
