@@ -141,7 +141,7 @@ def test_steps_that_have_not_ended_and_resets_are_no_steps():
     envs = steps((0, 100, 200, 200), (1, 200, 0), resets=[(1, 300, 400, 400)])
     found = report(TWO_WORKERS, calls((STEP, 100, 400, 100, 400)), envs)
     assert found.num_steps == 1 and found.envs.num_steps == 1
-    assert found.resets.num_steps == 1 and found.resets.mean == 100
+    assert found.resets.num_steps == 1 and found.resets.mean_ns == 100
     assert found.workers[0].memory_bytes is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from vecenv.backends import BACKENDS
@@ -42,14 +41,14 @@ class Advice:
     backend: str | None = None
 
 
-def advise(largest: str, found: Recording, num_steps: int, step_ns: float) -> Advice:
+def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None) -> Advice:
     """Return advice on the largest share, or the reason why there is none.
 
     Args:
         largest: Its name.
         found: The recording.
         num_steps: Env steps in it.
-        step_ns: Mean duration of a step; NaN if not known.
+        step_ns: Mean duration of a step; None if not known.
     """
     num_envs, crew = found.crew.chunks[-1], found.crew
     first_ready = found.totals.num_receives > 0
@@ -67,7 +66,7 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float) -> Ad
         how = f"use {_FIRST_READY.use} with batches of {max(1, num_envs // 4)}"
         text = f"waiting for the slowest of {num_envs} envs; {how} (docs/asynchronous.md)"
         return Advice(text, _FIRST_READY.name)
-    if largest == HAND_OVER and step_ns < _CHEAP_NS and not first_ready:
+    if largest == HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
         text = f"commands to workers, and waking them up, for steps of {duration(step_ns)}"
         return Advice(f"{text}; {_HERE.use} needs none (docs/stepping.md)", _HERE.name)
     texts = {
@@ -119,14 +118,14 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
     return Advice(f"{what}; {how} (docs/stepping.md)", backend)
 
 
-def duration(time_ns: float) -> str:
-    """Write a time with three digits, in the unit that suits it.
+def duration(time_ns: float | None) -> str:
+    """Write a time with three digits, in the unit that suits it; None is not known.
 
     Example:
         >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
         ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
     """
-    if math.isnan(time_ns):
+    if time_ns is None:
         return "unknown"
     for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if time_ns < limit_ns:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,36 +27,24 @@ from vecenv.timing.shares import (
     Recording,
 )
 
-__all__ = [
-    "EnvTimes",
-    "TimingReport",
-    "WorkerTimes",
-    "draw_shares",
-    "make_report",
-    "new_figure",
-    "new_table",
-    "shorten",
-]
+__all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
 _UNITS = {
-    "wall_s": "s",
-    "latest_s": "s",
+    "wall_s, latest_s, start_s": "s",
     "steps_per_second": "env steps per second",
     "shares": "share of wall_s",
+    "busy": "share of wall_s",
     "gains": "env steps per second if that share took no time",
     "other_threads": "share of wall_s, beside the shares",
     "*_ns": "ns",
-    "busy, idle": "share of wall_s",
-    "start_s": "s",
     "memory_bytes": "bytes",
     "others_load": "processors",
     "cpu_share": "processor time / time of env steps",
 }
-_BAR_WIDTH = 22
+_BAR_WIDTH, _LEAST_BAR = 22, 8
 _NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
-_LEAST_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLOURS = {
     "env compute": "#2a9d8f",
@@ -76,23 +63,24 @@ _MORE_COLOURS = ("#6d597a", "#b56576", "#355070", "#84a59d", "#f28482")
 
 @dataclass(frozen=True)
 class EnvTimes:
-    """Durations of the steps (or resets) of one env or of all envs; nanoseconds.
+    """Durations of the steps, or the resets, of one env or of all envs.
 
     Attributes:
         name: "env 3", or "all envs".
-        num_steps: Number of steps (or resets); resets are not among steps.
-        mean, max: Over all steps.
-        p50, p90, p99: Over the latest, see `TimingReport.latest_s`; NaN if there are none.
+        num_steps: Number of steps, or of resets; resets are not among steps.
+        mean_ns, max_ns: Over all steps.
+        p50_ns, p90_ns, p99_ns: Over the latest, see `TimingReport.latest_s`; None if there are
+            none.
         is_slow: Whether an env takes much longer than most others.
     """
 
     name: str
     num_steps: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
+    mean_ns: float
+    p50_ns: float | None
+    p90_ns: float | None
+    p99_ns: float | None
+    max_ns: float
     is_slow: bool = False
 
 
@@ -103,7 +91,7 @@ class WorkerTimes:
     Attributes:
         name: "worker 0", or "caller" for the calling process.
         first_env, last_env: Its envs.
-        busy, idle: Shares of the wall time in which at least one of its envs was at work, and none.
+        busy: Share of the wall time in which at least one of its envs was at work.
         start_s: Seconds from its start until its envs were made; None for the caller, and while
             they are being made.
         memory_bytes: Its proportional share of memory (PSS) at the time of the report; None if the
@@ -114,7 +102,6 @@ class WorkerTimes:
     first_env: int
     last_env: int
     busy: float
-    idle: float
     start_s: float | None
     memory_bytes: int | None
 
@@ -169,26 +156,20 @@ class TimingReport:
     resets: EnvTimes | None
     slowest: list[EnvTimes]
     workers: list[WorkerTimes]
-    advice: list[Advice]
+    advice: Advice
 
     @property
     def verdict(self) -> str:
         """One line: the largest cost and the advice on it."""
         name, share = max(self.shares.items(), key=lambda item: item[1])
-        told = "; ".join(advice.text for advice in self.advice[:1])
-        return f"{share:.0%} of the time goes to {name}: {told}"
+        return f"{share:.0%} of the time goes to {name}: {self.advice.text}"
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to `path` if given.
 
         Names end in the unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
         """
-        numbers = dataclasses.asdict(self)
-        for times in (numbers["envs"], numbers["resets"], *numbers["slowest"]):
-            for name in ("mean", "p50", "p90", "p99", "max") if times else ():
-                value = times.pop(name)
-                times[f"{name}_ns"] = None if np.isnan(value) else value
-        return write_json({**numbers, "verdict": self.verdict, "units": _UNITS}, path)
+        return write_json({**asdict(self), "verdict": self.verdict, "units": _UNITS}, path)
 
     def plot(self, path: str | Path) -> None:
         """Draw the shares into a file; its suffix selects the format.
@@ -219,16 +200,14 @@ class TimingReport:
 def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
     crew, totals, wall_ns = found.crew, found.totals, found.log.wall_ns
-    is_stamped = found.stamps is not None
     spent_ns = _spent_ns(found)
-    num_steps = int(totals.counts[0].sum()) if is_stamped else totals.num_rows
-    per_second = num_steps / wall_ns * 1e9
+    steps, resets, slowest = _env_times(found)
+    num_steps = totals.num_rows if found.stamps is None else int(totals.counts[0].sum())
     bound_ns = min(totals.bound_ns(crew), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
         least_ns = bound_ns if name not in ENV_SHARES or name in {HAND_OVER, COPYING} else 0
-        gains[name] = per_second * wall_ns / max(wall_ns - ns, least_ns, 1)
-    steps, resets, slowest = _env_times(found)
+        gains[name] = num_steps / max(wall_ns - ns, least_ns, 1) * 1e9
     largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
         backend=found.backend,
@@ -237,7 +216,7 @@ def make_report(found: Recording) -> TimingReport:
         wall_s=wall_ns / 1e9,
         latest_s=min(found.end_ns - found.begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
-        steps_per_second=per_second,
+        steps_per_second=num_steps / wall_ns * 1e9,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
         other_threads={name: ns / wall_ns for name, ns in found.log.others_ns.items()},
@@ -247,8 +226,8 @@ def make_report(found: Recording) -> TimingReport:
         envs=steps,
         resets=resets,
         slowest=slowest,
-        workers=_workers(found) if is_stamped else [],
-        advice=[advise(largest, found, num_steps, steps.mean if steps else float("nan"))],
+        workers=[] if found.stamps is None else _workers(found),
+        advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
 
 
@@ -266,45 +245,41 @@ def _spent_ns(found: Recording) -> dict[str, int]:
 
 def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
     """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
-    if found.stamps is None:
+    totals = found.totals
+    if found.stamps is None or not totals.counts.any():
         return None, None, []
-    totals, stamps = found.totals, found.stamps.where(found.stamps.end_ns > 0)
-    lengths_ns = stamps.end_ns - stamps.begin_ns
+    stamps = found.stamps.where(found.stamps.end_ns > 0)
+    counts, means_ns = totals.counts[0], totals.spent_ns[0] / np.maximum(totals.counts[0], 1)
+    limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
 
-    def times(name: str, kind: int, env: int | slice, limit: float = np.inf) -> EnvTimes | None:
+    def times(name: str, kind: int, env: int | slice) -> EnvTimes | None:
         count = int(totals.counts[kind, env].sum())
         if count == 0:
             return None
         chosen = stamps.is_reset == bool(kind)
         if isinstance(env, int):
             chosen &= stamps.env_ids == env
-        latest_ns = lengths_ns[chosen]
-        mean = float(totals.spent_ns[kind, env].sum()) / count
-        percentiles = [float("nan")] * 3
+        latest_ns = (stamps.end_ns - stamps.begin_ns)[chosen]
+        mean_ns = float(totals.spent_ns[kind, env].sum()) / count
+        percentiles: list[Any] = [None] * 3
         is_slow = False
         if len(latest_ns) > 0:
             percentiles = np.percentile(latest_ns, (50, 90, 99)).tolist()
-            # Reliably above, and not because of single long steps.
-            error = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
-            is_slow = len(latest_ns) > 1 and mean - error > limit
-        longest = float(totals.longest_ns[kind, env].max())
-        return EnvTimes(name, count, mean, *percentiles, longest, is_slow)
+            # Reliably above the limit, and not because of single long steps.
+            error_ns = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
+            is_slow = len(latest_ns) > 1 and mean_ns - error_ns > limit_ns
+        longest_ns = float(totals.longest_ns[kind, env].max())
+        return EnvTimes(name, count, mean_ns, *percentiles, longest_ns, is_slow)
 
-    slowest = []
-    counts = totals.counts[0]
-    if len(counts) > 1 and counts.any():
-        means = totals.spent_ns[0] / np.maximum(counts, 1)
-        limit = _SLOW * float(np.median(means[counts > 0]))
-        ranked = np.argsort(-means, kind="stable")[:_NUM_SLOWEST].tolist()
-        slowest = [times(f"env {env}", 0, env, limit) for env in ranked]
     every = slice(None)
-    resets = times("all envs", 1, every)
-    return times("all envs", 0, every), resets, [one for one in slowest if one is not None]
+    ranked = np.argsort(-means_ns, kind="stable")[:_NUM_SLOWEST].tolist() if len(counts) > 1 else []
+    slowest = [one for env in ranked if (one := times(f"env {env}", 0, env)) is not None]
+    return times("all envs", 0, every), times("all envs", 1, every), slowest
 
 
 def _workers(found: Recording) -> list[WorkerTimes]:
     workers, number = [], 0
-    for process, chunk, busy_ns in zip(
+    for process, (first, end), busy_ns in zip(
         found.crew.processes, pairwise(found.crew.chunks), found.totals.worker_ns, strict=True
     ):
         name, start_s = "caller", None
@@ -314,111 +289,83 @@ def _workers(found: Recording) -> list[WorkerTimes]:
             start_s = None
         busy = min(int(busy_ns) / found.log.wall_ns, 1.0)
         memory_bytes = pss_bytes(None if process is None else process.pid)
-        last = chunk[1] - 1
-        workers.append(WorkerTimes(name, chunk[0], last, busy, 1 - busy, start_s, memory_bytes))
+        workers.append(WorkerTimes(name, first, end - 1, busy, start_s, memory_bytes))
     return workers
 
 
-# -- as tables -----------------------------------------------------------------------------------
+# -- as tables -------------------------------------------------------------------------------------
 
 
-def bar(share: float, width: int = _BAR_WIDTH) -> str:
+def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
+    """Return a table under a title on the left; names given by users are not read as markup.
+
+    Args:
+        title: Empty for none.
+        columns: Their heads; numbers, to the right, but for the first and those without a head.
+        **options: Of `rich.table.Table`.
+    """
+    heading = Text(title, "table.title") if title else None
+    table = Table(title=heading, title_justify="left", **options)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number and column else "left")
+    return table
+
+
+def _bar(share: float, width: int) -> str:
     """Draw a share, 0 to 1, as a bar of at most `width` characters.
 
     Example:
-        >>> bar(0.5, 8)
+        >>> _bar(0.5, 8)
         '████'
     """
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def shorten(text: str, most: int) -> str:
-    """Return a text on one line, cut if it is longer than `most`.
-
-    Example:
-        >>> shorten("a long reason", 8)
-        'a long…'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
-
-
-def new_table(title: str, **options: Any) -> Table:
-    """Return a table under a title on the left; names given by users are not read as markup."""
-    return Table(
-        title=Text(title, "table.title") if title else None, title_justify="left", **options
-    )
-
-
 def _tables(report: TimingReport) -> Group:
-    """Return shares, workers, envs and the verdict, to be printed with rich."""
-    parts: list[Any] = [_share_table(report)]
-    if report.workers:
-        parts.append(_worker_table(report))
-    if report.envs is not None or report.resets is not None:
-        parts.append(_env_table(report))
-    if report.stamped == KERNEL:
-        note = "How long resets inside of steps take is unknown: calls are stamped as a whole."
-        parts.append(Text(note))
-    if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
-        note = f"Percentiles are those of the latest {report.latest_s:.3g} s of "
-        parts.append(
-            Text(f"{note}{report.wall_s:.3g} s; all other numbers are about the whole time.")
-        )
-    if report.other_threads:
-        named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
-        parts.append(Text(f"In other threads, beside these: {named} of the time."))
-    return Group(*parts, Text(report.verdict, style="bold"))
-
-
-def _share_table(report: TimingReport) -> Table:
+    """Return shares, workers, envs, notes and the verdict, to be printed with rich."""
     title = (
         f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
         f"{report.steps_per_second:,.0f} steps/s "
         f"({report.num_steps:,} in {report.wall_s:.2f} s)"
     )
-    longest = max([_NAME_WIDTH, *map(len, report.shares)])
-    width = max(_BAR_WIDTH - (longest - _NAME_WIDTH), _LEAST_BAR)
-    table = new_table(title)
-    table.add_column("where the time goes")
-    table.add_column("share", justify="right")
-    table.add_column("", min_width=width)
-    table.add_column("steps/s without it", justify="right")
+    spare = _NAME_WIDTH + _BAR_WIDTH - max(_NAME_WIDTH, *map(len, report.shares))
+    width = max(spare, _LEAST_BAR)
+    shares = new_table(title, ("where the time goes", "share", "", "steps/s without it"))
+    shares.columns[0].no_wrap = True  # but cut
+    shares.columns[2].min_width = width
     for name, share in report.shares.items():
-        shown = Text(shorten(name, _NAME_WIDTH + _BAR_WIDTH - _LEAST_BAR))
-        table.add_row(shown, f"{share:.1%}", bar(share, width), f"{report.gains[name]:,.0f}")
-    return table
-
-
-def _worker_table(report: TimingReport) -> Table:
-    table = new_table("")
-    for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
-        table.add_column(column, justify="right" if column not in {"process", ""} else "left")
-    for worker in report.workers:
-        first, last = worker.first_env, worker.last_env
-        table.add_row(
-            worker.name,
+        shares.add_row(Text(name), f"{share:.1%}", _bar(share, width), f"{report.gains[name]:,.0f}")
+    workers = new_table("", ("process", "envs", "busy", "", "idle", "start", "memory"))
+    for one in report.workers:
+        first, last, memory_bytes = one.first_env, one.last_env, one.memory_bytes
+        workers.add_row(
+            one.name,
             f"{first}" if first == last else f"{first}-{last}",
-            f"{worker.busy:.1%}",
-            bar(worker.busy, 12),
-            f"{worker.idle:.1%}",
-            "" if worker.start_s is None else f"{worker.start_s:.2f} s",
-            "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
+            f"{one.busy:.1%}",
+            _bar(one.busy, 12),
+            f"{1 - one.busy:.1%}",
+            "" if one.start_s is None else f"{one.start_s:.2f} s",
+            "" if memory_bytes is None else f"{memory_bytes / 2**20:.0f} MiB",
         )
-    return table
-
-
-def _env_table(report: TimingReport) -> Table:
-    table = new_table("")
-    for column in ("times of", "count", "mean", "p50", "p90", "p99", "max"):
-        table.add_column(column, justify="left" if column == "times of" else "right")
+    envs = new_table("", ("times of", "count", "mean", "p50", "p90", "p99", "max"))
     slow = [(times, f"{times.name} (slow)") for times in report.slowest if times.is_slow]
     for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
         if times is not None:
-            lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
-            table.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
-    return table
+            lengths = (times.mean_ns, times.p50_ns, times.p90_ns, times.p99_ns, times.max_ns)
+            envs.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
+    parts: list[Any] = [table for table in (shares, workers, envs) if table.row_count]
+    if report.stamped == KERNEL:
+        parts.append("How long resets inside of steps take is unknown: whole calls are stamped.")
+    if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
+        parts.append(
+            f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s;"
+            " all other numbers are about the whole time."
+        )
+    if report.other_threads:
+        named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
+        parts.append(Text(f"In other threads, beside these: {named} of the time."))
+    return Group(*parts, Text(report.verdict, style="bold"))
 
 
 # -- as a picture ----------------------------------------------------------------------------------
