@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vecenv.timing import calls as calls_module
 from vecenv.timing.calls import (
+    CALL,
     RECV,
     RESET,
     SEND,
@@ -19,36 +20,33 @@ from vecenv.timing.calls import (
     STEP_ASYNC,
     STEP_WAIT,
     CallLog,
-    Calls,
 )
 from vecenv.timing.report import make_report
-from vecenv.timing.shares import ENVS, KERNEL, NOTHING, Crew, Recording, Totals, coverage
-from vecenv.timing.stamps import Stamps, WorkerProcess
+from vecenv.timing.shares import Crew, Recording, Totals, coverage
+from vecenv.timing.stamps import STAMP, WorkerProcess
 
 PROCESSES = [WorkerProcess(2**30 + k, 0.1) for k in range(4)]  # of which there are none
-TWO_WORKERS = Crew(ENVS, [0, 2, 4], PROCESSES[:2])
-FOUR_WORKERS = Crew(ENVS, [0, 1, 2, 3, 4], PROCESSES)
-LOCAL = Crew(ENVS, [0, 4], [None])
+TWO_WORKERS = Crew("envs", [0, 2, 4], PROCESSES[:2])
+FOUR_WORKERS = Crew("envs", [0, 1, 2, 3, 4], PROCESSES)
+LOCAL = Crew("envs", [0, 4], [None])
 
 
 def calls(*rows):
     """Rows of kind, begin, end, wait_begin, wait_end and, for a step begun before, its begin."""
     rows = [(*row[:5], 0, 4, row[5] if len(row) > 5 else row[1]) for row in rows]
-    return Calls(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+    return np.array(rows, CALL)
 
 
 def steps(*rows, resets=()):
     """Rows of env, begin, end and, where they are marked, done; `resets` are rows too."""
     rows = sorted([*((*row, 0) for row in rows), *((*row, 1) for row in resets)])
-    full = [(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows]
-    env_ids, begin_ns, end_ns, done_ns, kinds = np.array(full, dtype=np.int64).reshape(-1, 5).T
-    return Stamps(env_ids, begin_ns, end_ns, done_ns, kinds.astype(bool))
+    return np.array([(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows], STAMP)
 
 
 def shares(crew, log, stamps):
     """Return the totals of these calls, and their shares of 1000 ns."""
     totals = Totals(crew)
-    totals.add(log, stamps, crew, 0, 1000)
+    totals.add(log, None if stamps is None else stamps.copy(), crew, 0, 1000)
     return totals, totals.shares_ns
 
 
@@ -121,7 +119,7 @@ def test_in_one_process_all_but_the_envs_is_copying():
 
 
 def test_compiled_calls_are_the_kernel_and_what_is_around_it():
-    crew = Crew(KERNEL, [0, 4], [None], 20)
+    crew = Crew("kernel", [0, 4], [None], 20)
     log = calls((RESET, 0, 100, 10, 60), (STEP, 100, 400, 150, 350))
     found = report(crew, log, None)
     assert found.shares["env reset"] == 0.03
@@ -131,7 +129,7 @@ def test_compiled_calls_are_the_kernel_and_what_is_around_it():
 
 
 def test_what_is_not_stamped_is_not_split():
-    crew = Crew(NOTHING, [0, 2, 4], PROCESSES[:2])
+    crew = Crew("nothing", [0, 2, 4], PROCESSES[:2])
     found = report(crew, calls((STEP, 100, 900, 120, 800)), None)
     assert found.shares == {"env calls": 0.8, "other": pytest.approx(0.2)}
     assert "unknown" in found.verdict and found.resets is None
@@ -164,7 +162,7 @@ def test_the_verdict_names_the_largest_share(last_env, advice):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_one_env_waits_beside_no_other(num_envs):
-    crew = Crew(ENVS, list(range(num_envs + 1)), PROCESSES[:num_envs])
+    crew = Crew("envs", list(range(num_envs + 1)), PROCESSES[:num_envs])
     envs = steps(*((k, 0, 1000, 1000) for k in range(num_envs)))
     log = calls((STEP, 0, 1000, 0, 1000))
     verdict = report(crew, log, envs).verdict
@@ -211,7 +209,7 @@ def test_phases_may_have_names_of_ours():
     with logged(log, STEP):
         pass
     assert log.names[7:] == ["step", "other", "env compute"]
-    assert log.take().kinds.tolist() == [7, 8, 9, STEP]
+    assert log.take()["kind"].tolist() == [7, 8, 9, STEP]
     found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns)
     assert {"step", "other (phase)", "env compute (phase)", "other"} < set(found.shares)
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -229,8 +227,8 @@ def test_the_log_forgets_the_oldest(monkeypatch):
             log.take()
     log.take()
     found, since_ns = log.latest()
-    assert found.num_rows.tolist() == [3, 4, 5, 6]
-    assert since_ns == found.end_ns[0]
+    assert found["num_rows"].tolist() == [3, 4, 5, 6]
+    assert since_ns == found["end_ns"][0]
 
 
 def test_a_wait_knows_when_its_step_was_begun():
@@ -239,7 +237,7 @@ def test_a_wait_knows_when_its_step_was_begun():
         with logged(log, kind):
             pass
     found = log.take()
-    assert found.sent_ns.tolist() == found.begin_ns[[0, 1, 0, 3]].tolist()
+    assert found["sent_ns"].tolist() == found["begin_ns"][[0, 1, 0, 3]].tolist()
 
 
 def test_waiting_and_nesting_are_logged():
@@ -253,10 +251,15 @@ def test_waiting_and_nesting_are_logged():
         with phase(log, "inner"):
             pass
     found = log.take()
-    assert [log.names[kind] for kind in found.kinds] == ["step", "inner", "outer"]
-    assert found.begin_ns[0] <= found.wait_begin_ns[0] < found.wait_end_ns[0] <= found.end_ns[0]
-    lengths = found.end_ns - found.begin_ns
-    assert found.nested_ns.tolist() == [0, 0, lengths[0] + lengths[1]]
+    assert [log.names[kind] for kind in found["kind"]] == ["step", "inner", "outer"]
+    assert (
+        found["begin_ns"][0]
+        <= found["wait_begin_ns"][0]
+        < found["wait_end_ns"][0]
+        <= found["end_ns"][0]
+    )
+    lengths = found["end_ns"] - found["begin_ns"]
+    assert found["nested_ns"].tolist() == [0, 0, lengths[0] + lengths[1]]
     assert set(log.total_ns) == {"outer", "inner"}
 
 
@@ -266,7 +269,7 @@ def test_a_phase_inside_of_one_of_its_name_counts_once():
         with phase(log, "a"), phase(log, "b"), phase(log, "a"):
             sleep(0.001)
     found = log.take()
-    lengths_ns = found.end_ns - found.begin_ns
+    lengths_ns = found["end_ns"] - found["begin_ns"]
     assert log.total_ns["a"] == lengths_ns[[2, 5]].sum()  # the outer ones end last
     assert log.total_ns["a"] == sum(log.phases_ns.values())
 
@@ -276,7 +279,7 @@ def test_clearing_inside_a_phase_lets_it_begin_anew():
     with phase(log, "policy"):
         log.clear()
         begin_ns = log.since_ns
-    assert log.take().begin_ns.tolist() == [begin_ns]
+    assert log.take()["begin_ns"].tolist() == [begin_ns]
 
 
 def test_a_call_that_was_left_open_is_dropped_at_the_next_one():
@@ -286,7 +289,7 @@ def test_a_call_that_was_left_open_is_dropped_at_the_next_one():
     log.begin(STEP)
     log.end()
     log.end()  # the phase
-    assert log.take().kinds.tolist() == [STEP, 7]
+    assert log.take()["kind"].tolist() == [STEP, 7]
 
 
 def test_open_phases_count_until_the_latest_event():

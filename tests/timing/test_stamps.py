@@ -32,7 +32,7 @@ def small_stamps(num_envs, size):
 def read(stamps):
     """Return what the rings hold, in the order of the steps."""
     found, _ = stamps.since(0)
-    return found.where(np.argsort(found.begin_ns, kind="stable"))
+    return found[np.argsort(found["begin_ns"], kind="stable")]
 
 
 def counted(stamps):
@@ -44,10 +44,10 @@ def test_steps_and_resets_are_stamped_in_order():
     first, second = stamped([Env(), Env()], stamps)
     assert (first.reset(seed=3), second.step(4), first.step(5)) == (3, 4, 5)
     found = read(stamps)
-    assert found.env_ids.tolist() == [0, 1, 0]
-    assert found.is_reset.tolist() == [True, False, False]
-    assert (found.done_ns == 0).all()
-    assert (found.begin_ns <= found.end_ns).all() and (np.diff(found.begin_ns) > 0).all()
+    assert found["env_id"].tolist() == [0, 1, 0]
+    assert found["is_reset"].tolist() == [True, False, False]
+    assert (found["done_ns"] == 0).all()
+    assert (found["begin_ns"] <= found["end_ns"]).all() and (np.diff(found["begin_ns"]) > 0).all()
 
 
 def test_a_full_ring_keeps_the_latest():
@@ -56,7 +56,7 @@ def test_a_full_ring_keeps_the_latest():
     for action in range(11):
         env.step(action)
     found = read(stamps)
-    assert len(found.env_ids) == 3 and counted(stamps) == [11]  # one may be overwritten meanwhile
+    assert len(found["env_id"]) == 3 and counted(stamps) == [11]  # one may be overwritten meanwhile
 
 
 def test_steps_are_counted_wherever_a_new_owner_takes_over():
@@ -69,7 +69,7 @@ def test_steps_are_counted_wherever_a_new_owner_takes_over():
             env.step(0)
             done += 1
             assert counted(stamps) == [done]
-    assert len(read(stamps).env_ids) == 99
+    assert len(read(stamps)["env_id"]) == 99
 
 
 def test_steps_are_counted_where_rings_begin_anew_beside_others():
@@ -93,7 +93,7 @@ def test_a_step_that_raises_stays_open_and_is_told_first():
     with pytest.raises(ZeroDivisionError):
         second.step(0)
     first.step(0)
-    assert (read(stamps).end_ns == 0).tolist() == [False, True, False]
+    assert (read(stamps)["end_ns"] == 0).tolist() == [False, True, False]
     lines = stamps.describe_latest().splitlines()
     assert "env 1: step" in lines[1] and "has not ended" in lines[1]
     assert "env 0: step" in lines[2] and "took" in lines[2]
@@ -108,16 +108,16 @@ def test_steps_are_taken_once_each_and_running_ones_are_shown():
     first.step(0)
     second.step(0)
     found, taken = stamps.since(0)
-    assert found.env_ids.tolist() == [0, 1] and taken.tolist() == [1, 1]
+    assert found["env_id"].tolist() == [0, 1] and taken.tolist() == [1, 1]
     second.step(0)
     with pytest.raises(ZeroDivisionError):
         second.step(0)
     found, taken = stamps.since(taken)
-    assert found.env_ids.tolist() == [1, 1] and (found.end_ns > 0).tolist() == [True, False]
-    assert stamps.since(taken)[0].env_ids.tolist() == [1]  # what has ended is taken
+    assert found["env_id"].tolist() == [1, 1] and (found["end_ns"] > 0).tolist() == [True, False]
+    assert stamps.since(taken)[0]["env_id"].tolist() == [1]  # what has ended is taken
     for _ in range(30):
         first.step(0)
-    assert (stamps.since(taken)[0].env_ids == 0).sum() == 7  # what the ring holds
+    assert (stamps.since(taken)[0]["env_id"] == 0).sum() == 7  # what the ring holds
 
 
 LAPS = """
@@ -147,9 +147,9 @@ def test_records_that_are_overwritten_meanwhile_are_whole_or_left_out(tmp_path):
             while num_records < 20_000 or num_laps < 20:
                 found, counts = stamps.since(0)
                 num_laps += counts[0] > taken[0] + 256
-                taken, ended = counts, found.where(found.end_ns > 0)
-                assert (ended.end_ns == ended.begin_ns + 1).all()
-                num_records += len(ended.end_ns)
+                taken, ended = counts, found[found["end_ns"] > 0]
+                assert (ended["end_ns"] == ended["begin_ns"] + 1).all()
+                num_records += len(ended["end_ns"])
         finally:
             writer.kill()
 
@@ -160,12 +160,12 @@ def test_the_first_mark_after_a_step_counts():
     for _ in range(6):
         env.step(0)
         env.mark_done()
-        done_ns = read(stamps).done_ns[-1]
+        done_ns = read(stamps)["done_ns"][-1]
         env.mark_done()
         found = read(stamps)
-        assert found.end_ns[-1] <= found.done_ns[-1] == done_ns
+        assert found["end_ns"][-1] <= found["done_ns"][-1] == done_ns
     env.step(0)
-    assert read(stamps).done_ns[-1] == 0  # not that of the step whose place it has taken
+    assert read(stamps)["done_ns"][-1] == 0  # not that of the step whose place it has taken
 
 
 def test_processor_time_is_taken_of_long_steps_and_of_some_short_ones():

@@ -20,7 +20,7 @@ from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import whole_file, write_json
 from vecenv.timing import TimingReport
 from vecenv.timing.report import draw_shares, new_figure, new_table
-from vecenv.timing.shares import ENV_RESET
+from vecenv.timing.shares import Share
 
 __all__ = ["Case", "Comparison", "check_picture"]
 
@@ -421,12 +421,12 @@ def _share_table(comparison: Comparison) -> Table:
     table = new_table(title, padding=(0, 1, 0, 0))  # for 80 columns
     reports = [(case, case.report) for case in comparison.cases if case.report is not None]
     names = list(dict.fromkeys(name for _, report in reports for name in report.shares))
-    if all(report.shares.get(ENV_RESET, 0.0) < _NOTHING for _, report in reports):
-        names = [name for name in names if name != ENV_RESET]
+    if all(report.shares.get(Share.RESET, 0.0) < _NOTHING for _, report in reports):
+        names = [name for name in names if name != Share.RESET]
     table.add_column("backend", no_wrap=True)
     for column in ("envs", *names):
         header = Text(column.replace(" ", "\n").replace("-", "-\n"))
-        if ENV_RESET in names:  # one column more
+        if Share.RESET in names:  # one column more
             header = Text(header.plain.replace("straggler", "strag-\ngler"))
             header = Text(header.plain.replace("compute", "com-\npute"))
         table.add_column(header, justify="right")

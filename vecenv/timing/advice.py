@@ -6,17 +6,7 @@ from dataclasses import dataclass
 
 from vecenv.backends import BACKENDS
 from vecenv.machine import usable_cores
-from vecenv.timing.shares import (
-    COPYING,
-    ENV_COMPUTE,
-    ENV_RESET,
-    HAND_OVER,
-    KERNEL,
-    OTHER,
-    STRAGGLERS,
-    UNSPLIT,
-    Recording,
-)
+from vecenv.timing.shares import Recording, Share
 
 __all__ = ["Advice", "advise", "duration"]
 
@@ -52,41 +42,41 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
     """
     num_envs, crew = found.crew.chunks[-1], found.crew
     first_ready = found.totals.num_receives > 0
-    is_kernel = crew.stamped == KERNEL
+    is_kernel = crew.stamped == "kernel"
     if num_steps == 0:
         return Advice("no env has been stepped, so nothing can be advised (docs/timing.md)")
-    if largest == ENV_COMPUTE and is_kernel:
+    if largest == Share.COMPUTE and is_kernel:
         if crew.is_local:
             how = "more threads or a simpler step shorten it (docs/compiled_envs.md)"
             return Advice(f"the compiled kernel; {how}")
         return Advice("the actors; more of them (num_workers) shorten it (docs/ray.md)")
-    if largest == ENV_COMPUTE:
+    if largest == Share.COMPUTE:
         return _about_compute(found, num_envs, first_ready)
-    if largest == STRAGGLERS:
+    if largest == Share.STRAGGLERS:
         how = f"use {_FIRST_READY.use} with batches of {max(1, num_envs // 4)}"
         text = f"waiting for the slowest of {num_envs} envs; {how} (docs/asynchronous.md)"
         return Advice(text, _FIRST_READY.name)
-    if largest == HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
+    if largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
         text = f"commands to workers, and waking them up, for steps of {duration(step_ns)}"
         return Advice(f"{text}; {_HERE.use} needs none (docs/stepping.md)", _HERE.name)
     texts = {
-        ENV_RESET: "resets; make them cheaper, or episodes longer (docs/autoreset.md)",
-        HAND_OVER: "commands to workers, and waking them up; larger batches, or a caller that goes "
+        Share.RESET: "resets; make them cheaper, or episodes longer (docs/autoreset.md)",
+        Share.HAND_OVER: "commands to workers, and waking them up; larger batches, or a caller that goes "
         "on meanwhile (step_async, send and recv), hide them (docs/asynchronous.md)",
-        OTHER: "code outside the vector env; name its parts with envs.timing.phase(...) to see "
+        "other": "code outside the vector env; name its parts with envs.timing.phase(...) to see "
         "which (docs/timing.md)",
-        UNSPLIT: "the envs and the way to them; which of the two is unknown on this backend "
+        Share.UNSPLIT: "the envs and the way to them; which of the two is unknown on this backend "
         "(docs/timing.md)",
-        COPYING: "observations and infos on their way to the caller; copy=False, smaller "
+        Share.COPYING: "observations and infos on their way to the caller; copy=False, smaller "
         "observations and fewer infos shorten it (docs/data_path.md)",
     }
     if crew.is_local:
-        texts[COPYING] = (
+        texts[Share.COPYING] = (
             "the envs cost less than batching their results; write into your own memory with out=, "
             f"or write the env as {_COMPILED.use} (docs/data_path.md)"
         )
     if is_kernel:
-        texts[COPYING] = (
+        texts[Share.COPYING] = (
             "the calls around the compiled kernel; more envs at once share them "
             "(docs/compiled_envs.md)"
         )

@@ -7,11 +7,11 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import NamedTuple
 
 import numpy as np
 
 __all__ = [
+    "CALL",
     "COLLECT",
     "ENV_CALLS",
     "NUM_ENV_CALLS",
@@ -22,52 +22,30 @@ __all__ = [
     "STEP_ASYNC",
     "STEP_WAIT",
     "CallLog",
-    "Calls",
 ]
 
 STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT, COLLECT = range(7)
 ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collect")
 NUM_ENV_CALLS = len(ENV_CALLS)
 CAPACITY = 1 << 16  # latest intervals that are kept
+OtherPhase = tuple[str, str, int, int]
 # Of an interval that has not ended: a list is twice as fast as an object.
 _KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS = range(6)
 
 
-class Calls(NamedTuple):
-    """Intervals of the caller in the order in which they ended; times in nanoseconds.
-
-    Attributes:
-        kinds: int64 (M,), numbers into the log's `names`; the first seven are calls of the env.
-        begin_ns, end_ns: int64 (M,).
-        wait_begin_ns, wait_end_ns: int64 (M,), when it waited for envs, or ran the compiled kernel;
-            0 if it never did.
-        nested_ns: int64 (M,), spent in intervals inside this one.
-        num_rows: int64 (M,), number of envs that the call returned.
-        sent_ns: int64 (M,), when the step was begun that the call returned: by `step_async`, or by
-            the call itself.
-    """
-
-    kinds: np.ndarray
-    begin_ns: np.ndarray
-    end_ns: np.ndarray
-    wait_begin_ns: np.ndarray
-    wait_end_ns: np.ndarray
-    nested_ns: np.ndarray
-    num_rows: np.ndarray
-    sent_ns: np.ndarray
-
-    def where(self, chosen: np.ndarray | slice) -> Calls:
-        """Return the intervals for which `chosen` bool (M,) holds."""
-        return Calls(*(column[chosen] for column in self))
-
-
-class OtherPhase(NamedTuple):
-    """A phase of a thread that does not call the vector env; times in nanoseconds."""
-
-    thread: str
-    name: str
-    begin_ns: int
-    end_ns: int
+# An interval of the caller; times in nanoseconds.
+CALL = np.dtype(
+    [
+        ("kind", np.int64),  # number into the log's `names`; the first seven are calls of the env
+        ("begin_ns", np.int64),
+        ("end_ns", np.int64),
+        ("wait_begin_ns", np.int64),  # when it waited for envs, or ran the compiled kernel;
+        ("wait_end_ns", np.int64),  # 0 if it never did
+        ("nested_ns", np.int64),  # spent in intervals inside this one
+        ("num_rows", np.int64),  # number of envs that the call returned
+        ("sent_ns", np.int64),  # when its step was begun: by `step_async`, or by the call itself
+    ]
+)
 
 
 class _Here(threading.local):
@@ -86,7 +64,7 @@ class CallLog:
     Attributes:
         names: Names of the kinds of interval: calls of the env, then phases in order of first use.
         since_ns: When the log began.
-        others: The latest phases of other threads.
+        others: The latest phases of other threads: names of thread and phase, begin and end.
     """
 
     def __init__(self) -> None:
@@ -102,8 +80,8 @@ class CallLog:
         self._caller = self._here.opened
         for interval in self._caller:
             interval[_BEGIN], interval[_NESTED] = self.since_ns, 0
-        self._rows: list[tuple[int, ...]] = []  # as columns of Calls
-        self._latest = np.zeros((0, len(Calls._fields)), np.int64)
+        self._rows: list[tuple[int, ...]] = []  # as fields of CALL
+        self._latest = np.zeros(0, CALL)
         self._num_taken, self._sent_ns = 0, self.since_ns
         self.others: deque[OtherPhase] = deque(maxlen=CAPACITY)
         # By kind, of the other threads (0) and of the caller (1): times without what is inside, and
@@ -147,7 +125,7 @@ class CallLog:
             opened[-1][_NESTED] += spent_ns
         if not is_caller:
             thread = threading.current_thread().name
-            self.others.append(OtherPhase(thread, self.names[kind], begin_ns, now_ns))
+            self.others.append((thread, self.names[kind], begin_ns, now_ns))
             return
         self._last_ns = now_ns
         sent_ns = self._sent_ns if kind == STEP_WAIT else begin_ns
@@ -231,16 +209,14 @@ class CallLog:
         found = sorted(times_ns.items())
         return {self.names[kind]: ns for kind, ns in found if kind >= NUM_ENV_CALLS and ns > 0}
 
-    def take(self) -> Calls:
-        """Return the intervals that have ended since the last time; they stay among the latest."""
-        rows = np.array(self._rows, np.int64).reshape(-1, len(Calls._fields))
-        self._rows = []
+    def take(self) -> np.ndarray:
+        """Return the intervals since the last time, CALL (M,), in the order of their ends."""
+        rows, self._rows = np.array(self._rows, CALL), []
         self._num_taken += len(rows)
         self._latest = np.concatenate([self._latest, rows])[-CAPACITY:]
-        return Calls(*rows.T)
+        return rows
 
-    def latest(self) -> tuple[Calls, int]:
+    def latest(self) -> tuple[np.ndarray, int]:
         """Return the latest of those that were taken, and the time since which these are all."""
-        calls = Calls(*self._latest.T)
         is_cut = self._num_taken > len(self._latest)
-        return calls, int(calls.end_ns[0]) if is_cut else self.since_ns
+        return self._latest, int(self._latest["end_ns"][0]) if is_cut else self.since_ns

@@ -13,7 +13,7 @@ import numpy as np
 
 from vecenv.machine import OthersLoad
 from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
-from vecenv.timing.shares import ENVS, KERNEL, NOTHING, Crew, Recording, Totals
+from vecenv.timing.shares import Crew, Recording, Totals
 from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Timing:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
         self.log = CallLog()
-        self._crew = Crew(NOTHING, [0, 1], [None])
+        self._crew = Crew("nothing", [0, 1], [None])
         self._stamps: EnvStamps | None = None
         self._load: OthersLoad | None = None
         self.enabled = False
@@ -83,8 +83,10 @@ class Timing:
             return
         found = envs._begin_stamps()
         self._stamps = found if isinstance(found, EnvStamps) else None
-        stamped = NOTHING if found is None else ENVS if self._stamps is not None else KERNEL
-        self._crew = Crew(stamped, [], [], found if isinstance(found, int) else 0)
+        if isinstance(found, int):
+            self._crew = Crew("kernel", [], [], found)
+        else:
+            self._crew = Crew("nothing" if found is None else "envs", [], [])
         self._keep_crew()
         self.enabled = True
         envs._log = self.log
@@ -163,7 +165,7 @@ class Timing:
             self._keep_crew()
             self._fold()
             calls, begin_ns = self.log.latest()
-            if len(calls.kinds) == 0:
+            if len(calls) == 0:
                 raise RuntimeError(
                     "nothing has been recorded: call envs.timing.enable() before the steps"
                 )
@@ -171,12 +173,12 @@ class Timing:
             if self._stamps is not None:
                 stamps, counts = self._stamps.since(0)
                 wrapped = np.flatnonzero(counts >= self._stamps.rings.shape[1])
-                oldest = np.searchsorted(stamps.env_ids, wrapped)
-                begin_ns = max(begin_ns, int(stamps.begin_ns[oldest].max(initial=0)))
-                stamps = stamps.where(stamps.begin_ns >= begin_ns)
+                oldest = np.searchsorted(stamps["env_id"], wrapped)
+                begin_ns = max(begin_ns, int(stamps["begin_ns"][oldest].max(initial=0)))
+                stamps = stamps[stamps["begin_ns"] >= begin_ns]
                 spent_ns = (self._stamps.tallies - self._first_tallies).sum(axis=0)
                 cpu_share = int(spent_ns[CPU]) / int(spent_ns[CPU_OF]) if spent_ns[CPU_OF] else None
-            calls = calls.where(calls.begin_ns >= begin_ns)
+            calls = calls[calls["begin_ns"] >= begin_ns]
             return Recording(
                 backend=self._backend,
                 crew=self._crew,
@@ -185,10 +187,10 @@ class Timing:
                 cpu_share=cpu_share,
                 others_load=self._measured_load(),
                 begin_ns=begin_ns,
-                end_ns=int(calls.end_ns.max(initial=begin_ns)),
+                end_ns=int(calls["end_ns"].max(initial=begin_ns)),
                 calls=calls,
                 stamps=stamps,
-                others=[one for one in self.log.others.copy() if one.begin_ns >= begin_ns],
+                others=[one for one in self.log.others.copy() if one[2] >= begin_ns],
             )
 
     def report(self) -> TimingReport:

@@ -16,16 +16,7 @@ from rich.text import Text
 from vecenv.files import whole_file, write_json
 from vecenv.machine import pss_bytes
 from vecenv.timing.advice import Advice, advise, duration
-from vecenv.timing.shares import (
-    COPYING,
-    ENV_SHARES,
-    HAND_OVER,
-    KERNEL,
-    NOTHING,
-    OTHER,
-    UNSPLIT,
-    Recording,
-)
+from vecenv.timing.shares import Recording, Share
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
 
@@ -206,7 +197,8 @@ def make_report(found: Recording) -> TimingReport:
     bound_ns = min(totals.bound_ns(crew), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
-        least_ns = bound_ns if name not in ENV_SHARES or name in {HAND_OVER, COPYING} else 0
+        is_of_envs = name in (Share.COMPUTE, Share.RESET, Share.STRAGGLERS, Share.UNSPLIT)
+        least_ns = 0 if is_of_envs else bound_ns
         gains[name] = num_steps / max(wall_ns - ns, least_ns, 1) * 1e9
     largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
@@ -233,13 +225,15 @@ def make_report(found: Recording) -> TimingReport:
 
 def _spent_ns(found: Recording) -> dict[str, int]:
     """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    is_split = found.crew.stamped != NOTHING
+    is_split = found.crew.stamped != "nothing"
     shares_ns = found.totals.shares_ns.items()
-    spent_ns = {name: ns for name, ns in shares_ns if ns or (name == UNSPLIT) != is_split}
+    spent_ns = {
+        share.value: ns for share, ns in shares_ns if ns or (share == Share.UNSPLIT) != is_split
+    }
     for name, ns in found.log.phases_ns.items():
-        is_taken = name in ENV_SHARES or name == OTHER
+        is_taken = name in (*Share, "other")
         spent_ns[f"{name} (phase)" if is_taken else name] = ns
-    spent_ns[OTHER] = found.log.wall_ns - sum(spent_ns.values())
+    spent_ns["other"] = found.log.wall_ns - sum(spent_ns.values())
     return spent_ns
 
 
@@ -248,7 +242,7 @@ def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list
     totals = found.totals
     if found.stamps is None or not totals.counts.any():
         return None, None, []
-    stamps = found.stamps.where(found.stamps.end_ns > 0)
+    stamps = found.stamps[found.stamps["end_ns"] > 0]
     counts, means_ns = totals.counts[0], totals.spent_ns[0] / np.maximum(totals.counts[0], 1)
     limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
 
@@ -256,10 +250,10 @@ def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list
         count = int(totals.counts[kind, env].sum())
         if count == 0:
             return None
-        chosen = stamps.is_reset == bool(kind)
+        chosen = stamps["is_reset"] == bool(kind)
         if isinstance(env, int):
-            chosen &= stamps.env_ids == env
-        latest_ns = (stamps.end_ns - stamps.begin_ns)[chosen]
+            chosen &= stamps["env_id"] == env
+        latest_ns = (stamps["end_ns"] - stamps["begin_ns"])[chosen]
         mean_ns = float(totals.spent_ns[kind, env].sum()) / count
         percentiles: list[Any] = [None] * 3
         is_slow = False
@@ -355,7 +349,7 @@ def _tables(report: TimingReport) -> Group:
             lengths = (times.mean_ns, times.p50_ns, times.p90_ns, times.p99_ns, times.max_ns)
             envs.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
     parts: list[Any] = [table for table in (shares, workers, envs) if table.row_count]
-    if report.stamped == KERNEL:
+    if report.stamped == "kernel":
         parts.append("How long resets inside of steps take is unknown: whole calls are stamped.")
     if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
         parts.append(

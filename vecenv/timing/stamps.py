@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["EnvStamps", "StampedEnv", "Stamps", "WorkerProcess", "stamped"]
+__all__ = ["STAMP", "EnvStamps", "StampedEnv", "WorkerProcess", "stamped"]
 
 _MOST_RECORDS = 1 << 18  # of all envs together, unless an env would have fewer than _FEWEST
 _FEWEST, _MOST = 64, 1 << 14  # records of one env
@@ -47,27 +47,16 @@ class WorkerProcess(NamedTuple):
     start_s: float | None
 
 
-class Stamps(NamedTuple):
-    """Records of env steps; times by `time.perf_counter_ns`.
-
-    Attributes:
-        env_ids: int64 (R,).
-        begin_ns: int64 (R,).
-        end_ns: int64 (R,); 0 if the step has not ended: it is running, or it raised.
-        done_ns: int64 (R,), when its results had been written; 0 if it is not known, as before
-            further steps of the same thread.
-        is_reset: bool (R,), whether it was a reset.
-    """
-
-    env_ids: np.ndarray
-    begin_ns: np.ndarray
-    end_ns: np.ndarray
-    done_ns: np.ndarray
-    is_reset: np.ndarray
-
-    def where(self, chosen: np.ndarray | slice) -> Stamps:
-        """Return the records for which `chosen` bool (R,), or an index, holds."""
-        return Stamps(*(column[chosen] for column in self))
+# A record as it is read; times by `time.perf_counter_ns`.
+STAMP = np.dtype(
+    [
+        ("env_id", np.int64),
+        ("begin_ns", np.int64),
+        ("end_ns", np.int64),  # 0 if the step has not ended: it is running, or it raised
+        ("done_ns", np.int64),  # 0 if not known, as before further steps of the same thread
+        ("is_reset", np.bool_),
+    ]
+)
 
 
 class EnvStamps:
@@ -93,30 +82,31 @@ class EnvStamps:
         """Return the rings of envs first, ..., last - 1, in the same memory."""
         return EnvStamps(self.rings[first:last], self.tallies[first:last])
 
-    def since(self, taken: np.ndarray | int) -> tuple[Stamps, np.ndarray]:
+    def since(self, taken: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """Copy out the latest steps, running ones included.
 
         Args:
             taken: int64 (N,), counts that an earlier call returned: only later steps are copied.
 
         Returns:
-            The records, env by env, in order for each env; and the number of steps of each env that
-            have ended, int64 (N,).
+            The records, STAMP (R,), env by env, in order for each env; and the number of steps of
+            each env that have ended, int64 (N,).
         """
         size, counts = self.rings.shape[1], self.tallies[:, COUNT].copy()
-        firsts = np.maximum(taken, counts - (size - 1))
-        lasts = np.cumsum(counts - firsts + 1) - 1  # the last one of an env may be running
-        env_ids = np.repeat(np.arange(len(counts)), counts - firsts + 1)
+        lengths = np.minimum(counts - taken, size - 1) + 1  # the last one may be running
+        lasts = np.cumsum(lengths) - 1
+        found = np.empty(lengths.sum(), STAMP)
+        found["env_id"] = env_ids = np.repeat(np.arange(len(counts)), lengths)
         numbers = np.arange(len(env_ids)) + (counts - lasts)[env_ids]
         begin_ns, end_ns, done_ns = self.rings[env_ids, numbers % size].T
-        is_reset, begin_ns = begin_ns < 0, np.abs(begin_ns)
-        is_running = end_ns < begin_ns
         # Steps may begin meanwhile where old ones ended.
         is_whole = numbers > self.tallies[env_ids, COUNT] - size
+        found["is_reset"], found["begin_ns"] = begin_ns < 0, np.abs(begin_ns)
+        is_running = end_ns < found["begin_ns"]
         is_whole[lasts] = is_running[lasts]
-        end_ns = np.where(is_running, 0, end_ns)
-        done_ns = np.where(is_running | (done_ns < end_ns), 0, done_ns)
-        return Stamps(env_ids, begin_ns, end_ns, done_ns, is_reset).where(is_whole), counts
+        found["end_ns"] = np.where(is_running, 0, end_ns)
+        found["done_ns"] = np.where(is_running | (done_ns < end_ns), 0, done_ns)
+        return found[is_whole], counts
 
     def describe_latest(self, first_env: int = 0) -> str:
         """List the latest steps, running ones first, then the newest; empty if there are none.
@@ -124,11 +114,10 @@ class EnvStamps:
         Args:
             first_env: Number of the first env, if these are a part.
         """
-        found, _ = self.since(self.tallies[:, COUNT] - _MOST_LINES)
-        found = found.where(found.begin_ns > 0)
+        found, _ = self.since(np.maximum(self.tallies[:, COUNT] - _MOST_LINES, 0))
         now_ns, lines = perf_counter_ns(), []
-        for k in np.lexsort((-found.begin_ns, found.end_ns > 0))[:_MOST_LINES].tolist():
-            env_id, begin_ns, end_ns, _, is_reset = (column[k] for column in found)
+        order = np.lexsort((-found["begin_ns"], found["end_ns"] > 0))[:_MOST_LINES]
+        for env_id, begin_ns, end_ns, _, is_reset in found[order].tolist():
             what = "reset" if is_reset else "step"
             how = f"took {(end_ns - begin_ns) / 1e6:.3f} ms" if end_ns else "has not ended"
             ago_ms = (now_ns - begin_ns) / 1e6

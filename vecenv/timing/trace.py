@@ -16,7 +16,7 @@ import numpy as np
 
 from vecenv.files import whole_file
 from vecenv.timing.calls import NUM_ENV_CALLS
-from vecenv.timing.shares import KERNEL, Recording, writing_ends
+from vecenv.timing.shares import Crew, Recording, writing_ends
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
@@ -45,56 +45,65 @@ def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in microseconds since the window began."""
     stamps, since_ns = recording.stamps, recording.begin_ns
     if stamps is not None:
-        stamps = stamps.where(stamps.end_ns > 0)
-        if len(stamps.env_ids) > MOST_STEPS:
-            since_ns = int(np.sort(stamps.begin_ns)[-MOST_STEPS])
-            stamps = stamps.where(stamps.begin_ns >= since_ns)
-
-    def event(name: str, what: str, begin_ns: int, end_ns: int, process: int, track: int) -> Event:
-        times = {"ts": (begin_ns - since_ns) / 1e3, "dur": (end_ns - begin_ns) / 1e3}
-        return {"name": name, "cat": what, "ph": "X", **times, "pid": process, "tid": track}
-
+        stamps = stamps[stamps["end_ns"] > 0]
+        if len(stamps) > MOST_STEPS:
+            since_ns = int(np.sort(stamps["begin_ns"])[-MOST_STEPS])
+            stamps = stamps[stamps["begin_ns"] >= since_ns]
     yield _name("process_name", _CALLER, 0, "caller")
     yield _name("thread_name", _CALLER, 0, "calls and phases")
-    is_compiled = recording.crew.stamped == KERNEL
+    yield from _caller_events(recording, since_ns)
+    if stamps is not None:
+        yield from _env_events(recording.crew, stamps, since_ns)
+
+
+def _caller_events(recording: Recording, since_ns: int) -> Iterator[Event]:
+    """Yield calls and phases, waits and copies inside them, and phases of other threads."""
+    is_compiled = recording.crew.stamped == "kernel"
     waited = "kernel" if is_compiled else "wait"
-    calls = recording.calls.where(recording.calls.begin_ns >= since_ns)
-    columns = (calls.kinds, calls.begin_ns, calls.end_ns, calls.wait_begin_ns, calls.wait_end_ns)
-    for kind, begin, end, wait_begin, wait_end in zip(*(c.tolist() for c in columns), strict=True):
+    calls = recording.calls[recording.calls["begin_ns"] >= since_ns]
+    for kind, begin_ns, end_ns, wait_begin_ns, wait_end_ns, *_ in calls.tolist():
         what = "call" if kind < NUM_ENV_CALLS else "phase"
-        yield event(recording.log.names[kind], what, begin, end, _CALLER, 0)
-        if wait_end:
-            yield event(waited, waited, wait_begin, wait_end, _CALLER, 0)
+        yield _slice(recording.log.names[kind], what, begin_ns - since_ns, end_ns - begin_ns)
+        if wait_end_ns:
+            yield _slice(waited, waited, wait_begin_ns - since_ns, wait_end_ns - wait_begin_ns)
             if not is_compiled:
-                yield event("copy", "copy", wait_end, end, _CALLER, 0)
+                yield _slice("copy", "copy", wait_end_ns - since_ns, end_ns - wait_end_ns)
     tracks: dict[str, int] = {}
-    for other in recording.others:
-        if other.thread not in tracks:
-            tracks[other.thread] = _OTHER_THREADS + len(tracks)
-            yield _name("thread_name", _CALLER, tracks[other.thread], f"thread {other.thread}")
-        if other.begin_ns >= since_ns:
-            track = tracks[other.thread]
-            yield event(other.name, "phase", other.begin_ns, other.end_ns, _CALLER, track)
-    if stamps is None:
-        return
-    until_ns = writing_ends(stamps, recording.crew)
-    number = _CALLER
-    for process, (first, last) in zip(
-        recording.crew.processes, pairwise(recording.crew.chunks), strict=True
-    ):
-        its_number = _CALLER
+    for thread, phase, begin_ns, end_ns in recording.others:
+        if thread not in tracks:
+            tracks[thread] = _OTHER_THREADS + len(tracks)
+            yield _name("thread_name", _CALLER, tracks[thread], f"thread {thread}")
+        if begin_ns >= since_ns:
+            track = _CALLER, tracks[thread]
+            yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
+
+
+def _env_events(crew: Crew, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:
+    """Yield the workers' names, the envs' steps and resets, and the writing of their results."""
+    untils_ns, number = writing_ends(stamps, crew), _CALLER
+    for process, (first, last) in zip(crew.processes, pairwise(crew.chunks), strict=True):
+        track = _CALLER, _ENVS
         if process is not None:
-            its_number = number = number + 1
+            number += 1
+            track = number, _ENVS
             yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
         envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
-        yield _name("thread_name", its_number, _ENVS, envs)
-        for k in range(*np.searchsorted(stamps.env_ids, [first, last]).tolist()):
-            env_id, begin, end = (int(column[k]) for column in stamps[:3])
-            what = "reset" if stamps.is_reset[k] else "env"
-            found = event(f"{what} {env_id}", what, begin, end, its_number, _ENVS)
-            yield {**found, "args": {"env_id": env_id, "worker": its_number - 1}}
-            if until_ns[k] > end:
-                yield event("copy", "copy", end, int(until_ns[k]), its_number, _ENVS)
+        yield _name("thread_name", *track, envs)
+        part = slice(*np.searchsorted(stamps["env_id"], [first, last]).tolist())
+        for stamp, until_ns in zip(stamps[part].tolist(), untils_ns[part].tolist(), strict=True):
+            env_id, begin_ns, end_ns, _, is_reset = stamp
+            what = "reset" if is_reset else "env"
+            event = _slice(f"{what} {env_id}", what, begin_ns - since_ns, end_ns - begin_ns, track)
+            yield {**event, "args": {"env_id": env_id, "worker": track[0] - 1}}
+            if until_ns > end_ns:
+                yield _slice("copy", "copy", end_ns - since_ns, until_ns - end_ns, track)
+
+
+def _slice(
+    name: str, what: str, begin_ns: int, length_ns: int, track: tuple[int, int] = (_CALLER, 0)
+) -> Event:
+    times = {"ts": begin_ns / 1e3, "dur": length_ns / 1e3}
+    return {"name": name, "cat": what, "ph": "X", **times, "pid": track[0], "tid": track[1]}
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:
