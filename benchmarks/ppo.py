@@ -29,7 +29,7 @@ import torch
 from measure import machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.shares import Share
+from vecenv.timing.recording import Share
 from vecenv.train import ppo
 
 EXAMPLE = "example"

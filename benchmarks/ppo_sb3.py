@@ -31,7 +31,7 @@ import torch
 from measure import alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.shares import Share
+from vecenv.timing.recording import Share
 from vecenv.train import ppo
 
 SETTINGS: dict[str, dict[str, Any]] = {

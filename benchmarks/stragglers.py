@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vecenv import AsyncVectorEnv
 from vecenv.synthetic import SyntheticEnv
-from vecenv.timing.shares import Recording
+from vecenv.timing.recording import Recording
 
 NUM_ENVS, BATCH = 64, 16
 SHOWN_MS = 150.0
@@ -67,12 +67,12 @@ def draw(recordings: dict[str, Recording], path: Path) -> None:
     for axes, (title, recording) in zip(
         figure.subplots(len(recordings), 1, sharex=True), recordings.items(), strict=True
     ):
-        stamps = recording.stamps
+        begin_ns, _, stamps = recording.window()
         assert stamps is not None
-        since_ns = recording.begin_ns + int(20e6)
+        since_ns = begin_ns + int(20e6)
         begin_ms = (stamps["begin_ns"] - since_ns) / 1e6
         end_ms = (stamps["end_ns"] - since_ns) / 1e6
-        shown = (stamps["end_ns"] > 0) & (end_ms > 0) & (begin_ms < SHOWN_MS)
+        shown = (end_ms > 0) & (begin_ms < SHOWN_MS)
         width = end_ms - begin_ms
         axes.barh(
             stamps["env_id"][shown],

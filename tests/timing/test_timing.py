@@ -209,7 +209,7 @@ def test_a_thread_per_step_leaves_sums_and_the_latest_intervals(monkeypatch):
     assert report.shares["all"] * report.wall_s >= 0.04
     assert report.other_threads["learner"] * report.wall_s >= 0.04
     assert envs.timing.total_ns["all"] >= 40 * 1e6
-    assert len(recording.calls) <= 8 and 1 <= len(recording.others) <= 8
+    assert len(recording.window()[1]) <= 8 and 1 <= len(recording.log.others) <= 8
     envs.timing.clear()
     assert envs.timing.total_ns == {}
     envs.close()

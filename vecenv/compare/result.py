@@ -19,8 +19,8 @@ from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import whole_file, write_json
 from vecenv.timing import TimingReport
+from vecenv.timing.recording import Share
 from vecenv.timing.report import draw_shares, new_figure, new_table
-from vecenv.timing.shares import Share
 
 __all__ = ["Case", "Comparison", "check_picture"]
 

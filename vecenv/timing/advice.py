@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vecenv.backends import BACKENDS
 from vecenv.machine import usable_cores
-from vecenv.timing.shares import Recording, Share
+from vecenv.timing.recording import Recording, Share
 
 __all__ = ["Advice", "advise", "duration"]
 
@@ -41,7 +41,7 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
         step_ns: Mean duration of a step; None if not known.
     """
     num_envs, crew = found.crew.chunks[-1], found.crew
-    first_ready = found.totals.num_receives > 0
+    first_ready = found.num_receives > 0
     is_kernel = crew.stamped == "kernel"
     if num_steps == 0:
         return Advice("no env has been stepped, so nothing can be advised (docs/timing.md)")

@@ -173,8 +173,8 @@ class CallLog:
 
     @property
     def num_pending(self) -> int:
-        """Number of intervals to be taken."""
-        return len(self._rows)
+        """Number of intervals to be taken; 0 in other threads, which leave it to the caller."""
+        return len(self._rows) if self._here.opened is self._caller else 0
 
     @property
     def wall_ns(self) -> int:

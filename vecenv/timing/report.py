@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from vecenv.files import whole_file, write_json
 from vecenv.machine import pss_bytes
 from vecenv.timing.advice import Advice, advise, duration
-from vecenv.timing.shares import Recording, Share
+from vecenv.timing.recording import Recording, Share
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
 
@@ -114,7 +115,7 @@ class TimingReport:
         steps_per_second: `num_steps` over `wall_s`.
         shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
             "hand-over" and "copying" are inside calls of the vector env, see
-            `vecenv.timing.shares`; of envs whose steps are not stamped, "env calls" stands for
+            `vecenv.timing.recording`; of envs whose steps are not stamped, "env calls" stands for
             all of these. The phases that the user named follow (those with one of these names as
             "other (phase)"), and "other". They add up to 1.
         gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
@@ -180,6 +181,8 @@ class TimingReport:
 
     def __str__(self) -> str:
         """Return the tables as plain text, 80 columns wide."""
+        from rich.console import Console  # loaded here, as most programs print no report
+
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -190,11 +193,12 @@ class TimingReport:
 
 def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
-    crew, totals, wall_ns = found.crew, found.totals, found.log.wall_ns
+    crew, wall_ns = found.crew, found.log.wall_ns
+    begin_ns, calls, stamps = found.window()
     spent_ns = _spent_ns(found)
-    steps, resets, slowest = _env_times(found)
-    num_steps = totals.num_rows if found.stamps is None else int(totals.counts[0].sum())
-    bound_ns = min(totals.bound_ns(crew), wall_ns)
+    steps, resets, slowest = _env_times(found, stamps)
+    num_steps = int(found.counts[0].sum()) if found.has_stamps else found.num_rows
+    bound_ns = min(found.bound_ns(), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
         is_of_envs = name in (Share.COMPUTE, Share.RESET, Share.STRAGGLERS, Share.UNSPLIT)
@@ -206,19 +210,19 @@ def make_report(found: Recording) -> TimingReport:
         num_envs=crew.chunks[-1],
         stamped=crew.stamped,
         wall_s=wall_ns / 1e9,
-        latest_s=min(found.end_ns - found.begin_ns, wall_ns) / 1e9,
+        latest_s=min(int(calls["end_ns"].max(initial=begin_ns)) - begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
         steps_per_second=num_steps / wall_ns * 1e9,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
         other_threads={name: ns / wall_ns for name, ns in found.log.others_ns.items()},
-        first_ready=totals.num_receives > 0,
+        first_ready=found.num_receives > 0,
         cpu_share=found.cpu_share,
-        others_load=found.others_load,
+        others_load=found.others_load(),
         envs=steps,
         resets=resets,
         slowest=slowest,
-        workers=[] if found.stamps is None else _workers(found),
+        workers=_workers(found) if found.has_stamps else [],
         advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
 
@@ -226,7 +230,7 @@ def make_report(found: Recording) -> TimingReport:
 def _spent_ns(found: Recording) -> dict[str, int]:
     """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
     is_split = found.crew.stamped != "nothing"
-    shares_ns = found.totals.shares_ns.items()
+    shares_ns = found.shares_ns.items()
     spent_ns = {
         share.value: ns for share, ns in shares_ns if ns or (share == Share.UNSPLIT) != is_split
     }
@@ -237,24 +241,24 @@ def _spent_ns(found: Recording) -> dict[str, int]:
     return spent_ns
 
 
-def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
+def _env_times(
+    found: Recording, stamps: np.ndarray | None
+) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
     """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
-    totals = found.totals
-    if found.stamps is None or not totals.counts.any():
+    if stamps is None or not found.counts.any():
         return None, None, []
-    stamps = found.stamps[found.stamps["end_ns"] > 0]
-    counts, means_ns = totals.counts[0], totals.spent_ns[0] / np.maximum(totals.counts[0], 1)
+    counts, means_ns = found.counts[0], found.spent_ns[0] / np.maximum(found.counts[0], 1)
     limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
 
     def times(name: str, kind: int, env: int | slice) -> EnvTimes | None:
-        count = int(totals.counts[kind, env].sum())
+        count = int(found.counts[kind, env].sum())
         if count == 0:
             return None
         chosen = stamps["is_reset"] == bool(kind)
         if isinstance(env, int):
             chosen &= stamps["env_id"] == env
         latest_ns = (stamps["end_ns"] - stamps["begin_ns"])[chosen]
-        mean_ns = float(totals.spent_ns[kind, env].sum()) / count
+        mean_ns = float(found.spent_ns[kind, env].sum()) / count
         percentiles: list[Any] = [None] * 3
         is_slow = False
         if len(latest_ns) > 0:
@@ -262,7 +266,7 @@ def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list
             # Reliably above the limit, and not because of single long steps.
             error_ns = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
             is_slow = len(latest_ns) > 1 and mean_ns - error_ns > limit_ns
-        longest_ns = float(totals.longest_ns[kind, env].max())
+        longest_ns = float(found.longest_ns[kind, env].max())
         return EnvTimes(name, count, mean_ns, *percentiles, longest_ns, is_slow)
 
     every = slice(None)
@@ -274,7 +278,7 @@ def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list
 def _workers(found: Recording) -> list[WorkerTimes]:
     workers, number = [], 0
     for process, (first, end), busy_ns in zip(
-        found.crew.processes, pairwise(found.crew.chunks), found.totals.worker_ns, strict=True
+        found.crew.processes, pairwise(found.crew.chunks), found.worker_ns, strict=True
     ):
         name, start_s = "caller", None
         if process is not None:
@@ -298,6 +302,9 @@ def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
         columns: Their heads; numbers, to the right, but for the first and those without a head.
         **options: Of `rich.table.Table`.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     heading = Text(title, "table.title") if title else None
     table = Table(title=heading, title_justify="left", **options)
     for number, column in enumerate(columns):
@@ -318,6 +325,9 @@ def _bar(share: float, width: int) -> str:
 
 def _tables(report: TimingReport) -> Group:
     """Return shares, workers, envs, notes and the verdict, to be printed with rich."""
+    from rich.console import Group
+    from rich.text import Text
+
     title = (
         f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
         f"{report.steps_per_second:,.0f} steps/s "

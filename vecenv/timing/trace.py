@@ -16,7 +16,7 @@ import numpy as np
 
 from vecenv.files import whole_file
 from vecenv.timing.calls import NUM_ENV_CALLS
-from vecenv.timing.shares import Crew, Recording, writing_ends
+from vecenv.timing.recording import Crew, Recording, writing_ends
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
@@ -43,24 +43,22 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in microseconds since the window began."""
-    stamps, since_ns = recording.stamps, recording.begin_ns
-    if stamps is not None:
-        stamps = stamps[stamps["end_ns"] > 0]
-        if len(stamps) > MOST_STEPS:
-            since_ns = int(np.sort(stamps["begin_ns"])[-MOST_STEPS])
-            stamps = stamps[stamps["begin_ns"] >= since_ns]
+    since_ns, calls, stamps = recording.window()
+    if stamps is not None and len(stamps) > MOST_STEPS:
+        since_ns = int(np.sort(stamps["begin_ns"])[-MOST_STEPS])
+        stamps = stamps[stamps["begin_ns"] >= since_ns]
+        calls = calls[calls["begin_ns"] >= since_ns]
     yield _name("process_name", _CALLER, 0, "caller")
     yield _name("thread_name", _CALLER, 0, "calls and phases")
-    yield from _caller_events(recording, since_ns)
+    yield from _caller_events(recording, calls, since_ns)
     if stamps is not None:
         yield from _env_events(recording.crew, stamps, since_ns)
 
 
-def _caller_events(recording: Recording, since_ns: int) -> Iterator[Event]:
+def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> Iterator[Event]:
     """Yield calls and phases, waits and copies inside them, and phases of other threads."""
     is_compiled = recording.crew.stamped == "kernel"
     waited = "kernel" if is_compiled else "wait"
-    calls = recording.calls[recording.calls["begin_ns"] >= since_ns]
     for kind, begin_ns, end_ns, wait_begin_ns, wait_end_ns, *_ in calls.tolist():
         what = "call" if kind < NUM_ENV_CALLS else "phase"
         yield _slice(recording.log.names[kind], what, begin_ns - since_ns, end_ns - begin_ns)
@@ -69,13 +67,14 @@ def _caller_events(recording: Recording, since_ns: int) -> Iterator[Event]:
             if not is_compiled:
                 yield _slice("copy", "copy", wait_end_ns - since_ns, end_ns - wait_end_ns)
     tracks: dict[str, int] = {}
-    for thread, phase, begin_ns, end_ns in recording.others:
+    for thread, phase, begin_ns, end_ns in recording.log.others.copy():
+        if begin_ns < since_ns:
+            continue
         if thread not in tracks:
             tracks[thread] = _OTHER_THREADS + len(tracks)
             yield _name("thread_name", _CALLER, tracks[thread], f"thread {thread}")
-        if begin_ns >= since_ns:
-            track = _CALLER, tracks[thread]
-            yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
+        track = _CALLER, tracks[thread]
+        yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
 
 
 def _env_events(crew: Crew, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:

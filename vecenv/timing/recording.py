@@ -15,14 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import pairwise
+from time import perf_counter_ns
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vecenv.timing.calls import NUM_ENV_CALLS, RECV, RESET, STEP, STEP_WAIT, CallLog, OtherPhase
-from vecenv.timing.stamps import WorkerProcess
+from vecenv.machine import OthersLoad
+from vecenv.timing.calls import NUM_ENV_CALLS, RECV, RESET, STEP, STEP_WAIT, CallLog
+from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps, WorkerProcess
 
-__all__ = ["Crew", "Recording", "Share", "Totals", "coverage", "writing_ends"]
+__all__ = ["Crew", "Recording", "Share", "coverage", "writing_ends"]
+
+_FEWEST_LOAD_NS = 200_000_000  # the system counts in hundredths of a second
+_MOST_STAMPS = 1 << 16  # added up at a time, about; more would not stay in the caches
+_MOST_CALLS = 1 << 13  # added up at a time
 
 
 class Share(StrEnum):
@@ -62,10 +68,17 @@ class Crew(NamedTuple):
         return [slice(*pair) for pair in pairwise(bounds)]
 
 
-class Totals:
-    """Running totals since `enable` or `clear`; nanoseconds.
+class Recording:
+    """Running totals since `enable` or `clear`; times in nanoseconds.
+
+    Args:
+        backend: Name of the vector env's class.
+        crew: The workers.
+        log: Of calls and phases; cleared.
+        rings: Of stamps; None if envs are not stamped one by one.
 
     Attributes:
+        backend, crew, log: As given.
         shares_ns: Of calls of the vector env; COPYING is that of the caller and of the workers.
         critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
             the command, independent of the caller.
@@ -74,27 +87,86 @@ class Totals:
         counts, spent_ns, longest_ns: int64 (2, N), of the steps (0) and the resets (1) of each env
             that have ended: their number, their total time, the longest.
         worker_ns: int64 (W,), time of work of each worker.
+        most_pending: Intervals in the log at which to `fold`.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(
+        self, backend: str, crew: Crew, log: CallLog, rings: EnvStamps | None = None
+    ) -> None:
+        self.backend, self.crew, self.log, self._rings = backend, crew, log, rings
         self.shares_ns = dict.fromkeys(Share, 0)
         self.critical_ns = self.num_receives = self.num_rows = 0
         self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, crew.chunks[-1]), np.int64)
         self.worker_ns = np.zeros(len(crew.processes), np.int64)
+        self._load, self._others_load = OthersLoad(), None
+        self.most_pending = _MOST_CALLS
+        if rings is not None:
+            self._first_tallies = rings.tallies.copy()
+            self._taken = self._first_tallies[:, COUNT]
+            num_envs, room = rings.rings.shape[:2]
+            # A call makes two steps of an env at most.
+            self.most_pending = min(_MOST_CALLS, room // 4, max(_MOST_STAMPS // num_envs, 1))
+        log.clear()
+        self._folded_ns = log.since_ns
 
-    def add(
-        self, calls: np.ndarray, stamps: np.ndarray | None, crew: Crew, since_ns: int, now_ns: int
-    ) -> None:
-        """Add what was recorded since the last time.
+    @property
+    def has_stamps(self) -> bool:
+        """Whether envs are stamped one by one."""
+        return self._rings is not None
+
+    def fold(self) -> None:
+        """Add to the totals what was recorded since the last time."""
+        calls, stamps, now_ns = self.log.take(), None, perf_counter_ns()
+        if self._rings is not None:
+            stamps, self._taken = self._rings.since(self._taken)
+        self.add(calls, stamps, now_ns)
+
+    def window(self) -> tuple[int, np.ndarray, np.ndarray | None]:
+        """Return the latest part that has all its stamps; `fold` before.
+
+        Returns:
+            Its begin; the caller's intervals in it, CALL (M,); the stamps, STAMP (R,), env by env,
+            or None.
+        """
+        calls, begin_ns = self.log.latest()
+        stamps = None
+        if self._rings is not None:
+            stamps, counts = self._rings.since(0)
+            wrapped = np.flatnonzero(counts >= self._rings.rings.shape[1])
+            oldest = np.searchsorted(stamps["env_id"], wrapped)
+            begin_ns = max(begin_ns, int(stamps["begin_ns"][oldest].max(initial=0)))
+            stamps = stamps[(stamps["begin_ns"] >= begin_ns) & (stamps["end_ns"] > 0)]
+        return begin_ns, calls[calls["begin_ns"] >= begin_ns], stamps
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Processor time of the measured env steps over their duration; None if not known."""
+        if self._rings is None:
+            return None
+        spent_ns = (self._rings.tallies - self._first_tallies).sum(axis=0).tolist()
+        return spent_ns[CPU] / spent_ns[CPU_OF] if spent_ns[CPU_OF] else None
+
+    def others_load(self, is_end: bool = False) -> float | None:
+        """Return how many processors other processes kept busy; None if not known.
+
+        Args:
+            is_end: Whether timing ends now, or workers are about to end.
+        """
+        if self._load is not None and perf_counter_ns() - self.log.since_ns > _FEWEST_LOAD_NS:
+            self._others_load = self._load.cores()
+        if is_end:
+            self._load = None
+        return self._others_load
+
+    def add(self, calls: np.ndarray, stamps: np.ndarray | None, now_ns: int) -> None:
+        """Add what was recorded until now.
 
         Args:
             calls: CALL (M,); phases among them are left out.
             stamps: STAMP (R,), env by env, those running included; None if steps are not stamped.
-            crew: The workers.
-            since_ns: The last time.
-            now_ns: This time.
+            now_ns: The time.
         """
-        calls = calls[calls["kind"] < NUM_ENV_CALLS]
+        crew, calls = self.crew, calls[calls["kind"] < NUM_ENV_CALLS]
         self.num_rows += int(calls["num_rows"].sum())
         self.num_receives += int((calls["kind"] == RECV).sum())
         found, rest = dict.fromkeys(Share, 0), Share.COPYING if crew.is_local else Share.HAND_OVER
@@ -107,7 +179,7 @@ class Totals:
             else:
                 stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
                 until_ns = writing_ends(stamps, crew)
-                self._add_rounds(found, calls, stamps, crew, until_ns, since_ns, now_ns)
+                self._add_rounds(found, calls, stamps, until_ns, now_ns)
                 if self.num_receives:
                     _add_receives(found, calls[calls["kind"] == RECV], stamps, until_ns)
                 found[Share.COPYING] += int((calls["end_ns"] - _ready_ns(calls)).sum())
@@ -122,6 +194,7 @@ class Totals:
         found[rest] = total_ns - sum(found.values())
         for share, spent_ns in found.items():
             self.shares_ns[share] += spent_ns
+        self._folded_ns = now_ns
 
     def _add_steps(self, stamps: np.ndarray) -> tuple[int, int]:
         """Add steps and resets that have ended; return the total time of each kind."""
@@ -138,21 +211,20 @@ class Totals:
         found: dict[Share, int],
         calls: np.ndarray,
         stamps: np.ndarray,
-        crew: Crew,
         until_ns: np.ndarray,
-        since_ns: int,
         now_ns: int,
     ) -> None:
         """Add the shares of calls that wait for all envs, and the work of the workers."""
         calls = calls[np.isin(calls["kind"], (STEP, STEP_WAIT, RESET))]
         span = calls["begin_ns"], _ready_ns(calls)
-        work_ns, steps_ns, resets_ns = np.zeros((3, len(crew.processes), len(calls)))
+        whole = np.array([self._folded_ns]), np.array([now_ns])
+        work_ns, steps_ns, resets_ns = np.zeros((3, len(self.worker_ns), len(calls)))
         critical_ns = np.zeros(len(calls))
-        for worker, part in enumerate(crew.parts(stamps)):
+        for worker, part in enumerate(self.crew.parts(stamps)):
             one, is_reset = stamps[part], stamps["is_reset"][part]
             begin_ns, end_ns = one["begin_ns"], one["end_ns"]
             covered = coverage(begin_ns, until_ns[part])
-            self.worker_ns[worker] += int(covered(np.array([since_ns]), np.array([now_ns]))[0])
+            self.worker_ns[worker] += int(covered(*whole)[0])
             work_ns[worker] = covered(*span)
             critical_ns = np.maximum(critical_ns, covered(calls["sent_ns"], span[1]))
             steps_ns[worker] = coverage(begin_ns[~is_reset], end_ns[~is_reset])(*span)
@@ -165,46 +237,18 @@ class Totals:
         found[Share.COPYING] = mean_ns - found[Share.COMPUTE] - found[Share.RESET]
         found[Share.STRAGGLERS] = round(work_ns.max(axis=0, initial=0).sum()) - mean_ns
 
-    def bound_ns(self, crew: Crew) -> float:
+    def bound_ns(self) -> float:
         """Return the time that the envs alone would have taken for these steps.
 
         If calls wait for all envs: the busiest worker of each round. If they receive the first envs
         ready: the time with all workers always at work.
         """
-        steps = np.add.reduceat(self.counts[0], crew.chunks[:-1])
+        steps = np.add.reduceat(self.counts[0], self.crew.chunks[:-1])
         busy = (self.worker_ns > 0) & (steps > 0)
         if not self.num_receives or not busy.any():
             return self.critical_ns
         rate = float((steps[busy] / self.worker_ns[busy]).sum())
         return max(self.critical_ns, steps.sum() / rate)
-
-
-class Recording(NamedTuple):
-    """What was recorded since `enable` or `clear`, and the latest window with all its stamps.
-
-    Attributes:
-        backend: Name of the vector env's class.
-        crew: The workers.
-        totals: Of calls and envs.
-        log: Of calls and phases, with the wall time.
-        cpu_share, others_load: See `TimingReport`.
-        begin_ns, end_ns: The window, by `time.perf_counter_ns`.
-        calls: The caller's intervals in it, CALL (M,).
-        stamps: Env steps in it, STAMP (R,), env by env; None if they are not stamped one by one.
-        others: Phases of other threads in it.
-    """
-
-    backend: str
-    crew: Crew
-    totals: Totals
-    log: CallLog
-    cpu_share: float | None
-    others_load: float | None
-    begin_ns: int
-    end_ns: int
-    calls: np.ndarray
-    stamps: np.ndarray | None
-    others: list[OtherPhase]
 
 
 def coverage(

@@ -21,8 +21,8 @@ from vecenv.timing.calls import (
     STEP_WAIT,
     CallLog,
 )
+from vecenv.timing.recording import Crew, Recording, coverage
 from vecenv.timing.report import make_report
-from vecenv.timing.shares import Crew, Recording, Totals, coverage
 from vecenv.timing.stamps import STAMP, WorkerProcess
 
 PROCESSES = [WorkerProcess(2**30 + k, 0.1) for k in range(4)]  # of which there are none
@@ -43,20 +43,38 @@ def steps(*rows, resets=()):
     return np.array([(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows], STAMP)
 
 
+def recorded(crew, log=None):
+    return Recording("Envs", crew, CallLog() if log is None else log)
+
+
 def shares(crew, log, stamps):
-    """Return the totals of these calls, and their shares of 1000 ns."""
-    totals = Totals(crew)
-    totals.add(log, None if stamps is None else stamps.copy(), crew, 0, 1000)
-    return totals, totals.shares_ns
+    """Return the recording of these calls, and their shares of 1000 ns."""
+    found = recorded(crew)
+    found._folded_ns = 0
+    found.add(log, None if stamps is None else stamps.copy(), 1000)
+    return found, found.shares_ns
 
 
 def report(crew, log, stamps, phases_ns=None, cpu_share=0.0):
     """Return a report about 1000 ns."""
-    totals, _ = shares(crew, log, stamps)
-    recorded = SimpleNamespace(wall_ns=1000, phases_ns=phases_ns or {}, others_ns={})
-    cpu_share = None if stamps is None else cpu_share
-    known = crew, totals, recorded, cpu_share, None, 0, 1000, log, stamps, []
-    return make_report(Recording("Envs", *known))
+    found, _ = shares(crew, log, stamps)
+    ended = None if stamps is None else stamps[stamps["end_ns"] > 0]
+
+    class Known(Recording):
+        has_stamps = stamps is not None
+
+        def __init__(self):
+            vars(self).update(vars(found))
+            self.log = SimpleNamespace(wall_ns=1000, phases_ns=phases_ns or {}, others_ns={})
+
+        def window(self):
+            return 0, log, ended
+
+        def others_load(self):
+            return None
+
+    Known.cpu_share = None if stamps is None else cpu_share
+    return make_report(Known())
 
 
 def test_a_barrier_step_is_cut_into_work_stragglers_hand_over_and_copying():
@@ -104,9 +122,10 @@ def test_the_envs_own_time_is_counted_from_the_command_on():
 
 
 def test_a_step_that_runs_while_totals_are_taken_counts_once():
-    totals = Totals(TWO_WORKERS)
-    totals.add(calls((RECV, 0, 100, 0, 100)), steps((0, 50, 0)), TWO_WORKERS, 0, 120)
-    totals.add(calls((RECV, 120, 300, 120, 300)), steps((0, 50, 250)), TWO_WORKERS, 120, 300)
+    totals = recorded(TWO_WORKERS)
+    totals._folded_ns = 0
+    totals.add(calls((RECV, 0, 100, 0, 100)), steps((0, 50, 0)), 120)
+    totals.add(calls((RECV, 120, 300, 120, 300)), steps((0, 50, 250)), 300)
     assert totals.shares_ns["env compute"] == 50 + 130
     assert totals.worker_ns.tolist() == [70 + 130, 0]
     assert totals.counts[0].tolist() == [1, 0, 0, 0] and totals.spent_ns[0, 0] == 200
