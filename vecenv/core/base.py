@@ -425,7 +425,12 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps; see `TimedEnvs`."""
+        """Begin to stamp env steps.
+
+        Returns:
+            The rings of stamps. Or, if compiled calls are stamped in the log of calls, the time of
+            a call that does nothing, in nanoseconds. None if only the caller's time is known.
+        """
         return None
 
     def _end_stamps(self) -> None:

@@ -13,8 +13,25 @@ __all__ = ["Advice", "advise", "duration"]
 _HERE, _WORKERS, _FIRST_READY, _COMPILED = (
     BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
 )
-_COMPUTES = 0.5  # steps with at least this share of processor time count as computing
+_COMPUTES = 0.3  # steps with at least this share of processor time count as computing
 _CHEAP_NS = 20_000  # a step that costs less than handing it to another process
+_TEXTS = {
+    "none": "no env has been stepped, so nothing can be advised (docs/timing.md)",
+    "kernel": "the compiled kernel; more threads or a simpler step shorten it "
+    "(docs/compiled_envs.md)",
+    "around": "calls around the kernel; more envs at once share them (docs/compiled_envs.md)",
+    "actors": "the actors; more of them (num_workers) shorten it (docs/ray.md)",
+    "batching": "the envs cost less than batching their results; write into your own memory with "
+    f"out=, or write the env as {_COMPILED.use} (docs/data_path.md)",
+    Share.COPYING: "observations and infos on their way to the caller; copy=False, smaller "
+    "observations and fewer infos shorten it (docs/data_path.md)",
+    Share.RESET: "resets; make them cheaper, or episodes longer (docs/autoreset.md)",
+    Share.HAND_OVER: "commands to workers, and waking them up; larger batches, or a caller that "
+    "goes on meanwhile (step_async, send and recv), hide them (docs/asynchronous.md)",
+    Share.UNSPLIT: "the envs and the way to them; which is unknown here (docs/timing.md)",
+    "other": "code outside the vector env; name its parts with envs.timing.phase(...) "
+    "(docs/timing.md)",
+}
 
 
 @dataclass(frozen=True)
@@ -40,61 +57,37 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
         num_steps: Env steps in it.
         step_ns: Mean duration of a step; None if not known.
     """
-    num_envs, crew = found.crew.chunks[-1], found.crew
-    first_ready = found.num_receives > 0
-    is_kernel = crew.stamped == "kernel"
+    num_envs, is_local = found.chunks[-1], found.is_local
+    first_ready, is_kernel = found.num_receives > 0, found.stamped == "kernel"
     if num_steps == 0:
-        return Advice("no env has been stepped, so nothing can be advised (docs/timing.md)")
-    if largest == Share.COMPUTE and is_kernel:
-        if crew.is_local:
-            how = "more threads or a simpler step shorten it (docs/compiled_envs.md)"
-            return Advice(f"the compiled kernel; {how}")
-        return Advice("the actors; more of them (num_workers) shorten it (docs/ray.md)")
-    if largest == Share.COMPUTE:
+        largest = "none"
+    elif largest == Share.COMPUTE and not is_kernel:
         return _about_compute(found, num_envs, first_ready)
-    if largest == Share.STRAGGLERS:
-        how = f"use {_FIRST_READY.use} with batches of {max(1, num_envs // 4)}"
-        text = f"waiting for the slowest of {num_envs} envs; {how} (docs/asynchronous.md)"
+    elif largest == Share.COMPUTE:
+        largest = "kernel" if is_local else "actors"
+    elif largest == Share.COPYING and is_local:
+        largest = "around" if is_kernel else "batching"
+    elif largest == Share.STRAGGLERS:
+        text = f"waiting for the slowest of {num_envs} envs; use {_FIRST_READY.use} with batches of"
+        text = f"{text} {max(1, num_envs // 4)} (docs/asynchronous.md)"
         return Advice(text, _FIRST_READY.name)
-    if largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
+    elif largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
         text = f"commands to workers, and waking them up, for steps of {duration(step_ns)}"
         return Advice(f"{text}; {_HERE.use} needs none (docs/stepping.md)", _HERE.name)
-    texts = {
-        Share.RESET: "resets; make them cheaper, or episodes longer (docs/autoreset.md)",
-        Share.HAND_OVER: "commands to workers, and waking them up; larger batches, or a caller that goes "
-        "on meanwhile (step_async, send and recv), hide them (docs/asynchronous.md)",
-        "other": "code outside the vector env; name its parts with envs.timing.phase(...) to see "
-        "which (docs/timing.md)",
-        Share.UNSPLIT: "the envs and the way to them; which of the two is unknown on this backend "
-        "(docs/timing.md)",
-        Share.COPYING: "observations and infos on their way to the caller; copy=False, smaller "
-        "observations and fewer infos shorten it (docs/data_path.md)",
-    }
-    if crew.is_local:
-        texts[Share.COPYING] = (
-            "the envs cost less than batching their results; write into your own memory with out=, "
-            f"or write the env as {_COMPILED.use} (docs/data_path.md)"
-        )
-    if is_kernel:
-        texts[Share.COPYING] = (
-            "the calls around the compiled kernel; more envs at once share them "
-            "(docs/compiled_envs.md)"
-        )
-    return Advice(texts.get(largest, "the envs are not the bottleneck (docs/timing.md)"))
+    return Advice(_TEXTS.get(largest, "the envs are not the bottleneck (docs/timing.md)"))
 
 
 def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice:
     """Return advice on envs that are stepped one after the other by each worker."""
     if found.cpu_share is None:
         return Advice("the envs; whether they compute or wait is unknown (docs/stepping.md)")
-    does_wait, cores = found.cpu_share < _COMPUTES, usable_cores()
-    num_workers = len(found.crew.processes)
-    backend = None
-    if found.crew.is_local and num_envs > 1 and not first_ready and (does_wait or cores > 1):
+    does_wait, cores, backend = found.cpu_share < _COMPUTES, usable_cores(), None
+    num_workers = len(found.processes)
+    if found.is_local and num_envs > 1 and not first_ready and (does_wait or cores > 1):
         how = "lets them wait side by side" if does_wait else "steps them on more processors"
         how, backend = f"one after the other; {_WORKERS.use} {how}", _WORKERS.name
-    elif found.crew.is_local:
-        how = f"alone; make their step cheaper, or write it as {_COMPILED.use}"
+    elif found.is_local:
+        how = f"make their step cheaper, or write it as {_COMPILED.use}"
     elif does_wait and num_workers < num_envs:
         how = f"num_workers={num_envs} lets all wait side by side, unless for one another"
     elif does_wait:

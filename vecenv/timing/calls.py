@@ -98,12 +98,10 @@ class CallLog:
             return self._kinds[name]
 
     def begin(self, kind: int, num_rows: int = 0) -> None:
-        """Open an interval inside the one that is open; a call that Ctrl-C left open is dropped."""
+        """Open an interval inside the one that is open."""
         opened, now_ns = self._here.opened, perf_counter_ns()
         if kind < NUM_ENV_CALLS:
             self._caller = opened
-            if opened and opened[-1][_KIND] < NUM_ENV_CALLS:
-                opened.pop()
             if kind != STEP_WAIT:
                 self._sent_ns = now_ns
         if opened is self._caller:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
-from vecenv.timing.recording import Crew, Recording
+from vecenv.timing.recording import Recording
 from vecenv.timing.report import TimingReport, make_report
 from vecenv.timing.stamps import EnvStamps
 from vecenv.timing.trace import write_trace
@@ -52,7 +52,7 @@ class Timing:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self.log = CallLog()
         self._stamps: EnvStamps | None = None
-        self._recording = Recording(type(envs).__name__, Crew("nothing", [0, 1], [None]), self.log)
+        self._recording = Recording(type(envs).__name__, self.log, None, "nothing", 0, [0], [])
         self.enabled = False
 
     @property
@@ -73,11 +73,11 @@ class Timing:
         found = envs._begin_stamps()
         self._stamps = found if isinstance(found, EnvStamps) else None
         stamped = "nothing" if found is None else "kernel" if self._stamps is None else "envs"
-        self._recording.crew = Crew(stamped, [], [], found if isinstance(found, int) else 0)
-        self._keep_crew()
+        kernel_ns = found if isinstance(found, int) else 0
+        known = stamped, kernel_ns, envs._env_chunks(), envs._worker_processes()
+        self._recording = Recording(self._recording.backend, self.log, self._stamps, *known)
         self.enabled = True
         envs._log = self.log
-        self.clear()
 
     def disable(self) -> None:
         """Stop timing; keeps the recording.
@@ -99,8 +99,7 @@ class Timing:
 
     def clear(self) -> None:
         """Delete the recording; phases that are open begin now."""
-        known = self._recording
-        self._recording = Recording(known.backend, known.crew, self.log, self._stamps)
+        self._recording = self._recording.anew()
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Return a context whose wall time is added to phase `name` (nothing while disabled)."""
@@ -111,16 +110,7 @@ class Timing:
 
         Adds the latest steps as a note to an exception that passes through it.
         """
-        return _Interval(
-            self, kind, self._recording.crew.chunks[-1] if kind in (STEP, STEP_WAIT) else 0
-        )
-
-    def _keep_crew(self) -> None:
-        """Keep who steps which envs: workers may be replaced, and are gone after `close`."""
-        envs, known = self._envs(), self._recording
-        if envs is not None and not envs.closed:
-            processes = envs._worker_processes()
-            known.crew = known.crew._replace(chunks=envs._env_chunks(), processes=processes)
+        return _Interval(self, kind, self._recording.chunks[-1] if kind in (STEP, STEP_WAIT) else 0)
 
     def recording(self) -> Recording:
         """Return the totals since `enable` or `clear`, up to date.
@@ -128,9 +118,11 @@ class Timing:
         Raises:
             RuntimeError: Nothing was recorded.
         """
+        envs = self._envs()
         with self.log.paused():
-            self._keep_crew()
             self._recording.fold()
+            if envs is not None and not envs.closed:  # workers may have been replaced
+                self._recording.processes = envs._worker_processes()
         if len(self.log.latest()[0]) == 0:
             raise RuntimeError(
                 "nothing has been recorded: call envs.timing.enable() before the steps"
@@ -162,7 +154,7 @@ class Timing:
         """Note the latest steps: those of the worker of the env that an error names, or of all."""
         if self._stamps is None:
             return
-        chunks, env_id = self._recording.crew.chunks, getattr(error, "env_index", None)
+        chunks, env_id = self._recording.chunks, getattr(error, "env_index", None)
         worker = 0 if env_id is None else bisect_right(chunks, env_id) - 1
         first, last = chunks[worker], chunks[-1 if env_id is None else worker + 1]
         if latest := self._stamps.part(first, last).describe_latest(first):

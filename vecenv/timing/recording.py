@@ -16,7 +16,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from vecenv.machine import OthersLoad
 from vecenv.timing.calls import NUM_ENV_CALLS, RECV, RESET, STEP, STEP_WAIT, CallLog
 from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps, WorkerProcess
 
-__all__ = ["Crew", "Recording", "Share", "coverage", "writing_ends"]
+__all__ = ["Recording", "Share", "coverage"]
 
 _FEWEST_LOAD_NS = 200_000_000  # the system counts in hundredths of a second
 _MOST_STAMPS = 1 << 16  # added up at a time, about; more would not stay in the caches
@@ -42,43 +41,21 @@ class Share(StrEnum):
     UNSPLIT = "env calls"
 
 
-class Crew(NamedTuple):
-    """The workers that step the envs, one after the other in each.
-
-    Attributes:
-        stamped: See `TimingReport`.
-        chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w.
-        processes: Of each worker; None where it is the caller.
-        kernel_ns: Duration of a stamped compiled call that does nothing.
-    """
-
-    stamped: Literal["envs", "kernel", "nothing"]
-    chunks: list[int]
-    processes: list[WorkerProcess | None]
-    kernel_ns: int = 0
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all workers are the calling process."""
-        return all(process is None for process in self.processes)
-
-    def parts(self, stamps: np.ndarray) -> list[slice]:
-        """Return where the stamps of each worker are."""
-        bounds = np.searchsorted(stamps["env_id"], self.chunks).tolist()
-        return [slice(*pair) for pair in pairwise(bounds)]
-
-
 class Recording:
     """Running totals since `enable` or `clear`; times in nanoseconds.
 
     Args:
         backend: Name of the vector env's class.
-        crew: The workers.
         log: Of calls and phases; cleared.
         rings: Of stamps; None if envs are not stamped one by one.
+        stamped: See `TimingReport`.
+        kernel_ns: Duration of a stamped compiled call that does nothing.
+        chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w, one
+            after the other.
+        processes: Of each worker; None where it is the caller.
 
     Attributes:
-        backend, crew, log: As given.
+        backend, log, stamped, chunks, processes: As given.
         shares_ns: Of calls of the vector env; COPYING is that of the caller and of the workers.
         critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
             the command, independent of the caller.
@@ -91,14 +68,23 @@ class Recording:
     """
 
     def __init__(
-        self, backend: str, crew: Crew, log: CallLog, rings: EnvStamps | None = None
+        self,
+        backend: str,
+        log: CallLog,
+        rings: EnvStamps | None,
+        stamped: str,
+        kernel_ns: int,
+        chunks: list[int],
+        processes: list[WorkerProcess | None],
     ) -> None:
-        self.backend, self.crew, self.log, self._rings = backend, crew, log, rings
+        self.backend, self.log, self._rings = backend, log, rings
+        self.stamped, self._kernel_ns = stamped, kernel_ns
+        self.chunks, self.processes = chunks, processes
         self.shares_ns = dict.fromkeys(Share, 0)
         self.critical_ns = self.num_receives = self.num_rows = 0
-        self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, crew.chunks[-1]), np.int64)
-        self.worker_ns = np.zeros(len(crew.processes), np.int64)
-        self._load, self._others_load = OthersLoad(), None
+        self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, chunks[-1]), np.int64)
+        self.worker_ns = np.zeros(len(processes), np.int64)
+        self._load, self._others_load = OthersLoad() if processes else None, None
         self.most_pending = _MOST_CALLS
         if rings is not None:
             self._first_tallies = rings.tallies.copy()
@@ -108,6 +94,16 @@ class Recording:
             self.most_pending = min(_MOST_CALLS, room // 4, max(_MOST_STAMPS // num_envs, 1))
         log.clear()
         self._folded_ns = log.since_ns
+
+    def anew(self) -> Recording:
+        """Return an empty recording of the same envs."""
+        known = self.stamped, self._kernel_ns, self.chunks, self.processes
+        return Recording(self.backend, self.log, self._rings, *known)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the caller is the only worker."""
+        return all(process is None for process in self.processes)
 
     @property
     def has_stamps(self) -> bool:
@@ -166,25 +162,25 @@ class Recording:
             stamps: STAMP (R,), env by env, those running included; None if steps are not stamped.
             now_ns: The time.
         """
-        crew, calls = self.crew, calls[calls["kind"] < NUM_ENV_CALLS]
+        calls = calls[calls["kind"] < NUM_ENV_CALLS]
         self.num_rows += int(calls["num_rows"].sum())
         self.num_receives += int((calls["kind"] == RECV).sum())
-        found, rest = dict.fromkeys(Share, 0), Share.COPYING if crew.is_local else Share.HAND_OVER
+        found, rest = dict.fromkeys(Share, 0), Share.COPYING if self.is_local else Share.HAND_OVER
         if stamps is not None:
             steps_ns, resets_ns = self._add_steps(stamps[stamps["end_ns"] > 0])
-            if crew.is_local:
+            if self.is_local:
                 found[Share.COMPUTE], found[Share.RESET] = steps_ns, resets_ns
                 self.critical_ns += steps_ns + resets_ns
                 self.worker_ns += steps_ns + resets_ns
             else:
                 stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
-                until_ns = writing_ends(stamps, crew)
+                until_ns = self.writing_ends(stamps)
                 self._add_rounds(found, calls, stamps, until_ns, now_ns)
                 if self.num_receives:
                     _add_receives(found, calls[calls["kind"] == RECV], stamps, until_ns)
                 found[Share.COPYING] += int((calls["end_ns"] - _ready_ns(calls)).sum())
-        elif crew.stamped == "kernel":
-            kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - crew.kernel_ns
+        elif self.stamped == "kernel":
+            kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - self._kernel_ns
             kernels_ns, is_reset = np.maximum(kernels_ns, 0), calls["kind"] == RESET
             found[Share.RESET] = int(kernels_ns[is_reset].sum())
             found[Share.COMPUTE] = int(kernels_ns[~is_reset].sum())
@@ -220,7 +216,7 @@ class Recording:
         whole = np.array([self._folded_ns]), np.array([now_ns])
         work_ns, steps_ns, resets_ns = np.zeros((3, len(self.worker_ns), len(calls)))
         critical_ns = np.zeros(len(calls))
-        for worker, part in enumerate(self.crew.parts(stamps)):
+        for worker, part in enumerate(self._parts(stamps)):
             one, is_reset = stamps[part], stamps["is_reset"][part]
             begin_ns, end_ns = one["begin_ns"], one["end_ns"]
             covered = coverage(begin_ns, until_ns[part])
@@ -237,13 +233,31 @@ class Recording:
         found[Share.COPYING] = mean_ns - found[Share.COMPUTE] - found[Share.RESET]
         found[Share.STRAGGLERS] = round(work_ns.max(axis=0, initial=0).sum()) - mean_ns
 
+    def _parts(self, stamps: np.ndarray) -> list[slice]:
+        """Return where the stamps of each worker are."""
+        bounds = np.searchsorted(stamps["env_id"], self.chunks).tolist()
+        return [slice(*pair) for pair in pairwise(bounds)]
+
+    def writing_ends(self, stamps: np.ndarray) -> np.ndarray:
+        """Return when the results of each step had been written, int64 (R,).
+
+        Without a mark of its own, a step's results were written before the worker's next step.
+        """
+        until_ns = np.maximum(stamps["end_ns"], stamps["done_ns"])
+        for part in [] if self.is_local else self._parts(stamps):
+            order = np.argsort(stamps["begin_ns"][part], kind="stable")
+            nexts_ns, ends_ns = stamps["begin_ns"][part][order[1:]], until_ns[part]
+            nexts_ns[stamps["done_ns"][part][order[:-1]] > 0] = 0
+            ends_ns[order[:-1]] = np.maximum(ends_ns[order[:-1]], nexts_ns)
+        return until_ns
+
     def bound_ns(self) -> float:
         """Return the time that the envs alone would have taken for these steps.
 
         If calls wait for all envs: the busiest worker of each round. If they receive the first envs
         ready: the time with all workers always at work.
         """
-        steps = np.add.reduceat(self.counts[0], self.crew.chunks[:-1])
+        steps = np.add.reduceat(self.counts[0], self.chunks[:-1])
         busy = (self.worker_ns > 0) & (steps > 0)
         if not self.num_receives or not busy.any():
             return self.critical_ns
@@ -278,20 +292,6 @@ def coverage(
         return np.interp(times - begins[0], moments, sums)
 
     return lambda from_ns, until_ns: until(until_ns) - until(from_ns)
-
-
-def writing_ends(stamps: np.ndarray, crew: Crew) -> np.ndarray:
-    """Return when the results of each step had been written, int64 (R,).
-
-    Without a mark of its own, a step's results were written before the worker's next step.
-    """
-    until_ns = np.maximum(stamps["end_ns"], stamps["done_ns"])
-    for part in [] if crew.is_local else crew.parts(stamps):
-        order = np.argsort(stamps["begin_ns"][part], kind="stable")
-        nexts_ns, ends_ns = stamps["begin_ns"][part][order[1:]], until_ns[part]
-        nexts_ns[stamps["done_ns"][part][order[:-1]] > 0] = 0
-        ends_ns[order[:-1]] = np.maximum(ends_ns[order[:-1]], nexts_ns)
-    return until_ns
 
 
 def _ready_ns(calls: np.ndarray) -> np.ndarray:

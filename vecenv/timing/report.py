@@ -38,19 +38,6 @@ _UNITS = {
 _BAR_WIDTH, _LEAST_BAR = 22, 8
 _NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_COLOURS = {
-    "env compute": "#2a9d8f",
-    "env reset": "#264653",
-    "env calls": "#2a9d8f",
-    "straggler wait": "#e76f51",
-    "hand-over": "#e9c46a",
-    "copying": "#f4a261",
-    "policy": "#457b9d",
-    "buffer": "#a8dadc",
-    "learner": "#1d3557",
-    "other": "#cccccc",
-}
-_MORE_COLOURS = ("#6d597a", "#b56576", "#355070", "#84a59d", "#f28482")
 
 
 @dataclass(frozen=True)
@@ -193,7 +180,7 @@ class TimingReport:
 
 def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
-    crew, wall_ns = found.crew, found.log.wall_ns
+    wall_ns = found.log.wall_ns
     begin_ns, calls, stamps = found.window()
     spent_ns = _spent_ns(found)
     steps, resets, slowest = _env_times(found, stamps)
@@ -207,8 +194,8 @@ def make_report(found: Recording) -> TimingReport:
     largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
         backend=found.backend,
-        num_envs=crew.chunks[-1],
-        stamped=crew.stamped,
+        num_envs=found.chunks[-1],
+        stamped=found.stamped,
         wall_s=wall_ns / 1e9,
         latest_s=min(int(calls["end_ns"].max(initial=begin_ns)) - begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
@@ -229,7 +216,7 @@ def make_report(found: Recording) -> TimingReport:
 
 def _spent_ns(found: Recording) -> dict[str, int]:
     """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    is_split = found.crew.stamped != "nothing"
+    is_split = found.stamped != "nothing"
     shares_ns = found.shares_ns.items()
     spent_ns = {
         share.value: ns for share, ns in shares_ns if ns or (share == Share.UNSPLIT) != is_split
@@ -278,7 +265,7 @@ def _env_times(
 def _workers(found: Recording) -> list[WorkerTimes]:
     workers, number = [], 0
     for process, (first, end), busy_ns in zip(
-        found.crew.processes, pairwise(found.crew.chunks), found.worker_ns, strict=True
+        found.processes, pairwise(found.chunks), found.worker_ns, strict=True
     ):
         name, start_s = "caller", None
         if process is not None:
@@ -390,21 +377,15 @@ def new_figure(width: float, height: float) -> Any:
 
 def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     """Draw one stacked bar per report into matplotlib axes."""
-    names = list(dict.fromkeys(name for report in reports.values() for name in report.shares))
-    names = [name for name in names if any(r.shares.get(name, 0.0) for r in reports.values())]
-    more = iter(_MORE_COLOURS * len(names))
-    labels = [
-        f"{title}\n{report.steps_per_second:,.0f} steps/s" for title, report in reports.items()
-    ]
+    shares = [report.shares for report in reports.values()]
+    names = list(dict.fromkeys(name for one in shares for name, share in one.items() if share))
+    labels = [f"{title}\n{one.steps_per_second:,.0f} steps/s" for title, one in reports.items()]
     left = np.zeros(len(reports))
     for name in names:
-        widths = np.array([100 * report.shares.get(name, 0.0) for report in reports.values()])
-        colour = _COLOURS.get(name) or next(more)
-        axes.barh(labels, widths, left=left, color=colour, label=name)
-        for row, width in enumerate(widths):
-            if width >= 6:
-                middle = left[row] + width / 2
-                axes.text(middle, row, f"{width:.0f} %", ha="center", va="center", fontsize=9)
+        widths = np.array([100 * one.get(name, 0.0) for one in shares])
+        bars = axes.barh(labels, widths, left=left, label=name)
+        told = [f"{width:.0f} %" if width >= 6 else "" for width in widths]
+        axes.bar_label(bars, told, label_type="center", fontsize=9)
         left += widths
     axes.invert_yaxis()
     axes.set_xlim(0, 100)

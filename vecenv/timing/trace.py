@@ -16,7 +16,7 @@ import numpy as np
 
 from vecenv.files import whole_file
 from vecenv.timing.calls import NUM_ENV_CALLS
-from vecenv.timing.recording import Crew, Recording, writing_ends
+from vecenv.timing.recording import Recording
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
@@ -52,12 +52,12 @@ def trace_events(recording: Recording) -> Iterator[Event]:
     yield _name("thread_name", _CALLER, 0, "calls and phases")
     yield from _caller_events(recording, calls, since_ns)
     if stamps is not None:
-        yield from _env_events(recording.crew, stamps, since_ns)
+        yield from _env_events(recording, stamps, since_ns)
 
 
 def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> Iterator[Event]:
     """Yield calls and phases, waits and copies inside them, and phases of other threads."""
-    is_compiled = recording.crew.stamped == "kernel"
+    is_compiled = recording.stamped == "kernel"
     waited = "kernel" if is_compiled else "wait"
     for kind, begin_ns, end_ns, wait_begin_ns, wait_end_ns, *_ in calls.tolist():
         what = "call" if kind < NUM_ENV_CALLS else "phase"
@@ -77,10 +77,10 @@ def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> It
         yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
 
 
-def _env_events(crew: Crew, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:
+def _env_events(recording: Recording, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:
     """Yield the workers' names, the envs' steps and resets, and the writing of their results."""
-    untils_ns, number = writing_ends(stamps, crew), _CALLER
-    for process, (first, last) in zip(crew.processes, pairwise(crew.chunks), strict=True):
+    untils_ns, number = recording.writing_ends(stamps), _CALLER
+    for process, (first, last) in zip(recording.processes, pairwise(recording.chunks), strict=True):
         track = _CALLER, _ENVS
         if process is not None:
             number += 1
