@@ -44,8 +44,11 @@ def steps(*rows, resets=()):
 
 
 def recorded(crew):
-    stamped, chunks, processes, *kernel_ns = crew
-    return Recording("Envs", CallLog(), None, stamped, sum(kernel_ns), chunks, processes)
+    found = Recording("Envs")
+    found.stamped, found.chunks, found.processes, *kernel_ns = crew
+    found.kernel_ns = sum(kernel_ns)
+    found.clear()
+    return found
 
 
 def shares(crew, log, stamps):
@@ -62,10 +65,9 @@ def report(crew, log, stamps, phases_ns=None, cpu_share=0.0):
     ended = None if stamps is None else stamps[stamps["end_ns"] > 0]
 
     class Known(Recording):
-        has_stamps = stamps is not None
-
         def __init__(self):
             vars(self).update(vars(found))
+            self.rings = stamps if stamps is None else "some"
             self.log = SimpleNamespace(wall_ns=1000, phases_ns=phases_ns or {}, others_ns={})
 
         def window(self):

@@ -50,9 +50,8 @@ class Timing:
 
     def __init__(self, envs: Any) -> None:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
-        self.log = CallLog()
-        self._stamps: EnvStamps | None = None
-        self._recording = Recording(type(envs).__name__, self.log, None, "nothing", 0, [0], [])
+        self._recording = Recording(type(envs).__name__)
+        self.log = self._recording.log
         self.enabled = False
 
     @property
@@ -70,14 +69,13 @@ class Timing:
         envs = self._envs()
         if self.enabled or envs is None:
             return
-        found = envs._begin_stamps()
-        self._stamps = found if isinstance(found, EnvStamps) else None
-        stamped = "nothing" if found is None else "kernel" if self._stamps is None else "envs"
-        kernel_ns = found if isinstance(found, int) else 0
-        known = stamped, kernel_ns, envs._env_chunks(), envs._worker_processes()
-        self._recording = Recording(self._recording.backend, self.log, self._stamps, *known)
-        self.enabled = True
-        envs._log = self.log
+        known, found = self._recording, envs._begin_stamps()
+        known.rings = found if isinstance(found, EnvStamps) else None
+        known.stamped = "nothing" if found is None else "envs" if known.rings else "kernel"
+        known.kernel_ns = found if isinstance(found, int) else 0
+        known.chunks, known.processes = envs._env_chunks(), envs._worker_processes()
+        known.clear()
+        envs._log, self.enabled = self.log, True
 
     def disable(self) -> None:
         """Stop timing; keeps the recording.
@@ -99,7 +97,7 @@ class Timing:
 
     def clear(self) -> None:
         """Delete the recording; phases that are open begin now."""
-        self._recording = self._recording.anew()
+        self._recording.clear()
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Return a context whose wall time is added to phase `name` (nothing while disabled)."""
@@ -152,12 +150,13 @@ class Timing:
 
     def _add_latest(self, error: Exception) -> None:
         """Note the latest steps: those of the worker of the env that an error names, or of all."""
-        if self._stamps is None:
+        rings, chunks = self._recording.rings, self._recording.chunks
+        if rings is None:
             return
-        chunks, env_id = self._recording.chunks, getattr(error, "env_index", None)
+        env_id = getattr(error, "env_index", None)
         worker = 0 if env_id is None else bisect_right(chunks, env_id) - 1
         first, last = chunks[worker], chunks[-1 if env_id is None else worker + 1]
-        if latest := self._stamps.part(first, last).describe_latest(first):
+        if latest := rings.part(first, last).describe_latest(first):
             error.add_note(latest)
 
 

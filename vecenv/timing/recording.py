@@ -46,75 +46,60 @@ class Recording:
 
     Args:
         backend: Name of the vector env's class.
-        log: Of calls and phases; cleared.
+
+    Attributes:
+        backend: As given.
+        log: Of calls and phases.
         rings: Of stamps; None if envs are not stamped one by one.
         stamped: See `TimingReport`.
         kernel_ns: Duration of a stamped compiled call that does nothing.
         chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w, one
             after the other.
         processes: Of each worker; None where it is the caller.
-
-    Attributes:
-        backend, log, stamped, chunks, processes: As given.
         shares_ns: Of calls of the vector env; COPYING is that of the caller and of the workers.
         critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
             the command, independent of the caller.
-        num_receives: Calls of `recv`.
-        num_rows: Rows that were returned.
+        num_receives, num_rows: Calls of `recv`; rows that all calls returned.
         counts, spent_ns, longest_ns: int64 (2, N), of the steps (0) and the resets (1) of each env
             that have ended: their number, their total time, the longest.
         worker_ns: int64 (W,), time of work of each worker.
         most_pending: Intervals in the log at which to `fold`.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        log: CallLog,
-        rings: EnvStamps | None,
-        stamped: str,
-        kernel_ns: int,
-        chunks: list[int],
-        processes: list[WorkerProcess | None],
-    ) -> None:
-        self.backend, self.log, self._rings = backend, log, rings
-        self.stamped, self._kernel_ns = stamped, kernel_ns
-        self.chunks, self.processes = chunks, processes
+    def __init__(self, backend: str) -> None:
+        self.backend, self.log = backend, CallLog()
+        self.rings: EnvStamps | None = None
+        self.stamped, self.kernel_ns = "nothing", 0
+        self.chunks, self.processes = [0], list[WorkerProcess | None]()
+        self.clear()
+
+    def clear(self) -> None:
+        """Set all to zero."""
+        self.log.clear()
+        self._folded_ns = self.log.since_ns
         self.shares_ns = dict.fromkeys(Share, 0)
         self.critical_ns = self.num_receives = self.num_rows = 0
-        self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, chunks[-1]), np.int64)
-        self.worker_ns = np.zeros(len(processes), np.int64)
-        self._load, self._others_load = OthersLoad() if processes else None, None
+        self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, self.chunks[-1]), np.int64)
+        self.worker_ns = np.zeros(len(self.processes), np.int64)
+        self._load, self._others_load = OthersLoad() if self.processes else None, None
         self.most_pending = _MOST_CALLS
-        if rings is not None:
-            self._first_tallies = rings.tallies.copy()
+        if self.rings is not None:
+            self._first_tallies = self.rings.tallies.copy()
             self._taken = self._first_tallies[:, COUNT]
-            num_envs, room = rings.rings.shape[:2]
+            num_envs, room = self.rings.rings.shape[:2]
             # A call makes two steps of an env at most.
             self.most_pending = min(_MOST_CALLS, room // 4, max(_MOST_STAMPS // num_envs, 1))
-        log.clear()
-        self._folded_ns = log.since_ns
-
-    def anew(self) -> Recording:
-        """Return an empty recording of the same envs."""
-        known = self.stamped, self._kernel_ns, self.chunks, self.processes
-        return Recording(self.backend, self.log, self._rings, *known)
 
     @property
     def is_local(self) -> bool:
         """Whether the caller is the only worker."""
         return all(process is None for process in self.processes)
 
-    @property
-    def has_stamps(self) -> bool:
-        """Whether envs are stamped one by one."""
-        return self._rings is not None
-
     def fold(self) -> None:
         """Add to the totals what was recorded since the last time."""
         calls, stamps, now_ns = self.log.take(), None, perf_counter_ns()
-        if self._rings is not None:
-            stamps, self._taken = self._rings.since(self._taken)
+        if self.rings is not None:
+            stamps, self._taken = self.rings.since(self._taken)
         self.add(calls, stamps, now_ns)
 
     def window(self) -> tuple[int, np.ndarray, np.ndarray | None]:
@@ -126,9 +111,9 @@ class Recording:
         """
         calls, begin_ns = self.log.latest()
         stamps = None
-        if self._rings is not None:
-            stamps, counts = self._rings.since(0)
-            wrapped = np.flatnonzero(counts >= self._rings.rings.shape[1])
+        if self.rings is not None:
+            stamps, counts = self.rings.since(0)
+            wrapped = np.flatnonzero(counts >= self.rings.rings.shape[1])
             oldest = np.searchsorted(stamps["env_id"], wrapped)
             begin_ns = max(begin_ns, int(stamps["begin_ns"][oldest].max(initial=0)))
             stamps = stamps[(stamps["begin_ns"] >= begin_ns) & (stamps["end_ns"] > 0)]
@@ -137,9 +122,9 @@ class Recording:
     @property
     def cpu_share(self) -> float | None:
         """Processor time of the measured env steps over their duration; None if not known."""
-        if self._rings is None:
+        if self.rings is None:
             return None
-        spent_ns = (self._rings.tallies - self._first_tallies).sum(axis=0).tolist()
+        spent_ns = (self.rings.tallies - self._first_tallies).sum(axis=0).tolist()
         return spent_ns[CPU] / spent_ns[CPU_OF] if spent_ns[CPU_OF] else None
 
     def others_load(self, is_end: bool = False) -> float | None:
@@ -180,7 +165,7 @@ class Recording:
                     _add_receives(found, calls[calls["kind"] == RECV], stamps, until_ns)
                 found[Share.COPYING] += int((calls["end_ns"] - _ready_ns(calls)).sum())
         elif self.stamped == "kernel":
-            kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - self._kernel_ns
+            kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - self.kernel_ns
             kernels_ns, is_reset = np.maximum(kernels_ns, 0), calls["kind"] == RESET
             found[Share.RESET] = int(kernels_ns[is_reset].sum())
             found[Share.COMPUTE] = int(kernels_ns[~is_reset].sum())

@@ -184,7 +184,7 @@ def make_report(found: Recording) -> TimingReport:
     begin_ns, calls, stamps = found.window()
     spent_ns = _spent_ns(found)
     steps, resets, slowest = _env_times(found, stamps)
-    num_steps = int(found.counts[0].sum()) if found.has_stamps else found.num_rows
+    num_steps = int(found.counts[0].sum()) if found.rings else found.num_rows
     bound_ns = min(found.bound_ns(), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
@@ -209,7 +209,7 @@ def make_report(found: Recording) -> TimingReport:
         envs=steps,
         resets=resets,
         slowest=slowest,
-        workers=_workers(found) if found.has_stamps else [],
+        workers=_workers(found) if found.rings else [],
         advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
 
