@@ -158,12 +158,7 @@ class Recording:
                 self.critical_ns += steps_ns + resets_ns
                 self.worker_ns += steps_ns + resets_ns
             else:
-                stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
-                until_ns = self.writing_ends(stamps)
-                self._add_rounds(found, calls, stamps, until_ns, now_ns)
-                if self.num_receives:
-                    _add_receives(found, calls[calls["kind"] == RECV], stamps, until_ns)
-                found[Share.COPYING] += int((calls["end_ns"] - _ready_ns(calls)).sum())
+                self._divide(found, calls, stamps, now_ns)
         elif self.stamped == "kernel":
             kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - self.kernel_ns
             kernels_ns, is_reset = np.maximum(kernels_ns, 0), calls["kind"] == RESET
@@ -187,36 +182,39 @@ class Recording:
         np.maximum.at(self.longest_ns.reshape(-1), places, lengths_ns)
         return int(sums_ns[0].sum()), int(sums_ns[1].sum())
 
-    def _add_rounds(
-        self,
-        found: dict[Share, int],
-        calls: np.ndarray,
-        stamps: np.ndarray,
-        until_ns: np.ndarray,
-        now_ns: int,
+    def _divide(
+        self, found: dict[Share, int], calls: np.ndarray, stamps: np.ndarray, now_ns: int
     ) -> None:
-        """Add the shares of calls that wait for all envs, and the work of the workers."""
-        calls = calls[np.isin(calls["kind"], (STEP, STEP_WAIT, RESET))]
-        span = calls["begin_ns"], _ready_ns(calls)
-        whole = np.array([self._folded_ns]), np.array([now_ns])
-        work_ns, steps_ns, resets_ns = np.zeros((3, len(self.worker_ns), len(calls)))
-        critical_ns = np.zeros(len(calls))
-        for worker, part in enumerate(self._parts(stamps)):
-            one, is_reset = stamps[part], stamps["is_reset"][part]
-            begin_ns, end_ns = one["begin_ns"], one["end_ns"]
-            covered = coverage(begin_ns, until_ns[part])
-            self.worker_ns[worker] += int(covered(*whole)[0])
-            work_ns[worker] = covered(*span)
-            critical_ns = np.maximum(critical_ns, covered(calls["sent_ns"], span[1]))
-            steps_ns[worker] = coverage(begin_ns[~is_reset], end_ns[~is_reset])(*span)
-            resets_ns[worker] = coverage(begin_ns[is_reset], end_ns[is_reset])(*span)
-        self.critical_ns += int(critical_ns.sum())
-        num_active = np.maximum((work_ns > 0).sum(axis=0), 1)
-        sums_ns = [(part_ns.sum(axis=0) / num_active).sum() for part_ns in (steps_ns, resets_ns)]
-        found[Share.COMPUTE], found[Share.RESET] = map(round, sums_ns)
-        mean_ns = round((work_ns.sum(axis=0) / num_active).sum())
-        found[Share.COPYING] = mean_ns - found[Share.COMPUTE] - found[Share.RESET]
-        found[Share.STRAGGLERS] = round(work_ns.max(axis=0, initial=0).sum()) - mean_ns
+        """Add the work of the workers, and divide the calls, but for the hand-over."""
+        stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
+        begin_ns, end_ns, is_step = stamps["begin_ns"], stamps["end_ns"], ~stamps["is_reset"]
+        until_ns, parts = self.writing_ends(stamps), self._parts(stamps)
+        spans_ns = np.maximum(until_ns - np.maximum(begin_ns, self._folded_ns), 0)
+        self.worker_ns += [int(spans_ns[part].sum()) for part in parts]
+        ready_ns = np.where(calls["wait_end_ns"] > 0, calls["wait_end_ns"], calls["end_ns"])
+        found[Share.COPYING] += int((calls["end_ns"] - ready_ns).sum())
+        # Calls that wait for all envs by worker; `recv` by all workers as if they were one.
+        for kinds, groups in (((STEP, STEP_WAIT, RESET), parts), ((RECV,), [slice(None)])):
+            chosen = np.isin(calls["kind"], kinds)
+            if not chosen.any():
+                continue
+            span = calls["begin_ns"][chosen], ready_ns[chosen]
+            spent_ns = np.zeros((3, len(groups), len(span[0])))  # steps, resets too, writing too
+            critical_ns = np.zeros(len(span[0]))
+            for group, part in enumerate(groups):
+                begins, ends, steps = begin_ns[part], end_ns[part], is_step[part]
+                at_work = coverage(begins, until_ns[part])
+                spent_ns[0, group] = coverage(begins[steps], ends[steps])(*span)
+                spent_ns[1, group] = coverage(begins, ends)(*span)
+                spent_ns[2, group] = at_work(*span)
+                critical_ns = np.maximum(critical_ns, at_work(calls["sent_ns"][chosen], span[1]))
+            self.critical_ns += int(critical_ns.sum()) if RECV not in kinds else 0
+            num_active = np.maximum((spent_ns[2] > 0).sum(axis=0), 1)
+            steps_ns, envs_ns, work_ns = map(round, (spent_ns.sum(axis=1) / num_active).sum(axis=1))
+            found[Share.COMPUTE] += steps_ns
+            found[Share.RESET] += envs_ns - steps_ns
+            found[Share.COPYING] += work_ns - envs_ns
+            found[Share.STRAGGLERS] += round(spent_ns[2].max(axis=0).sum()) - work_ns
 
     def _parts(self, stamps: np.ndarray) -> list[slice]:
         """Return where the stamps of each worker are."""
@@ -277,24 +275,3 @@ def coverage(
         return np.interp(times - begins[0], moments, sums)
 
     return lambda from_ns, until_ns: until(until_ns) - until(from_ns)
-
-
-def _ready_ns(calls: np.ndarray) -> np.ndarray:
-    """Return when the last env that each call waited for was ready, int64 (M,)."""
-    return np.where(calls["wait_end_ns"] > 0, calls["wait_end_ns"], calls["end_ns"])
-
-
-def _add_receives(
-    found: dict[Share, int], calls: np.ndarray, stamps: np.ndarray, until_ns: np.ndarray
-) -> None:
-    """Add the shares of calls that wait for the first envs ready."""
-    is_step, every, before_ns = ~stamps["is_reset"], slice(None), 0
-    for share, chosen, ends_ns in (
-        (Share.COMPUTE, is_step, stamps["end_ns"]),
-        (Share.RESET, every, stamps["end_ns"]),
-        (Share.COPYING, every, until_ns),
-    ):
-        covered = coverage(stamps["begin_ns"][chosen], ends_ns[chosen])
-        covered_ns = int(covered(calls["begin_ns"], _ready_ns(calls)).sum())
-        found[share] += covered_ns - before_ns
-        before_ns = covered_ns
