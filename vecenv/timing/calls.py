@@ -10,42 +10,20 @@ from time import perf_counter_ns
 
 import numpy as np
 
-__all__ = [
-    "CALL",
-    "COLLECT",
-    "ENV_CALLS",
-    "NUM_ENV_CALLS",
-    "RECV",
-    "RESET",
-    "SEND",
-    "STEP",
-    "STEP_ASYNC",
-    "STEP_WAIT",
-    "CallLog",
-]
+__all__ = ["CALL", "CAPACITY", "ENV_CALLS", "NUM_ENV_CALLS", "CallLog"]
 
 STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT, COLLECT = range(7)
 ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collect")
 NUM_ENV_CALLS = len(ENV_CALLS)
 CAPACITY = 1 << 16  # latest intervals that are kept
-OtherPhase = tuple[str, str, int, int]
 # Of an interval that has not ended: a list is twice as fast as an object.
 _KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS = range(6)
-
-
-# An interval of the caller; times in nanoseconds.
-CALL = np.dtype(
-    [
-        ("kind", np.int64),  # number into the log's `names`; the first seven are calls of the env
-        ("begin_ns", np.int64),
-        ("end_ns", np.int64),
-        ("wait_begin_ns", np.int64),  # when it waited for envs, or ran the compiled kernel;
-        ("wait_end_ns", np.int64),  # 0 if it never did
-        ("nested_ns", np.int64),  # spent in intervals inside this one
-        ("num_rows", np.int64),  # number of envs that the call returned
-        ("sent_ns", np.int64),  # when its step was begun: by `step_async`, or by the call itself
-    ]
-)
+# An interval of the caller; times in nanoseconds. Its kind is a number into the log's `names`. The
+# wait is for envs, or a run of the compiled kernel; 0 if there was none. `nested_ns` was spent in
+# intervals inside; `num_rows` is the number of envs that a call returned, and `sent_ns` when their
+# step was begun: by `step_async`, or by the call itself.
+_FIELDS = "kind begin_ns end_ns wait_begin_ns wait_end_ns nested_ns num_rows sent_ns"
+CALL = np.dtype([(name, np.int64) for name in _FIELDS.split()])
 
 
 class _Here(threading.local):
@@ -64,6 +42,7 @@ class CallLog:
     Attributes:
         names: Names of the kinds of interval: calls of the env, then phases in order of first use.
         since_ns: When the log began.
+        rows: Intervals that have not been taken yet, as fields of CALL.
         others: The latest phases of other threads: names of thread and phase, begin and end.
     """
 
@@ -80,10 +59,10 @@ class CallLog:
         self._caller = self._here.opened
         for interval in self._caller:
             interval[_BEGIN], interval[_NESTED] = self.since_ns, 0
-        self._rows: list[tuple[int, ...]] = []  # as fields of CALL
+        self.rows: list[tuple[int, ...]] = []
         self._latest = np.zeros(0, CALL)
         self._num_taken, self._sent_ns = 0, self.since_ns
-        self.others: deque[OtherPhase] = deque(maxlen=CAPACITY)
+        self.others: deque[tuple[str, str, int, int]] = deque(maxlen=CAPACITY)
         # By kind, of the other threads (0) and of the caller (1): times without what is inside, and
         # with it.
         self._own_ns: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
@@ -112,23 +91,25 @@ class CallLog:
         """Close the interval opened last."""
         opened, now_ns = self._here.opened, perf_counter_ns()
         kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, num_rows = opened.pop()
-        begin_ns = max(begin_ns, self.since_ns)  # of another thread the log was cleared meanwhile
-        spent_ns = now_ns - begin_ns
-        is_caller = opened is self._caller
-        with self._lock:
-            self._own_ns[is_caller][kind] += max(spent_ns - nested_ns, 0)
-            if all(one[_KIND] != kind for one in opened):  # else the one around it has the time
-                self._total_ns[is_caller][kind] += spent_ns
         if opened:
-            opened[-1][_NESTED] += spent_ns
-        if not is_caller:
+            opened[-1][_NESTED] += now_ns - begin_ns
+        is_caller = opened is self._caller
+        if kind >= NUM_ENV_CALLS:
+            begin_ns = max(
+                begin_ns, self.since_ns
+            )  # of another thread the log was cleared meanwhile
+            with self._lock:
+                self._own_ns[is_caller][kind] += max(now_ns - begin_ns - nested_ns, 0)
+                if all(one[_KIND] != kind for one in opened):  # else the one around has the time
+                    self._total_ns[is_caller][kind] += now_ns - begin_ns
+        if is_caller:
+            self._last_ns = now_ns
+            sent_ns = self._sent_ns if kind == STEP_WAIT else begin_ns
+            row = kind, begin_ns, now_ns, wait_begin_ns, wait_end_ns, nested_ns, num_rows, sent_ns
+            self.rows.append(row)
+        else:
             thread = threading.current_thread().name
             self.others.append((thread, self.names[kind], begin_ns, now_ns))
-            return
-        self._last_ns = now_ns
-        sent_ns = self._sent_ns if kind == STEP_WAIT else begin_ns
-        row = kind, begin_ns, now_ns, wait_begin_ns, wait_end_ns, nested_ns, num_rows, sent_ns
-        self._rows.append(row)
 
     def note_wait(self, begin_ns: int, end_ns: int) -> None:
         """Note a wait, or a run of the compiled kernel, in the open call of the vector env, if any.
@@ -144,10 +125,8 @@ class CallLog:
     def waiting(self) -> Iterator[None]:
         """Return a context in which the open call waits for envs."""
         begin_ns = perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.note_wait(begin_ns, perf_counter_ns())
+        yield
+        self.note_wait(begin_ns, perf_counter_ns())
 
     def note_rows(self, count: int) -> None:
         """Note the number of envs that the open call returns."""
@@ -157,22 +136,20 @@ class CallLog:
     def paused(self) -> Iterator[None]:
         """Return a context whose time is not counted, for the work of timing itself."""
         begin_ns = perf_counter_ns()
-        try:
-            yield
-        finally:
-            if (opened := self._here.opened) is self._caller:
-                spent_ns = perf_counter_ns() - begin_ns
-                self._begin_ns += spent_ns
-                self._last_ns += spent_ns
-                if opened:
-                    opened[-1][_NESTED] += spent_ns
+        yield
+        if (opened := self._here.opened) is self._caller:
+            spent_ns = perf_counter_ns() - begin_ns
+            self._begin_ns += spent_ns
+            self._last_ns += spent_ns
+            if opened:
+                opened[-1][_NESTED] += spent_ns
 
     # -- what has been logged ----------------------------------------------------------------------
 
     @property
-    def num_pending(self) -> int:
-        """Number of intervals to be taken; 0 in other threads, which leave it to the caller."""
-        return len(self._rows) if self._here.opened is self._caller else 0
+    def is_callers(self) -> bool:
+        """Whether the calling thread is the caller."""
+        return self._here.opened is self._caller
 
     @property
     def wall_ns(self) -> int:
@@ -209,7 +186,7 @@ class CallLog:
 
     def take(self) -> np.ndarray:
         """Return the intervals since the last time, CALL (M,), in the order of their ends."""
-        rows, self._rows = np.array(self._rows, CALL), []
+        rows, self.rows = np.array(self.rows, CALL), []
         self._num_taken += len(rows)
         self._latest = np.concatenate([self._latest, rows])[-CAPACITY:]
         return rows

@@ -171,9 +171,8 @@ class _Interval(AbstractContextManager[CallLog]):
     def __enter__(self) -> CallLog:
         log, recording = self._timing.log, self._timing._recording
         # Later where a step may be pending: of its work before, a bound on gains would not know.
-        if log.num_pending >= recording.most_pending and (
-            self._kind < STEP_WAIT or log.num_pending >= 8 * recording.most_pending
-        ):
+        most = recording.most_pending if self._kind < STEP_WAIT else 8 * recording.most_pending
+        if len(log.rows) >= most and log.is_callers:
             with log.paused():
                 recording.fold()
         log.begin(self._kind, self._num_rows)

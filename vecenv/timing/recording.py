@@ -48,8 +48,7 @@ class Recording:
         backend: Name of the vector env's class.
 
     Attributes:
-        backend: As given.
-        log: Of calls and phases.
+        backend, log: As given; of calls and phases.
         rings: Of stamps; None if envs are not stamped one by one.
         stamped: See `TimingReport`.
         kernel_ns: Duration of a stamped compiled call that does nothing.
@@ -187,28 +186,32 @@ class Recording:
     ) -> None:
         """Add the work of the workers, and divide the calls, but for the hand-over."""
         stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
-        begin_ns, end_ns, is_step = stamps["begin_ns"], stamps["end_ns"], ~stamps["is_reset"]
-        until_ns, parts = self.writing_ends(stamps), self._parts(stamps)
-        spans_ns = np.maximum(until_ns - np.maximum(begin_ns, self._folded_ns), 0)
-        self.worker_ns += [int(spans_ns[part].sum()) for part in parts]
+        workers = self.by_worker(stamps)
+        for worker, (own, until_ns) in enumerate(workers):
+            spent_ns = until_ns - np.maximum(own["begin_ns"], self._folded_ns)
+            self.worker_ns[worker] += int(np.maximum(spent_ns, 0).sum())
         ready_ns = np.where(calls["wait_end_ns"] > 0, calls["wait_end_ns"], calls["end_ns"])
         found[Share.COPYING] += int((calls["end_ns"] - ready_ns).sum())
-        # Calls that wait for all envs by worker; `recv` by all workers as if they were one.
-        for kinds, groups in (((STEP, STEP_WAIT, RESET), parts), ((RECV,), [slice(None)])):
+        for kinds in ((STEP, STEP_WAIT, RESET), (RECV,)):
             chosen = np.isin(calls["kind"], kinds)
             if not chosen.any():
                 continue
-            span = calls["begin_ns"][chosen], ready_ns[chosen]
-            spent_ns = np.zeros((3, len(groups), len(span[0])))  # steps, resets too, writing too
-            critical_ns = np.zeros(len(span[0]))
-            for group, part in enumerate(groups):
-                begins, ends, steps = begin_ns[part], end_ns[part], is_step[part]
-                at_work = coverage(begins, until_ns[part])
-                spent_ns[0, group] = coverage(begins[steps], ends[steps])(*span)
-                spent_ns[1, group] = coverage(begins, ends)(*span)
-                spent_ns[2, group] = at_work(*span)
-                critical_ns = np.maximum(critical_ns, at_work(calls["sent_ns"][chosen], span[1]))
-            self.critical_ns += int(critical_ns.sum()) if RECV not in kinds else 0
+            if RECV in kinds:  # waits for the first, of all workers
+                stamps, untils_ns = zip(*workers, strict=True)
+                workers = [(np.concatenate(stamps), np.concatenate(untils_ns))]
+            span, sent_ns = (calls["begin_ns"][chosen], ready_ns[chosen]), calls["sent_ns"][chosen]
+            spent_ns = np.zeros((3, len(workers), len(sent_ns)))  # steps, resets too, writing too
+            critical_ns = np.zeros(len(sent_ns))
+            for worker, (own, until_ns) in enumerate(workers):
+                steps = own[~own["is_reset"]]
+                spent_ns[0, worker] = coverage(steps["begin_ns"], steps["end_ns"])(*span)
+                spent_ns[1, worker] = spent_ns[0, worker]
+                if len(steps) < len(own):
+                    spent_ns[1, worker] = coverage(own["begin_ns"], own["end_ns"])(*span)
+                at_work = coverage(own["begin_ns"], until_ns)
+                spent_ns[2, worker] = at_work(*span)
+                critical_ns = np.maximum(critical_ns, at_work(sent_ns, span[1]))
+            self.critical_ns += 0 if RECV in kinds else int(critical_ns.sum())
             num_active = np.maximum((spent_ns[2] > 0).sum(axis=0), 1)
             steps_ns, envs_ns, work_ns = map(round, (spent_ns.sum(axis=1) / num_active).sum(axis=1))
             found[Share.COMPUTE] += steps_ns
@@ -216,23 +219,21 @@ class Recording:
             found[Share.COPYING] += work_ns - envs_ns
             found[Share.STRAGGLERS] += round(spent_ns[2].max(axis=0).sum()) - work_ns
 
-    def _parts(self, stamps: np.ndarray) -> list[slice]:
-        """Return where the stamps of each worker are."""
-        bounds = np.searchsorted(stamps["env_id"], self.chunks).tolist()
-        return [slice(*pair) for pair in pairwise(bounds)]
-
-    def writing_ends(self, stamps: np.ndarray) -> np.ndarray:
-        """Return when the results of each step had been written, int64 (R,).
+    def by_worker(self, stamps: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the stamps of each worker in order, and when their results had been written.
 
         Without a mark of its own, a step's results were written before the worker's next step.
         """
-        until_ns = np.maximum(stamps["end_ns"], stamps["done_ns"])
-        for part in [] if self.is_local else self._parts(stamps):
-            order = np.argsort(stamps["begin_ns"][part], kind="stable")
-            nexts_ns, ends_ns = stamps["begin_ns"][part][order[1:]], until_ns[part]
-            nexts_ns[stamps["done_ns"][part][order[:-1]] > 0] = 0
-            ends_ns[order[:-1]] = np.maximum(ends_ns[order[:-1]], nexts_ns)
-        return until_ns
+        found = []
+        for part in pairwise(np.searchsorted(stamps["env_id"], self.chunks).tolist()):
+            own = stamps[slice(*part)]
+            own = own[np.argsort(own["begin_ns"], kind="stable")]
+            until_ns = np.maximum(own["end_ns"], own["done_ns"])
+            if not self.is_local:
+                nexts_ns = np.where(own["done_ns"][:-1] > 0, 0, own["begin_ns"][1:])
+                until_ns[:-1] = np.maximum(until_ns[:-1], nexts_ns)
+            found.append((own, until_ns))
+        return found
 
     def bound_ns(self) -> float:
         """Return the time that the envs alone would have taken for these steps.
@@ -251,11 +252,7 @@ class Recording:
 def coverage(
     begins: np.ndarray, ends: np.ndarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a function that measures how much of other intervals these cover.
-
-    Args:
-        begins: int64 (R,), in any order.
-        ends: int64 (R,), not before their begins.
+    """Return a function that measures how much of other intervals these, int64 (R,), cover.
 
     Example:
         >>> covered = coverage(np.array([0, 5, 20]), np.array([10, 12, 30]))

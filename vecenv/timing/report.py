@@ -48,8 +48,7 @@ class EnvTimes:
         name: "env 3", or "all envs".
         num_steps: Number of steps, or of resets; resets are not among steps.
         mean_ns, max_ns: Over all steps.
-        p50_ns, p90_ns, p99_ns: Over the latest, see `TimingReport.latest_s`; None if there are
-            none.
+        p50_ns, p90_ns, p99_ns: Over the latest, see `TimingReport.latest_s`; None without any.
         is_slow: Whether an env takes much longer than most others.
     """
 
@@ -71,10 +70,8 @@ class WorkerTimes:
         name: "worker 0", or "caller" for the calling process.
         first_env, last_env: Its envs.
         busy: Share of the wall time in which at least one of its envs was at work.
-        start_s: Seconds from its start until its envs were made; None for the caller, and while
-            they are being made.
-        memory_bytes: Its proportional share of memory (PSS) at the time of the report; None if the
-            system does not say.
+        start_s: Seconds from its start until its envs were made; None before, and of the caller.
+        memory_bytes: Its proportional share of memory (PSS) now; None if the system does not say.
     """
 
     name: str
@@ -97,14 +94,12 @@ class TimingReport:
             caller's time is known.
         wall_s: Seconds that the report covers, without the time of timing itself.
         latest_s: Seconds at their end that the percentiles cover.
-        num_steps: Env steps that ended in that time, without resets (for envs that are not stamped
-            one by one, rows that were returned).
+        num_steps: Env steps that ended, without resets; of envs that are not stamped one by one,
+            rows that were returned.
         steps_per_second: `num_steps` over `wall_s`.
-        shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
-            "hand-over" and "copying" are inside calls of the vector env, see
-            `vecenv.timing.recording`; of envs whose steps are not stamped, "env calls" stands for
-            all of these. The phases that the user named follow (those with one of these names as
-            "other (phase)"), and "other". They add up to 1.
+        shares: Shares of the wall time by name, which add up to 1: those of `Share` inside calls of
+            the vector env, if it is not stamped only "env calls"; phases that the user named, with
+            one of these names as "other (phase)"; and "other".
         gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
         other_threads: Shares of the wall time of phases in other threads, not part of `shares`.
         first_ready: Whether envs were sent and received rather than stepped all at once.
@@ -182,15 +177,19 @@ def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
     wall_ns = found.log.wall_ns
     begin_ns, calls, stamps = found.window()
-    spent_ns = _spent_ns(found)
+    own_ns = found.shares_ns.items()
+    is_split = found.stamped != "nothing"
+    spent_ns = {name.value: ns for name, ns in own_ns if ns or (name != Share.UNSPLIT) == is_split}
+    for name, ns in found.log.phases_ns.items():
+        spent_ns[f"{name} (phase)" if name in (*Share, "other") else name] = ns
+    spent_ns["other"] = wall_ns - sum(spent_ns.values())
     steps, resets, slowest = _env_times(found, stamps)
     num_steps = int(found.counts[0].sum()) if found.rings else found.num_rows
     bound_ns = min(found.bound_ns(), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
         is_of_envs = name in (Share.COMPUTE, Share.RESET, Share.STRAGGLERS, Share.UNSPLIT)
-        least_ns = 0 if is_of_envs else bound_ns
-        gains[name] = num_steps / max(wall_ns - ns, least_ns, 1) * 1e9
+        gains[name] = num_steps / max(wall_ns - ns, 0 if is_of_envs else bound_ns, 1) * 1e9
     largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
         backend=found.backend,
@@ -212,20 +211,6 @@ def make_report(found: Recording) -> TimingReport:
         workers=_workers(found) if found.rings else [],
         advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
-
-
-def _spent_ns(found: Recording) -> dict[str, int]:
-    """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    is_split = found.stamped != "nothing"
-    shares_ns = found.shares_ns.items()
-    spent_ns = {
-        share.value: ns for share, ns in shares_ns if ns or (share == Share.UNSPLIT) != is_split
-    }
-    for name, ns in found.log.phases_ns.items():
-        is_taken = name in (*Share, "other")
-        spent_ns[f"{name} (phase)" if is_taken else name] = ns
-    spent_ns["other"] = found.log.wall_ns - sum(spent_ns.values())
-    return spent_ns
 
 
 def _env_times(
@@ -263,18 +248,19 @@ def _env_times(
 
 
 def _workers(found: Recording) -> list[WorkerTimes]:
-    workers, number = [], 0
-    for process, (first, end), busy_ns in zip(
-        found.processes, pairwise(found.chunks), found.worker_ns, strict=True
+    workers = list[WorkerTimes]()
+    number = 0
+    for process, chunk, busy_ns in zip(
+        found.processes, pairwise(found.chunks), found.worker_ns.tolist(), strict=True
     ):
-        name, start_s = "caller", None
+        name, pid, start_s = "caller", None, None
         if process is not None:
-            name, start_s, number = f"worker {number}", process.start_s, number + 1
+            name, pid, start_s = f"worker {number}", process.pid, process.start_s
+            number += 1
         if start_s is not None and start_s < 0:  # it is being replaced
             start_s = None
-        busy = min(int(busy_ns) / found.log.wall_ns, 1.0)
-        memory_bytes = pss_bytes(None if process is None else process.pid)
-        workers.append(WorkerTimes(name, first, end - 1, busy, start_s, memory_bytes))
+        busy = min(busy_ns / found.log.wall_ns, 1.0)
+        workers.append(WorkerTimes(name, chunk[0], chunk[1] - 1, busy, start_s, pss_bytes(pid)))
     return workers
 
 
@@ -282,13 +268,7 @@ def _workers(found: Recording) -> list[WorkerTimes]:
 
 
 def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
-    """Return a table under a title on the left; names given by users are not read as markup.
-
-    Args:
-        title: Empty for none.
-        columns: Their heads; numbers, to the right, but for the first and those without a head.
-        **options: Of `rich.table.Table`.
-    """
+    """Return a table under a title, with columns of numbers but for the first and nameless ones."""
     from rich.table import Table
     from rich.text import Text
 

@@ -47,24 +47,17 @@ class WorkerProcess(NamedTuple):
     start_s: float | None
 
 
-# A record as it is read; times by `time.perf_counter_ns`.
-STAMP = np.dtype(
-    [
-        ("env_id", np.int64),
-        ("begin_ns", np.int64),
-        ("end_ns", np.int64),  # 0 if the step has not ended: it is running, or it raised
-        ("done_ns", np.int64),  # 0 if not known, as before further steps of the same thread
-        ("is_reset", np.bool_),
-    ]
-)
+# A record as it is read; times by `time.perf_counter_ns`. The end is 0 if the step is running, or
+# raised; `done_ns` is 0 if not known, as before further steps of its thread.
+_FIELDS = ("env_id", "begin_ns", "end_ns", "done_ns")
+STAMP = np.dtype([*((name, np.int64) for name in _FIELDS), ("is_reset", np.bool_)], align=True)
 
 
 class EnvStamps:
     """The rings of N envs.
 
     Args:
-        rings: int64 (N, K, 3), zeros; kept by reference.
-        tallies: int64 (N, 3), zeros; kept by reference.
+        rings, tallies: int64 (N, K, 3) and (N, 3), zeros; kept by reference.
     """
 
     def __init__(self, rings: np.ndarray, tallies: np.ndarray) -> None:
@@ -97,15 +90,20 @@ class EnvStamps:
         lasts = np.cumsum(lengths) - 1
         found = np.empty(lengths.sum(), STAMP)
         found["env_id"] = env_ids = np.repeat(np.arange(len(counts)), lengths)
-        numbers = np.arange(len(env_ids)) + (counts - lasts)[env_ids]
-        begin_ns, end_ns, done_ns = self.rings[env_ids, numbers % size].T
-        # Steps may begin meanwhile where old ones ended.
-        is_whole = numbers > self.tallies[env_ids, COUNT] - size
+        places = np.arange(len(env_ids)) + (counts % size - lasts)[env_ids]
+        places[places < 0] += size
+        begin_ns, end_ns, done_ns = self.rings[env_ids, places].T
         found["is_reset"], found["begin_ns"] = begin_ns < 0, np.abs(begin_ns)
         is_running = end_ns < found["begin_ns"]
-        is_whole[lasts] = is_running[lasts]
         found["end_ns"] = np.where(is_running, 0, end_ns)
         found["done_ns"] = np.where(is_running | (done_ns < end_ns), 0, done_ns)
+        is_whole = np.ones(len(found), np.bool_)
+        is_whole[lasts] = is_running[lasts]
+        # Where old steps had ended, others may have begun meanwhile: at the first `lost` records.
+        lost = np.minimum(self.tallies[:, COUNT] - size - (counts - lengths), lengths)
+        for env in np.flatnonzero(lost > 0).tolist():
+            first = lasts[env] + 1 - lengths[env]
+            is_whole[first : first + lost[env]] = False
         return found[is_whole], counts
 
     def describe_latest(self, first_env: int = 0) -> str:

@@ -79,8 +79,10 @@ def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> It
 
 def _env_events(recording: Recording, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:
     """Yield the workers' names, the envs' steps and resets, and the writing of their results."""
-    untils_ns, number = recording.writing_ends(stamps), _CALLER
-    for process, (first, last) in zip(recording.processes, pairwise(recording.chunks), strict=True):
+    number = _CALLER
+    for process, (first, last), (own, untils_ns) in zip(
+        recording.processes, pairwise(recording.chunks), recording.by_worker(stamps), strict=True
+    ):
         track = _CALLER, _ENVS
         if process is not None:
             number += 1
@@ -88,8 +90,7 @@ def _env_events(recording: Recording, stamps: np.ndarray, since_ns: int) -> Iter
             yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
         envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
         yield _name("thread_name", *track, envs)
-        part = slice(*np.searchsorted(stamps["env_id"], [first, last]).tolist())
-        for stamp, until_ns in zip(stamps[part].tolist(), untils_ns[part].tolist(), strict=True):
+        for stamp, until_ns in zip(own.tolist(), untils_ns.tolist(), strict=True):
             env_id, begin_ns, end_ns, _, is_reset = stamp
             what = "reset" if is_reset else "env"
             event = _slice(f"{what} {env_id}", what, begin_ns - since_ns, end_ns - begin_ns, track)
