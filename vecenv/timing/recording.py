@@ -197,8 +197,8 @@ class Recording:
             if not chosen.any():
                 continue
             if RECV in kinds:  # waits for the first, of all workers
-                stamps, untils_ns = zip(*workers, strict=True)
-                workers = [(np.concatenate(stamps), np.concatenate(untils_ns))]
+                owns, untils_ns = zip(*workers, strict=True)
+                workers = [(np.concatenate(owns), np.concatenate(untils_ns))]
             span, sent_ns = (calls["begin_ns"][chosen], ready_ns[chosen]), calls["sent_ns"][chosen]
             spent_ns = np.zeros((3, len(workers), len(sent_ns)))  # steps, resets too, writing too
             critical_ns = np.zeros(len(sent_ns))

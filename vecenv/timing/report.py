@@ -231,15 +231,14 @@ def _env_times(
             chosen &= stamps["env_id"] == env
         latest_ns = (stamps["end_ns"] - stamps["begin_ns"])[chosen]
         mean_ns = float(found.spent_ns[kind, env].sum()) / count
-        percentiles: list[Any] = [None] * 3
-        is_slow = False
+        p50, p90, p99, is_slow = None, None, None, False
         if len(latest_ns) > 0:
-            percentiles = np.percentile(latest_ns, (50, 90, 99)).tolist()
+            p50, p90, p99 = np.percentile(latest_ns, (50, 90, 99)).tolist()
             # Reliably above the limit, and not because of single long steps.
             error_ns = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
             is_slow = len(latest_ns) > 1 and mean_ns - error_ns > limit_ns
         longest_ns = float(found.longest_ns[kind, env].max())
-        return EnvTimes(name, count, mean_ns, *percentiles, longest_ns, is_slow)
+        return EnvTimes(name, count, mean_ns, p50, p90, p99, longest_ns, is_slow)
 
     every = slice(None)
     ranked = np.argsort(-means_ns, kind="stable")[:_NUM_SLOWEST].tolist() if len(counts) > 1 else []
