@@ -29,7 +29,7 @@ import torch
 from measure import machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.attribution import ENV_SHARES
+from vecenv.timing.recording import Share
 from vecenv.train import ppo
 
 EXAMPLE = "example"
@@ -101,7 +101,7 @@ def seconds_by_phase(envs: Any) -> dict[str, float]:
     """Seconds of the training in the envs, and in each phase of the example."""
     report = envs.timing.report()
     spent = {name: share * report.wall_s for name, share in report.shares.items()}
-    env = sum(spent.pop(name, 0.0) for name in ENV_SHARES)
+    env = sum(spent.pop(name, 0.0) for name in Share)
     return {"env": env, "policy": spent["policy"], "update": spent["learner"]}
 
 

@@ -31,7 +31,7 @@ import torch
 from measure import alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec
-from vecenv.timing.attribution import ENV_SHARES
+from vecenv.timing.recording import Share
 from vecenv.train import ppo
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -211,7 +211,7 @@ def example_phases(env_id: str, backend: str, num_updates: int) -> list[float]:
     whole, num_steps = time.perf_counter() - begin, trainer.steps - before
     report = trainer.envs.timing.report()
     trainer.envs.close()
-    envs = sum(report.shares.get(name, 0.0) for name in ENV_SHARES) * report.wall_s
+    envs = sum(report.shares.get(name, 0.0) for name in Share) * report.wall_s
     learner = report.shares["learner"] * report.wall_s
     return [1e6 * seconds / num_steps for seconds in (envs, learner, whole)]
 

@@ -67,19 +67,19 @@ def draw(recordings: dict[str, Recording], path: Path) -> None:
     for axes, (title, recording) in zip(
         figure.subplots(len(recordings), 1, sharex=True), recordings.items(), strict=True
     ):
-        stamps = recording.stamps
+        begin_ns, _, stamps = recording.window()
         assert stamps is not None
-        since_ns = recording.begin_ns + int(20e6)
-        begin_ms = (stamps.begin_ns - since_ns) / 1e6
-        end_ms = (stamps.end_ns - since_ns) / 1e6
-        shown = (stamps.end_ns > 0) & (end_ms > 0) & (begin_ms < SHOWN_MS)
+        since_ns = begin_ns + int(20e6)
+        begin_ms = (stamps["begin_ns"] - since_ns) / 1e6
+        end_ms = (stamps["end_ns"] - since_ns) / 1e6
+        shown = (end_ms > 0) & (begin_ms < SHOWN_MS)
         width = end_ms - begin_ms
         axes.barh(
-            stamps.env_ids[shown],
+            stamps["env_id"][shown],
             width[shown],
             left=begin_ms[shown],
             height=0.9,
-            color=np.where(stamps.env_ids[shown] % 2 == 0, "#2a9d8f", "#457b9d"),
+            color=np.where(stamps["env_id"][shown] % 2 == 0, "#2a9d8f", "#457b9d"),
         )
         inside = np.clip(end_ms, 0, SHOWN_MS) - np.clip(begin_ms, 0, SHOWN_MS)
         busy = inside[shown].sum() / (SHOWN_MS * NUM_ENVS)

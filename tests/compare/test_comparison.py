@@ -438,7 +438,7 @@ def test_rounds_that_overlap_are_a_tie(first, second, words):
 
 
 def test_a_backend_that_was_measured_slower_is_not_advised(cartpole):
-    report = replace(cartpole[0].cases[1].report, advice=[Advice("use async", "async")])
+    report = replace(cartpole[0].cases[1].report, advice=Advice("use async", "async"))
     sync = Case("sync", 8, rounds=rounds(100.0), report=report)
     few, many = (Case("async", count, rounds=rounds(50.0)) for count in (1, 8))
     assert "use async" in Comparison("Env-v0", {}, "", [sync, few]).verdict

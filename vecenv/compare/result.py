@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,8 +19,8 @@ from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import whole_file, write_json
 from vecenv.timing import TimingReport
-from vecenv.timing.attribution import ENV_RESET
-from vecenv.timing.report import draw_shares, new_figure, new_table, shorten
+from vecenv.timing.recording import Share
+from vecenv.timing.report import draw_shares, new_figure, new_table
 
 __all__ = ["Case", "Comparison", "check_picture"]
 
@@ -197,9 +198,9 @@ class Comparison:
     def _about_time(self, best: Case) -> str:
         """Say where the time goes, and give advice unless it has been followed here already."""
         assert best.report is not None
-        advised = {advice.backend for advice in best.report.advice[:1]}
+        advised = best.report.advice.backend
         for case in self.measured:
-            if case.backend in advised and case.num_envs == best.num_envs and case is not best:
+            if case.backend == advised and case.num_envs == best.num_envs and case is not best:
                 name, share = max(best.report.shares.items(), key=lambda item: item[1])
                 return f"{share:.0%} of the time goes to {name}; {case.name} is not faster"
         return best.report.verdict
@@ -330,20 +331,21 @@ class Comparison:
         """Return speeds, shares, diversity and the verdict, to be printed with rich."""
         notes = _notes(self.cases)
         parts: list[Any] = [_speed_table(self, notes)]
-        parts += [
-            Text(shorten(f"({number}) {reason}", _NOTE_LENGTH)) for reason, number in notes.items()
-        ]
+        parts += [_note(f"({number}) {reason}") for reason, number in notes.items()]
         parts.append(Text(self.machine, style="dim"))
         if any(case.report is not None for case in self.cases):
             parts.append(_share_table(self))
         if self.diversity:
             parts.append(_diversity_table(self))
         elif self.diversity_reason:
-            reason = f"diversity was not measured: {self.diversity_reason}"
-            parts.append(Text(shorten(reason, _NOTE_LENGTH)))
+            parts.append(_note(f"diversity was not measured: {self.diversity_reason}"))
         if self.measured:
             parts.append(Text(self.verdict, style="bold"))
         return Group(*parts)
+
+
+def _note(text: str) -> Text:
+    return Text(textwrap.shorten(text, _NOTE_LENGTH, placeholder="…"))
 
 
 def _rate(rounds: Sequence[Round]) -> float:
@@ -419,12 +421,12 @@ def _share_table(comparison: Comparison) -> Table:
     table = new_table(title, padding=(0, 1, 0, 0))  # for 80 columns
     reports = [(case, case.report) for case in comparison.cases if case.report is not None]
     names = list(dict.fromkeys(name for _, report in reports for name in report.shares))
-    if all(report.shares.get(ENV_RESET, 0.0) < _NOTHING for _, report in reports):
-        names = [name for name in names if name != ENV_RESET]
+    if all(report.shares.get(Share.RESET, 0.0) < _NOTHING for _, report in reports):
+        names = [name for name in names if name != Share.RESET]
     table.add_column("backend", no_wrap=True)
     for column in ("envs", *names):
         header = Text(column.replace(" ", "\n").replace("-", "-\n"))
-        if ENV_RESET in names:  # one column more
+        if Share.RESET in names:  # one column more
             header = Text(header.plain.replace("straggler", "strag-\ngler"))
             header = Text(header.plain.replace("compute", "com-\npute"))
         table.add_column(header, justify="right")

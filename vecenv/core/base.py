@@ -32,8 +32,7 @@ from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
 from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
-from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
+from vecenv.timing.stamps import EnvStamps, WorkerProcess
 
 __all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 
@@ -416,10 +415,15 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps; see `TimedEnvs`."""
+        """Begin to stamp env steps.
+
+        Returns:
+            The rings of stamps. Or, if compiled calls are stamped in the log of calls, the time of
+            a call that does nothing, in nanoseconds. None if only the caller's time is known.
+        """
         return None
 
     def _end_stamps(self) -> None:

@@ -418,7 +418,7 @@ class JitVectorEnv(VecEnv):
         timing = self.timing  # not self: a cycle would delay the deletion of the env
 
         def note(begin_ns: int, end_ns: int) -> None:
-            timing.log.note_kernel(begin_ns, end_ns)  # of the thread that calls
+            timing.log.note_wait(begin_ns, end_ns)  # of the thread that calls
 
         self._runner.stamp(note)
         return sorted(lengths_ns)[_NUM_EMPTY // 2]

@@ -31,7 +31,7 @@ from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start
 from vecenv.ray.parts import checked_rows
 from vecenv.ray.pool import ActorPool, Call
 from vecenv.timing.calls import COLLECT
-from vecenv.timing.recording import WorkerProcess
+from vecenv.timing.stamps import WorkerProcess
 
 __all__ = ["RayVectorEnv"]
 
@@ -467,7 +467,7 @@ class RayVectorEnv(GymVecEnv):
         if self._log is not None:  # of actors' calls the longest counts, the rest is hand-over
             end_ns = perf_counter_ns()
             longest_ns = max((reply.busy_ns for _, reply in replies), default=0)
-            self.timing.log.note_kernel(max(end_ns - longest_ns, begin_ns), end_ns)
+            self.timing.log.note_wait(max(end_ns - longest_ns, begin_ns), end_ns)
         return replies
 
     def _ask_all(

@@ -1,87 +1,274 @@
-"""The results of timing, for reports and timelines: running totals, and the latest intervals."""
+"""From stamps to shares of the wall time; the shares add up to it.
+
+A call of the vector env is divided at the start and the end of the caller's wait. The wait is
+divided by the work of the workers. In a call that waits for all envs, the work of a worker is its
+env steps, its resets, and writing results (copying). The means over the workers that had work are
+*env compute*, *env reset* and *copying*; the longest work minus the mean is the *straggler wait*.
+In `recv`, which waits for the first envs that are ready, the time in which any env was being
+stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of the wait is
+*hand-over*; the time after the wait is *copying* too. If the calling process steps the envs itself,
+all time but steps and resets is copying: batching results.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from enum import StrEnum
+from itertools import pairwise
+from time import perf_counter_ns
 
-from vecenv.timing.attribution import CallTotals, Crew, EnvTotals
-from vecenv.timing.calls import Calls
-from vecenv.timing.stamps import Stamps
+import numpy as np
 
-__all__ = ["Recording", "Tally", "ThreadCalls", "WorkerProcess"]
+from vecenv.machine import OthersLoad
+from vecenv.timing.calls import NUM_ENV_CALLS, RECV, RESET, STEP, STEP_WAIT, CallLog
+from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps, WorkerProcess
 
+__all__ = ["Recording", "Share", "coverage"]
 
-class WorkerProcess(NamedTuple):
-    """A process that steps envs.
-
-    Attributes:
-        pid: Process id.
-        start_s: Seconds from its start until its envs were made; None or negative while they are
-            being made.
-    """
-
-    pid: int
-    start_s: float | None
+_FEWEST_LOAD_NS = 200_000_000  # the system counts in hundredths of a second
+_MOST_STAMPS = 1 << 16  # added up at a time, about; more would not stay in the caches
+_MOST_CALLS = 1 << 13  # added up at a time
 
 
-class ThreadCalls(NamedTuple):
-    """The latest intervals of a thread.
+class Share(StrEnum):
+    """Names of the shares of a call of the vector env."""
 
-    Attributes:
-        name: Name of the thread.
-        names: Names of the kinds of intervals.
-        calls: The intervals.
-    """
-
-    name: str
-    names: list[str]
-    calls: Calls
+    COMPUTE = "env compute"
+    RESET = "env reset"
+    STRAGGLERS = "straggler wait"
+    HAND_OVER = "hand-over"
+    COPYING = "copying"
+    UNSPLIT = "env calls"
 
 
-class Recording(NamedTuple):
-    """The stamps of a window of time: the latest one in which they are complete.
+class Recording:
+    """Running totals since `enable` or `clear`; times in nanoseconds.
 
-    Attributes:
+    Args:
         backend: Name of the vector env's class.
-        begin_ns, end_ns: The window, by `time.perf_counter_ns`.
-        names: Names of the kinds of calls.
-        calls: The intervals inside the window, of the thread that calls the vector env.
-        stamps: Env steps that began inside the window; None if they are not stamped one by one.
-        crew: The threads that step the envs.
-        processes: The workers' processes, None for the caller.
-        num_envs: Number of envs.
-        others: Intervals of other threads.
-    """
-
-    backend: str
-    begin_ns: int
-    end_ns: int
-    names: list[str]
-    calls: Calls
-    stamps: Stamps | None
-    crew: Crew
-    processes: list[WorkerProcess | None]
-    num_envs: int
-    others: list[ThreadCalls]
-
-
-class Tally(NamedTuple):
-    """Running totals since `enable` or `clear`.
 
     Attributes:
-        wall_ns: Wall time of the thread that calls the vector env, until its latest call or phase.
-        phases_ns: Time in its phases, without nested intervals.
-        calls: Totals of its calls.
-        envs: Totals of the envs; None if they are not stamped one by one.
-        others_ns: Time in phases and calls of other threads, by name.
-        stamped: ENVS, KERNEL or NOTHING, see `Crew`.
-        others_load: Processors that other processes kept busy, on average; None if not known.
+        backend, log: As given; of calls and phases.
+        rings: Of stamps; None if envs are not stamped one by one.
+        stamped: See `TimingReport`.
+        kernel_ns: Duration of a stamped compiled call that does nothing.
+        chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w, one
+            after the other.
+        processes: Of each worker; None where it is the caller.
+        shares_ns: Of calls of the vector env; COPYING is that of the caller and of the workers.
+        critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
+            the command, independent of the caller.
+        num_receives, num_rows: Calls of `recv`; rows that all calls returned.
+        counts, spent_ns, longest_ns: int64 (2, N), of the steps (0) and the resets (1) of each env
+            that have ended: their number, their total time, the longest.
+        worker_ns: int64 (W,), time of work of each worker.
+        most_pending: Intervals in the log at which to `fold`.
     """
 
-    wall_ns: int
-    phases_ns: dict[str, int]
-    calls: CallTotals
-    envs: EnvTotals | None
-    others_ns: dict[str, int]
-    stamped: str
-    others_load: float | None
+    def __init__(self, backend: str) -> None:
+        self.backend, self.log = backend, CallLog()
+        self.rings: EnvStamps | None = None
+        self.stamped, self.kernel_ns = "nothing", 0
+        self.chunks, self.processes = [0], list[WorkerProcess | None]()
+        self.clear()
+
+    def clear(self) -> None:
+        """Set all to zero."""
+        self.log.clear()
+        self._folded_ns = self.log.since_ns
+        self.shares_ns = dict.fromkeys(Share, 0)
+        self.critical_ns = self.num_receives = self.num_rows = 0
+        self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, self.chunks[-1]), np.int64)
+        self.worker_ns = np.zeros(len(self.processes), np.int64)
+        self._load, self._others_load = OthersLoad() if self.processes else None, None
+        self.most_pending = _MOST_CALLS
+        if self.rings is not None:
+            self._first_tallies = self.rings.tallies.copy()
+            self._taken = self._first_tallies[:, COUNT]
+            num_envs, room = self.rings.rings.shape[:2]
+            # A call makes two steps of an env at most.
+            self.most_pending = min(_MOST_CALLS, room // 4, max(_MOST_STAMPS // num_envs, 1))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the caller is the only worker."""
+        return all(process is None for process in self.processes)
+
+    def fold(self) -> None:
+        """Add to the totals what was recorded since the last time."""
+        calls, stamps, now_ns = self.log.take(), None, perf_counter_ns()
+        if self.rings is not None:
+            stamps, self._taken = self.rings.since(self._taken)
+        self.add(calls, stamps, now_ns)
+
+    def window(self) -> tuple[int, np.ndarray, np.ndarray | None]:
+        """Return the latest part that has all its stamps; `fold` before.
+
+        Returns:
+            Its begin; the caller's intervals in it, CALL (M,); the stamps, STAMP (R,), env by env,
+            or None.
+        """
+        calls, begin_ns = self.log.latest()
+        stamps = None
+        if self.rings is not None:
+            stamps, counts = self.rings.since(0)
+            wrapped = np.flatnonzero(counts >= self.rings.rings.shape[1])
+            oldest = np.searchsorted(stamps["env_id"], wrapped)
+            begin_ns = max(begin_ns, int(stamps["begin_ns"][oldest].max(initial=0)))
+            stamps = stamps[(stamps["begin_ns"] >= begin_ns) & (stamps["end_ns"] > 0)]
+        return begin_ns, calls[calls["begin_ns"] >= begin_ns], stamps
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Processor time of the measured env steps over their duration; None if not known."""
+        if self.rings is None:
+            return None
+        spent_ns = (self.rings.tallies - self._first_tallies).sum(axis=0).tolist()
+        return spent_ns[CPU] / spent_ns[CPU_OF] if spent_ns[CPU_OF] else None
+
+    def others_load(self, is_end: bool = False) -> float | None:
+        """Return how many processors other processes kept busy; None if not known.
+
+        Args:
+            is_end: Whether timing ends now, or workers are about to end.
+        """
+        if self._load is not None and perf_counter_ns() - self.log.since_ns > _FEWEST_LOAD_NS:
+            self._others_load = self._load.cores()
+        if is_end:
+            self._load = None
+        return self._others_load
+
+    def add(self, calls: np.ndarray, stamps: np.ndarray | None, now_ns: int) -> None:
+        """Add what was recorded until now.
+
+        Args:
+            calls: CALL (M,); phases among them are left out.
+            stamps: STAMP (R,), env by env, those running included; None if steps are not stamped.
+            now_ns: The time.
+        """
+        calls = calls[calls["kind"] < NUM_ENV_CALLS]
+        self.num_rows += int(calls["num_rows"].sum())
+        self.num_receives += int((calls["kind"] == RECV).sum())
+        found, rest = dict.fromkeys(Share, 0), Share.COPYING if self.is_local else Share.HAND_OVER
+        if stamps is not None:
+            steps_ns, resets_ns = self._add_steps(stamps[stamps["end_ns"] > 0])
+            if self.is_local:
+                found[Share.COMPUTE], found[Share.RESET] = steps_ns, resets_ns
+                self.critical_ns += steps_ns + resets_ns
+                self.worker_ns += steps_ns + resets_ns
+            else:
+                self._divide(found, calls, stamps, now_ns)
+        elif self.stamped == "kernel":
+            kernels_ns = calls["wait_end_ns"] - calls["wait_begin_ns"] - self.kernel_ns
+            kernels_ns, is_reset = np.maximum(kernels_ns, 0), calls["kind"] == RESET
+            found[Share.RESET] = int(kernels_ns[is_reset].sum())
+            found[Share.COMPUTE] = int(kernels_ns[~is_reset].sum())
+        else:
+            rest = Share.UNSPLIT
+        total_ns = int((calls["end_ns"] - calls["begin_ns"] - calls["nested_ns"]).sum())
+        found[rest] = total_ns - sum(found.values())
+        for share, spent_ns in found.items():
+            self.shares_ns[share] += spent_ns
+        self._folded_ns = now_ns
+
+    def _add_steps(self, stamps: np.ndarray) -> tuple[int, int]:
+        """Add steps and resets that have ended; return the total time of each kind."""
+        lengths_ns, shape = stamps["end_ns"] - stamps["begin_ns"], self.counts.shape
+        places = stamps["is_reset"] * shape[1] + stamps["env_id"]
+        self.counts += np.bincount(places, minlength=self.counts.size).reshape(shape)
+        sums_ns = np.bincount(places, lengths_ns, self.counts.size).reshape(shape).astype(np.int64)
+        self.spent_ns += sums_ns
+        np.maximum.at(self.longest_ns.reshape(-1), places, lengths_ns)
+        return int(sums_ns[0].sum()), int(sums_ns[1].sum())
+
+    def _divide(
+        self, found: dict[Share, int], calls: np.ndarray, stamps: np.ndarray, now_ns: int
+    ) -> None:
+        """Add the work of the workers, and divide the calls, but for the hand-over."""
+        stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
+        workers = self.by_worker(stamps)
+        for worker, (own, until_ns) in enumerate(workers):
+            spent_ns = until_ns - np.maximum(own["begin_ns"], self._folded_ns)
+            self.worker_ns[worker] += int(np.maximum(spent_ns, 0).sum())
+        ready_ns = np.where(calls["wait_end_ns"] > 0, calls["wait_end_ns"], calls["end_ns"])
+        found[Share.COPYING] += int((calls["end_ns"] - ready_ns).sum())
+        for kinds in ((STEP, STEP_WAIT, RESET), (RECV,)):
+            chosen = np.isin(calls["kind"], kinds)
+            if not chosen.any():
+                continue
+            if RECV in kinds:  # waits for the first, of all workers
+                owns, untils_ns = zip(*workers, strict=True)
+                workers = [(np.concatenate(owns), np.concatenate(untils_ns))]
+            span, sent_ns = (calls["begin_ns"][chosen], ready_ns[chosen]), calls["sent_ns"][chosen]
+            spent_ns = np.zeros((3, len(workers), len(sent_ns)))  # steps, resets too, writing too
+            critical_ns = np.zeros(len(sent_ns))
+            for worker, (own, until_ns) in enumerate(workers):
+                steps = own[~own["is_reset"]]
+                spent_ns[0, worker] = coverage(steps["begin_ns"], steps["end_ns"])(*span)
+                spent_ns[1, worker] = spent_ns[0, worker]
+                if len(steps) < len(own):
+                    spent_ns[1, worker] = coverage(own["begin_ns"], own["end_ns"])(*span)
+                at_work = coverage(own["begin_ns"], until_ns)
+                spent_ns[2, worker] = at_work(*span)
+                critical_ns = np.maximum(critical_ns, at_work(sent_ns, span[1]))
+            self.critical_ns += 0 if RECV in kinds else int(critical_ns.sum())
+            num_active = np.maximum((spent_ns[2] > 0).sum(axis=0), 1)
+            steps_ns, envs_ns, work_ns = map(round, (spent_ns.sum(axis=1) / num_active).sum(axis=1))
+            found[Share.COMPUTE] += steps_ns
+            found[Share.RESET] += envs_ns - steps_ns
+            found[Share.COPYING] += work_ns - envs_ns
+            found[Share.STRAGGLERS] += round(spent_ns[2].max(axis=0).sum()) - work_ns
+
+    def by_worker(self, stamps: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the stamps of each worker in order, and when their results had been written.
+
+        Without a mark of its own, a step's results were written before the worker's next step.
+        """
+        found = []
+        for part in pairwise(np.searchsorted(stamps["env_id"], self.chunks).tolist()):
+            own = stamps[slice(*part)]
+            own = own[np.argsort(own["begin_ns"], kind="stable")]
+            until_ns = np.maximum(own["end_ns"], own["done_ns"])
+            if not self.is_local:
+                nexts_ns = np.where(own["done_ns"][:-1] > 0, 0, own["begin_ns"][1:])
+                until_ns[:-1] = np.maximum(until_ns[:-1], nexts_ns)
+            found.append((own, until_ns))
+        return found
+
+    def bound_ns(self) -> float:
+        """Return the time that the envs alone would have taken for these steps.
+
+        If calls wait for all envs: the busiest worker of each round. If they receive the first envs
+        ready: the time with all workers always at work.
+        """
+        steps = np.add.reduceat(self.counts[0], self.chunks[:-1])
+        busy = (self.worker_ns > 0) & (steps > 0)
+        if not self.num_receives or not busy.any():
+            return self.critical_ns
+        rate = float((steps[busy] / self.worker_ns[busy]).sum())
+        return max(self.critical_ns, steps.sum() / rate)
+
+
+def coverage(
+    begins: np.ndarray, ends: np.ndarray
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return a function that measures how much of other intervals these, int64 (R,), cover.
+
+    Example:
+        >>> covered = coverage(np.array([0, 5, 20]), np.array([10, 12, 30]))
+        >>> covered(np.array([0, 11, 0]), np.array([30, 25, 100])).tolist()
+        [22.0, 6.0, 22.0]
+    """
+    if len(begins) == 0:
+        return lambda from_ns, _until_ns: np.zeros(len(from_ns))
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    begins[1:] = np.maximum(begins[1:], ends[:-1])
+    # The covered time before a moment grows while an interval lasts, and stays between two.
+    moments = np.stack([begins, ends], axis=1).reshape(-1) - begins[0]
+    sums = np.cumsum(np.stack([np.zeros_like(begins), ends - begins], axis=1))
+
+    def until(times: np.ndarray) -> np.ndarray:
+        return np.interp(times - begins[0], moments, sums)
+
+    return lambda from_ns, until_ns: until(until_ns) - until(from_ns)

@@ -2,99 +2,63 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from vecenv.files import whole_file, write_json
-from vecenv.machine import pss_bytes, usable_cores
-from vecenv.timing.advice import Advice, Facts, advise, duration
-from vecenv.timing.attribution import (
-    COPYING,
-    ENV_SHARES,
-    HAND_OVER,
-    KERNEL,
-    NOTHING,
-    OTHER,
-    UNSPLIT,
-    EnvTotals,
-)
-from vecenv.timing.recording import Recording, Tally
+from vecenv.machine import pss_bytes
+from vecenv.timing.advice import Advice, advise, duration
+from vecenv.timing.recording import Recording, Share
 
-__all__ = [
-    "EnvTimes",
-    "TimingReport",
-    "WorkerTimes",
-    "draw_shares",
-    "make_report",
-    "new_figure",
-    "new_table",
-    "shorten",
-]
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+__all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
-_PERCENTILES = (50, 90, 99)
-_NANOSECONDS = ("mean", "p50", "p90", "p99", "max")
 _UNITS = {
-    "wall_s": "s",
-    "latest_s": "s",
+    "wall_s, latest_s, start_s": "s",
     "steps_per_second": "env steps per second",
     "shares": "share of wall_s",
+    "busy": "share of wall_s",
     "gains": "env steps per second if that share took no time",
     "other_threads": "share of wall_s, beside the shares",
     "*_ns": "ns",
-    "busy, idle": "share of wall_s",
-    "start_s": "s",
     "memory_bytes": "bytes",
     "others_load": "processors",
     "cpu_share": "processor time / time of env steps",
 }
-_BAR_WIDTH = 22
+_BAR_WIDTH, _LEAST_BAR = 22, 8
 _NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
-_LEAST_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_COLOURS = {
-    "env compute": "#2a9d8f",
-    "env reset": "#264653",
-    "env calls": "#2a9d8f",
-    "straggler wait": "#e76f51",
-    "hand-over": "#e9c46a",
-    "copying": "#f4a261",
-    "policy": "#457b9d",
-    "buffer": "#a8dadc",
-    "learner": "#1d3557",
-    "other": "#cccccc",
-}
-_MORE_COLOURS = ("#6d597a", "#b56576", "#355070", "#84a59d", "#f28482")
 
 
 @dataclass(frozen=True)
 class EnvTimes:
-    """Durations of the steps (or resets) of one env or of all envs; nanoseconds.
+    """Durations of the steps, or the resets, of one env or of all envs.
 
     Attributes:
         name: "env 3", or "all envs".
-        num_steps: Number of steps (or resets); resets are not among steps.
-        mean, max: Over all steps.
-        p50, p90, p99: Over the latest, see `TimingReport.latest_s`; NaN if there are none.
+        num_steps: Number of steps, or of resets; resets are not among steps.
+        mean_ns, max_ns: Over all steps.
+        p50_ns, p90_ns, p99_ns: Over the latest, see `TimingReport.latest_s`; None without any.
         is_slow: Whether an env takes much longer than most others.
     """
 
     name: str
     num_steps: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
+    mean_ns: float
+    p50_ns: float | None
+    p90_ns: float | None
+    p99_ns: float | None
+    max_ns: float
     is_slow: bool = False
 
 
@@ -105,18 +69,15 @@ class WorkerTimes:
     Attributes:
         name: "worker 0", or "caller" for the calling process.
         first_env, last_env: Its envs.
-        busy, idle: Shares of the wall time in which at least one of its envs was at work, and none.
-        start_s: Seconds from its start until its envs were made; None for the caller, and while
-            they are being made.
-        memory_bytes: Its proportional share of memory (PSS) at the time of the report; None if the
-            system does not say.
+        busy: Share of the wall time in which at least one of its envs was at work.
+        start_s: Seconds from its start until its envs were made; None before, and of the caller.
+        memory_bytes: Its proportional share of memory (PSS) now; None if the system does not say.
     """
 
     name: str
     first_env: int
     last_env: int
     busy: float
-    idle: float
     start_s: float | None
     memory_bytes: int | None
 
@@ -133,14 +94,12 @@ class TimingReport:
             caller's time is known.
         wall_s: Seconds that the report covers, without the time of timing itself.
         latest_s: Seconds at their end that the percentiles cover.
-        num_steps: Env steps that ended in that time, without resets (for envs that are not stamped
-            one by one, rows that were returned).
+        num_steps: Env steps that ended, without resets; of envs that are not stamped one by one,
+            rows that were returned.
         steps_per_second: `num_steps` over `wall_s`.
-        shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
-            "hand-over" and "copying" are inside calls of the vector env, see
-            `vecenv.timing.attribution`; of envs whose steps are not stamped, "env calls" stands for
-            all of these. The phases that the user named follow (those with one of these names as
-            "other (phase)"), and "other". They add up to 1.
+        shares: Shares of the wall time by name, which add up to 1: those of `Share` inside calls of
+            the vector env, if it is not stamped only "env calls"; phases that the user named, with
+            one of these names as "other (phase)"; and "other".
         gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
         other_threads: Shares of the wall time of phases in other threads, not part of `shares`.
         first_ready: Whether envs were sent and received rather than stepped all at once.
@@ -152,7 +111,6 @@ class TimingReport:
         slowest: The envs whose steps take longest on average.
         workers: One entry per worker.
         advice: A change that may shorten the largest share.
-        durations_ns: int64 (R,), lengths of the latest steps; not in the JSON.
     """
 
     backend: str
@@ -172,49 +130,41 @@ class TimingReport:
     resets: EnvTimes | None
     slowest: list[EnvTimes]
     workers: list[WorkerTimes]
-    advice: list[Advice]
-    durations_ns: np.ndarray = field(repr=False)
+    advice: Advice
 
     @property
     def verdict(self) -> str:
         """One line: the largest cost and the advice on it."""
         name, share = max(self.shares.items(), key=lambda item: item[1])
-        told = "; ".join(advice.text for advice in self.advice[:1])
-        return f"{share:.0%} of the time goes to {name}: {told}"
+        return f"{share:.0%} of the time goes to {name}: {self.advice.text}"
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to `path` if given.
 
         Names end in the unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
         """
-        numbers = dataclasses.asdict(dataclasses.replace(self, durations_ns=np.zeros(0)))
-        del numbers["durations_ns"]
-        for times in (numbers["envs"], numbers["resets"], *numbers["slowest"]):
-            for name in _NANOSECONDS if times else ():
-                value = times.pop(name)
-                times[f"{name}_ns"] = None if np.isnan(value) else value
-        return write_json({**numbers, "verdict": self.verdict, "units": _UNITS}, path)
+        return write_json({**asdict(self), "verdict": self.verdict, "units": _UNITS}, path)
 
     def plot(self, path: str | Path) -> None:
-        """Draw shares and step times into a file; its suffix selects the format.
+        """Draw the shares into a file; its suffix selects the format.
 
         Raises:
             ImportError: matplotlib is missing (`pip install vecenv[plots]`).
             OSError: The file can't be written.
         """
-        figure = new_figure(10, 4.8)
-        bars, times = figure.subplots(2, 1, height_ratios=[1.5, 2.4])
-        draw_shares(bars, {self.backend: self})
-        _draw_times(times, self)
+        figure = new_figure(10, 2.2)
+        draw_shares(figure.subplots(), {self.backend: self})
         with whole_file(path) as aside:
             figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
         """Return tables with bars and the verdict, for rich to print."""
-        return report_tables(self)
+        return _tables(self)
 
     def __str__(self) -> str:
         """Return the tables as plain text, 80 columns wide."""
+        from rich.console import Console  # loaded here, as most programs print no report
+
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -223,272 +173,169 @@ class TimingReport:
         return captured.get()
 
 
-def make_report(tally: Tally, recording: Recording) -> TimingReport:
+def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
-    wall_ns, calls, envs = tally.wall_ns, tally.calls, tally.envs
-    crew = recording.crew
-    spent_ns = _spent_ns(tally)
-    num_steps = calls.num_rows if envs is None else int(envs.steps.sum())
-    per_second = num_steps / wall_ns * 1e9
-    bound_ns = _bound_ns(tally, num_steps)
+    wall_ns = found.log.wall_ns
+    begin_ns, calls, stamps = found.window()
+    own_ns = found.shares_ns.items()
+    is_split = found.stamped != "nothing"
+    spent_ns = {name.value: ns for name, ns in own_ns if ns or (name != Share.UNSPLIT) == is_split}
+    for name, ns in found.log.phases_ns.items():
+        spent_ns[f"{name} (phase)" if name in (*Share, "other") else name] = ns
+    spent_ns["other"] = wall_ns - sum(spent_ns.values())
+    steps, resets, slowest = _env_times(found, stamps)
+    num_steps = int(found.counts[0].sum()) if found.rings else found.num_rows
+    bound_ns = min(found.bound_ns(), wall_ns)
     gains = {}
     for name, ns in spent_ns.items():
-        least_ns = bound_ns if name not in ENV_SHARES or name in {HAND_OVER, COPYING} else 0
-        gains[name] = per_second * wall_ns / max(wall_ns - ns, min(least_ns, wall_ns), 1)
-    stamps = recording.stamps
-    env_ids = lengths_ns = np.zeros(0, np.int64)
-    reset_lengths_ns = lengths_ns
-    if stamps is not None:
-        stamps = stamps.where(stamps.end_ns > 0)
-        is_step = ~stamps.is_reset
-        all_ns = stamps.end_ns - stamps.begin_ns
-        env_ids, lengths_ns = stamps.env_ids[is_step], all_ns[is_step]
-        reset_lengths_ns = all_ns[~is_step]
-    cpu_share = None if envs is None else envs.cpu_share(0)
-    first_ready = calls.num_receives > 0
-    facts = Facts(
-        largest=max(spent_ns, key=lambda name: spent_ns[name]),
-        num_steps=num_steps,
-        num_envs=recording.num_envs,
-        stamped=crew.stamped,
-        is_local=crew.is_local,
-        num_workers=crew.num_workers,
-        cores=usable_cores(),
-        cpu_share=cpu_share,
-        step_ns=None if envs is None else float(envs.step_ns.sum()) / max(num_steps, 1),
-        first_ready=first_ready,
-    )
+        is_of_envs = name in (Share.COMPUTE, Share.RESET, Share.STRAGGLERS, Share.UNSPLIT)
+        gains[name] = num_steps / max(wall_ns - ns, 0 if is_of_envs else bound_ns, 1) * 1e9
+    largest = max(spent_ns, key=lambda name: spent_ns[name])
     return TimingReport(
-        backend=recording.backend,
-        num_envs=recording.num_envs,
-        stamped=crew.stamped,
+        backend=found.backend,
+        num_envs=found.chunks[-1],
+        stamped=found.stamped,
         wall_s=wall_ns / 1e9,
-        latest_s=min((recording.end_ns - recording.begin_ns) / 1e9, wall_ns / 1e9),
+        latest_s=min(int(calls["end_ns"].max(initial=begin_ns)) - begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
-        steps_per_second=per_second,
+        steps_per_second=num_steps / wall_ns * 1e9,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
-        other_threads={name: ns / wall_ns for name, ns in tally.others_ns.items()},
-        first_ready=first_ready,
-        cpu_share=cpu_share,
-        others_load=tally.others_load,
-        envs=_all_times(envs, 0, lengths_ns),
-        resets=_all_times(envs, 1, reset_lengths_ns),
-        slowest=[] if envs is None else _slowest(envs, env_ids, lengths_ns),
-        workers=[] if envs is None else _workers(recording, envs, wall_ns),
-        advice=advise(facts),
-        durations_ns=lengths_ns,
+        other_threads={name: ns / wall_ns for name, ns in found.log.others_ns.items()},
+        first_ready=found.num_receives > 0,
+        cpu_share=found.cpu_share,
+        others_load=found.others_load(),
+        envs=steps,
+        resets=resets,
+        slowest=slowest,
+        workers=_workers(found) if found.rings else [],
+        advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
 
 
-def _spent_ns(tally: Tally) -> dict[str, int]:
-    """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    shares_ns = tally.calls.shares_ns
-    is_split = tally.stamped != NOTHING
-    spent_ns = {name: ns for name, ns in shares_ns.items() if ns or (name == UNSPLIT) != is_split}
-    for name, ns in tally.phases_ns.items():
-        is_taken = name in ENV_SHARES or name == OTHER
-        spent_ns[f"{name} (phase)" if is_taken else name] = ns
-    spent_ns[OTHER] = tally.wall_ns - sum(spent_ns.values())
-    return spent_ns
+def _env_times(
+    found: Recording, stamps: np.ndarray | None
+) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
+    """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
+    if stamps is None or not found.counts.any():
+        return None, None, []
+    counts, means_ns = found.counts[0], found.spent_ns[0] / np.maximum(found.counts[0], 1)
+    limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
+
+    def times(name: str, kind: int, env: int | slice) -> EnvTimes | None:
+        count = int(found.counts[kind, env].sum())
+        if count == 0:
+            return None
+        chosen = stamps["is_reset"] == bool(kind)
+        if isinstance(env, int):
+            chosen &= stamps["env_id"] == env
+        latest_ns = (stamps["end_ns"] - stamps["begin_ns"])[chosen]
+        mean_ns = float(found.spent_ns[kind, env].sum()) / count
+        p50, p90, p99, is_slow = None, None, None, False
+        if len(latest_ns) > 0:
+            p50, p90, p99 = np.percentile(latest_ns, (50, 90, 99)).tolist()
+            # Reliably above the limit, and not because of single long steps.
+            error_ns = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
+            is_slow = len(latest_ns) > 1 and mean_ns - error_ns > limit_ns
+        longest_ns = float(found.longest_ns[kind, env].max())
+        return EnvTimes(name, count, mean_ns, p50, p90, p99, longest_ns, is_slow)
+
+    every = slice(None)
+    ranked = np.argsort(-means_ns, kind="stable")[:_NUM_SLOWEST].tolist() if len(counts) > 1 else []
+    slowest = [one for env in ranked if (one := times(f"env {env}", 0, env)) is not None]
+    return times("all envs", 0, every), times("all envs", 1, every), slowest
 
 
-def _bound_ns(tally: Tally, num_steps: int) -> float:
-    """Return the time that the envs alone would have taken for these steps.
-
-    If calls wait for all envs: the busiest worker of each round. If they receive the first envs
-    ready: the time with all workers always at work.
-    """
-    calls, envs = tally.calls, tally.envs
-    if calls.num_receives and envs is not None and (rate := envs.free_rate()) > 0:
-        return max(calls.critical_ns, num_steps / rate * 1e9)
-    return calls.critical_ns
-
-
-def _all_times(envs: EnvTotals | None, kind: int, latest_ns: np.ndarray) -> EnvTimes | None:
-    """Return the times of steps (0) or resets (1) of all envs; None if there are none."""
-    if envs is None:
-        return None
-    counts, sums = (envs.resets, envs.reset_ns) if kind else (envs.steps, envs.step_ns)
-    longest = envs.longest_reset_ns if kind else envs.longest_step_ns
-    count = int(counts.sum())
-    if count == 0:
-        return None
-    return _times("all envs", count, float(sums.sum()) / count, int(longest.max()), latest_ns)
-
-
-def _times(
-    name: str, count: int, mean: float, longest: int, latest_ns: np.ndarray, is_slow: bool = False
-) -> EnvTimes:
-    p50, p90, p99 = [float("nan")] * len(_PERCENTILES)
-    if len(latest_ns):
-        p50, p90, p99 = map(float, np.percentile(latest_ns, _PERCENTILES))
-    return EnvTimes(name, count, mean, p50, p90, p99, float(longest), is_slow)
-
-
-def _slowest(envs: EnvTotals, env_ids: np.ndarray, lengths_ns: np.ndarray) -> list[EnvTimes]:
-    if len(envs.steps) == 1 or len(env_ids) == 0:
-        return []
-    means = envs.step_ns / np.maximum(envs.steps, 1)
-    limit = _SLOW * float(np.median(means[envs.steps > 0]))
-    chosen = np.argsort(-means, kind="stable")[:_NUM_SLOWEST].tolist()
-    return [
-        _times(
-            f"env {e}",
-            int(envs.steps[e]),
-            float(means[e]),
-            int(envs.longest_step_ns[e]),
-            lengths_ns[env_ids == e],
-            _is_above(float(means[e]), lengths_ns[env_ids == e], limit),
-        )
-        for e in chosen
-        if envs.steps[e]
-    ]
-
-
-def _is_above(mean: float, latest_ns: np.ndarray, limit: float) -> bool:
-    """Return whether a mean is reliably above a limit, and not because of single long steps."""
-    count = len(latest_ns)
-    return count > 1 and mean - 2 * float(latest_ns.std(ddof=1)) / count**0.5 > limit
-
-
-def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[WorkerTimes]:
-    workers, number = [], 0
-    chunks = recording.crew.chunks
-    for index, process in enumerate(recording.processes):
-        busy = min(int(envs.worker_ns[index]) / wall_ns, 1.0)
-        first, last = chunks[index : index + 2]
-        name = "caller" if process is None else f"worker {number}"
-        number += process is not None
-        start_s = None if process is None else process.start_s
+def _workers(found: Recording) -> list[WorkerTimes]:
+    workers = list[WorkerTimes]()
+    number = 0
+    for process, chunk, busy_ns in zip(
+        found.processes, pairwise(found.chunks), found.worker_ns.tolist(), strict=True
+    ):
+        name, pid, start_s = "caller", None, None
+        if process is not None:
+            name, pid, start_s = f"worker {number}", process.pid, process.start_s
+            number += 1
         if start_s is not None and start_s < 0:  # it is being replaced
             start_s = None
-        memory_bytes = pss_bytes(None if process is None else process.pid)
-        workers.append(WorkerTimes(name, first, last - 1, busy, 1 - busy, start_s, memory_bytes))
+        busy = min(busy_ns / found.log.wall_ns, 1.0)
+        workers.append(WorkerTimes(name, chunk[0], chunk[1] - 1, busy, start_s, pss_bytes(pid)))
     return workers
 
 
-# -- as tables -----------------------------------------------------------------------------------
+# -- as tables -------------------------------------------------------------------------------------
 
 
-def bar(share: float, width: int = _BAR_WIDTH) -> str:
+def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
+    """Return a table under a title, with columns of numbers but for the first and nameless ones."""
+    from rich.table import Table
+    from rich.text import Text
+
+    heading = Text(title, "table.title") if title else None
+    table = Table(title=heading, title_justify="left", **options)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number and column else "left")
+    return table
+
+
+def _bar(share: float, width: int) -> str:
     """Draw a share, 0 to 1, as a bar of at most `width` characters.
 
     Example:
-        >>> bar(0.5, 8)
+        >>> _bar(0.5, 8)
         '████'
     """
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def shorten(text: str, most: int) -> str:
-    """Return a text on one line, cut if it is longer than `most`.
+def _tables(report: TimingReport) -> Group:
+    """Return shares, workers, envs, notes and the verdict, to be printed with rich."""
+    from rich.console import Group
+    from rich.text import Text
 
-    Example:
-        >>> shorten("a long reason", 8)
-        'a long…'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
-
-
-def new_table(title: str, **options: Any) -> Table:
-    """Return a table under a title on the left; names given by users are not read as markup."""
-    return Table(
-        title=Text(title, "table.title") if title else None, title_justify="left", **options
-    )
-
-
-def report_tables(report: TimingReport) -> Any:
-    """Return shares, workers, envs and the verdict, to be printed with rich."""
-    parts: list[Any] = [_share_table(report)]
-    if report.workers:
-        parts.append(_worker_table(report))
-    if report.envs is not None or report.resets is not None:
-        parts.append(_env_table(report))
-    found = [_about_kernel(report), _about_window(report), _about_threads(report)]
-    notes = list(filter(None, found))
-    parts += [Text(note) for note in notes]
-    parts.append(Text(report.verdict, style="bold"))
-    return Group(*parts)
-
-
-def _about_kernel(report: TimingReport) -> str:
-    """Return the remark on resets where whole calls are stamped."""
-    if report.stamped != KERNEL:
-        return ""
-    return "How long resets inside of steps take is unknown: calls are stamped as a whole."
-
-
-def _about_window(report: TimingReport) -> str:
-    """Return the remark on the steps that the percentiles cover, if not all."""
-    if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
-        return ""
-    return (
-        f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s; "
-        "all other numbers are about the whole time."
-    )
-
-
-def _about_threads(report: TimingReport) -> str:
-    """Name the phases of other threads."""
-    if not report.other_threads:
-        return ""
-    named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
-    return f"In other threads, beside these: {named} of the time."
-
-
-def _share_table(report: TimingReport) -> Table:
     title = (
         f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
         f"{report.steps_per_second:,.0f} steps/s "
         f"({report.num_steps:,} in {report.wall_s:.2f} s)"
     )
-    longest = max([_NAME_WIDTH, *map(len, report.shares)])
-    width = max(_BAR_WIDTH - (longest - _NAME_WIDTH), _LEAST_BAR)
-    table = new_table(title)
-    table.add_column("where the time goes")
-    table.add_column("share", justify="right")
-    table.add_column("", min_width=width)
-    table.add_column("steps/s without it", justify="right")
+    spare = _NAME_WIDTH + _BAR_WIDTH - max(_NAME_WIDTH, *map(len, report.shares))
+    width = max(spare, _LEAST_BAR)
+    shares = new_table(title, ("where the time goes", "share", "", "steps/s without it"))
+    shares.columns[0].no_wrap = True  # but cut
+    shares.columns[2].min_width = width
     for name, share in report.shares.items():
-        shown = Text(shorten(name, _NAME_WIDTH + _BAR_WIDTH - _LEAST_BAR))
-        table.add_row(shown, f"{share:.1%}", bar(share, width), f"{report.gains[name]:,.0f}")
-    return table
-
-
-def _worker_table(report: TimingReport) -> Table:
-    table = new_table("")
-    for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
-        table.add_column(column, justify="right" if column not in {"process", ""} else "left")
-    for worker in report.workers:
-        table.add_row(
-            Text(worker.name),
-            _range(worker.first_env, worker.last_env),
-            f"{worker.busy:.1%}",
-            bar(worker.busy, 12),
-            f"{worker.idle:.1%}",
-            "" if worker.start_s is None else f"{worker.start_s:.2f} s",
-            "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
+        shares.add_row(Text(name), f"{share:.1%}", _bar(share, width), f"{report.gains[name]:,.0f}")
+    workers = new_table("", ("process", "envs", "busy", "", "idle", "start", "memory"))
+    for one in report.workers:
+        first, last, memory_bytes = one.first_env, one.last_env, one.memory_bytes
+        workers.add_row(
+            one.name,
+            f"{first}" if first == last else f"{first}-{last}",
+            f"{one.busy:.1%}",
+            _bar(one.busy, 12),
+            f"{1 - one.busy:.1%}",
+            "" if one.start_s is None else f"{one.start_s:.2f} s",
+            "" if memory_bytes is None else f"{memory_bytes / 2**20:.0f} MiB",
         )
-    return table
-
-
-def _range(first: int, last: int) -> str:
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
-def _env_table(report: TimingReport) -> Table:
-    table = new_table("")
-    for column in ("times of", "count", "mean", "p50", "p90", "p99", "max"):
-        table.add_column(column, justify="left" if column == "times of" else "right")
+    envs = new_table("", ("times of", "count", "mean", "p50", "p90", "p99", "max"))
     slow = [(times, f"{times.name} (slow)") for times in report.slowest if times.is_slow]
     for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
         if times is not None:
-            lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
-            table.add_row(Text(name), f"{times.num_steps:,}", *map(duration, lengths))
-    return table
+            lengths = (times.mean_ns, times.p50_ns, times.p90_ns, times.p99_ns, times.max_ns)
+            envs.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
+    parts: list[Any] = [table for table in (shares, workers, envs) if table.row_count]
+    if report.stamped == "kernel":
+        parts.append("How long resets inside of steps take is unknown: whole calls are stamped.")
+    if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
+        parts.append(
+            f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s;"
+            " all other numbers are about the whole time."
+        )
+    if report.other_threads:
+        named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
+        parts.append(Text(f"In other threads, beside these: {named} of the time."))
+    return Group(*parts, Text(report.verdict, style="bold"))
 
 
 # -- as a picture ----------------------------------------------------------------------------------
@@ -509,38 +356,18 @@ def new_figure(width: float, height: float) -> Any:
 
 def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     """Draw one stacked bar per report into matplotlib axes."""
-    names = list(dict.fromkeys(name for report in reports.values() for name in report.shares))
-    names = [name for name in names if any(r.shares.get(name, 0.0) for r in reports.values())]
-    more = iter(_MORE_COLOURS * len(names))
-    labels = [
-        f"{title}\n{report.steps_per_second:,.0f} steps/s" for title, report in reports.items()
-    ]
+    shares = [report.shares for report in reports.values()]
+    names = list(dict.fromkeys(name for one in shares for name, share in one.items() if share))
+    labels = [f"{title}\n{one.steps_per_second:,.0f} steps/s" for title, one in reports.items()]
     left = np.zeros(len(reports))
     for name in names:
-        widths = np.array([100 * report.shares.get(name, 0.0) for report in reports.values()])
-        colour = _COLOURS.get(name) or next(more)
-        axes.barh(labels, widths, left=left, color=colour, label=name)
-        for row, width in enumerate(widths):
-            if width >= 6:
-                middle = left[row] + width / 2
-                axes.text(middle, row, f"{width:.0f} %", ha="center", va="center", fontsize=9)
+        widths = np.array([100 * one.get(name, 0.0) for one in shares])
+        bars = axes.barh(labels, widths, left=left, label=name)
+        told = [f"{width:.0f} %" if width >= 6 else "" for width in widths]
+        axes.bar_label(bars, told, label_type="center", fontsize=9)
         left += widths
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of wall time (%)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-
-
-def _draw_times(axes: Any, report: TimingReport) -> None:
-    if not len(report.durations_ns):
-        axes.set_axis_off()
-        return
-    times = report.durations_ns / 1e6
-    edges = np.geomspace(max(times.min(), 1e-5) * 0.9, times.max() * 1.1, 60)
-    weights = np.full(len(times), 100 / len(times))
-    axes.hist(times, edges, weights=weights, histtype="step", linewidth=1.6)
-    axes.set_xscale("log")
-    axes.set_xlabel("length of an env step (ms)")
-    axes.set_ylabel("steps (%)")
-    axes.spines[["top", "right"]].set_visible(False)

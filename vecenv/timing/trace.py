@@ -15,13 +15,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.files import whole_file
-from vecenv.timing.attribution import KERNEL, Work
-from vecenv.timing.calls import (
-    ENV_CALLS,
-    Calls,
-)
+from vecenv.timing.calls import NUM_ENV_CALLS
 from vecenv.timing.recording import Recording
-from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
@@ -48,111 +43,67 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in microseconds since the window began."""
-    stamps = recording.stamps
-    if stamps is not None:
-        stamps = stamps.where(stamps.end_ns > 0)
-        if len(stamps.env_ids) > MOST_STEPS:
-            since = stamps.begin_ns[-MOST_STEPS]
-            stamps = stamps.where(stamps.begin_ns >= since)
-            calls = recording.calls.where(recording.calls.end_ns >= since)
-            others = [
-                other._replace(calls=other.calls.where(other.calls.end_ns >= since))
-                for other in recording.others
-            ]
-            recording = recording._replace(calls=calls, others=others)
+    since_ns, calls, stamps = recording.window()
+    if stamps is not None and len(stamps) > MOST_STEPS:
+        since_ns = int(np.sort(stamps["begin_ns"])[-MOST_STEPS])
+        stamps = stamps[stamps["begin_ns"] >= since_ns]
+        calls = calls[calls["begin_ns"] >= since_ns]
     yield _name("process_name", _CALLER, 0, "caller")
     yield _name("thread_name", _CALLER, 0, "calls and phases")
-    yield from _call_events(recording)
-    for number, other in enumerate(recording.others):
-        track = _other_track(number)
-        yield _name("thread_name", *track, f"thread {other.name}")
-        for k in range(len(other.calls.kinds)):
-            yield _call_event(other.calls, k, other.names, recording.begin_ns, track)
+    yield from _caller_events(recording, calls, since_ns)
     if stamps is not None:
-        yield from _worker_names(recording)
-        yield from _step_events(recording, stamps)
+        yield from _env_events(recording, stamps, since_ns)
 
 
-def _call_event(
-    calls: Calls, k: int, names: list[str], since_ns: int, track: tuple[int, int]
-) -> Event:
-    kind = int(calls.kinds[k])
-    category = "call" if kind < len(ENV_CALLS) else "phase"
-    interval = int(calls.begin_ns[k]), int(calls.end_ns[k])
-    return _slice(names[kind], category, interval, since_ns, track)
-
-
-def _call_events(recording: Recording) -> Iterator[Event]:
-    """Yield the caller's calls and phases, and inside the calls waits and copies."""
-    calls, since_ns = recording.calls, recording.begin_ns
-    is_compiled = recording.crew.stamped == KERNEL
+def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> Iterator[Event]:
+    """Yield calls and phases, waits and copies inside them, and phases of other threads."""
+    is_compiled = recording.stamped == "kernel"
     waited = "kernel" if is_compiled else "wait"
-    for k in range(len(calls.kinds)):
-        yield _call_event(calls, k, recording.names, since_ns, (_CALLER, 0))
-        begin_ns, end_ns = int(calls.wait_begin_ns[k]), int(calls.wait_end_ns[k])
-        if begin_ns and end_ns:
-            yield _slice(waited, waited, (begin_ns, end_ns), since_ns, (_CALLER, 0))
+    for kind, begin_ns, end_ns, wait_begin_ns, wait_end_ns, *_ in calls.tolist():
+        what = "call" if kind < NUM_ENV_CALLS else "phase"
+        yield _slice(recording.log.names[kind], what, begin_ns - since_ns, end_ns - begin_ns)
+        if wait_end_ns:
+            yield _slice(waited, waited, wait_begin_ns - since_ns, wait_end_ns - wait_begin_ns)
             if not is_compiled:
-                copying = end_ns, int(calls.end_ns[k])
-                yield _slice("copy", "copy", copying, since_ns, (_CALLER, 0))
+                yield _slice("copy", "copy", wait_end_ns - since_ns, end_ns - wait_end_ns)
+    tracks: dict[str, int] = {}
+    for thread, phase, begin_ns, end_ns in recording.log.others.copy():
+        if begin_ns < since_ns:
+            continue
+        if thread not in tracks:
+            tracks[thread] = _OTHER_THREADS + len(tracks)
+            yield _name("thread_name", _CALLER, tracks[thread], f"thread {thread}")
+        track = _CALLER, tracks[thread]
+        yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
 
 
-def _numbers(recording: Recording) -> list[int]:
-    """Return the number of the process of each worker."""
-    number, numbers = 0, []
-    for process in recording.processes:
-        number += process is not None
-        numbers.append(_CALLER if process is None else number)
-    return numbers
-
-
-def _worker_names(recording: Recording) -> Iterator[Event]:
-    """Yield the names of the workers and their envs."""
-    bounds = pairwise(recording.crew.chunks)
-    for number, process, (first, last) in zip(
-        _numbers(recording), recording.processes, bounds, strict=True
+def _env_events(recording: Recording, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:
+    """Yield the workers' names, the envs' steps and resets, and the writing of their results."""
+    number = _CALLER
+    for process, (first, last), (own, untils_ns) in zip(
+        recording.processes, pairwise(recording.chunks), recording.by_worker(stamps), strict=True
     ):
+        track = _CALLER, _ENVS
         if process is not None:
+            number += 1
+            track = number, _ENVS
             yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
         envs = f"env {first}" if last == first + 1 else f"envs {first}-{last - 1}"
-        yield _name("thread_name", number, _ENVS, envs)
-
-
-def _step_events(recording: Recording, stamps: Stamps) -> Iterator[Event]:
-    """Yield steps, resets, and the writing of their results."""
-    work = Work(stamps, recording.crew, recording.end_ns)
-    stamps, since_ns = work.stamps, recording.begin_ns
-    numbers = np.array(_numbers(recording))[recording.crew.workers(stamps.env_ids)].tolist()
-    for k, number in enumerate(numbers):
-        env_id = int(stamps.env_ids[k])
-        what = "reset" if stamps.is_reset[k] else "env"
-        interval, track = (int(stamps.begin_ns[k]), int(stamps.end_ns[k])), (number, _ENVS)
-        event = _slice(f"{what} {env_id}", what, interval, since_ns, track)
-        event["args"] = {"env_id": env_id, "worker": number - 1}
-        yield event
-        until_ns = int(work.until_ns[k])
-        if until_ns > interval[1]:
-            yield _slice("copy", "copy", (interval[1], until_ns), since_ns, track)
-
-
-def _other_track(number: int) -> tuple[int, int]:
-    """Return the track of one of the caller's other threads."""
-    return _CALLER, _OTHER_THREADS + number
+        yield _name("thread_name", *track, envs)
+        for stamp, until_ns in zip(own.tolist(), untils_ns.tolist(), strict=True):
+            env_id, begin_ns, end_ns, _, is_reset = stamp
+            what = "reset" if is_reset else "env"
+            event = _slice(f"{what} {env_id}", what, begin_ns - since_ns, end_ns - begin_ns, track)
+            yield {**event, "args": {"env_id": env_id, "worker": track[0] - 1}}
+            if until_ns > end_ns:
+                yield _slice("copy", "copy", end_ns - since_ns, until_ns - end_ns, track)
 
 
 def _slice(
-    name: str, category: str, interval: tuple[int, int], since_ns: int, track: tuple[int, int]
+    name: str, what: str, begin_ns: int, length_ns: int, track: tuple[int, int] = (_CALLER, 0)
 ) -> Event:
-    begin_ns, end_ns = interval
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": (begin_ns - since_ns) / 1e3,
-        "dur": (end_ns - begin_ns) / 1e3,
-        "pid": track[0],
-        "tid": track[1],
-    }
+    times = {"ts": begin_ns / 1e3, "dur": length_ns / 1e3}
+    return {"name": name, "cat": what, "ph": "X", **times, "pid": track[0], "tid": track[1]}
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:

@@ -67,8 +67,7 @@ from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_ma
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.timing.recording import WorkerProcess
-from vecenv.timing.stamps import EnvStamps
+from vecenv.timing.stamps import EnvStamps, WorkerProcess
 from vecenv.workers.channel import Kind, message
 from vecenv.workers.plan import Plan, read_spaces, worker_bounds, worker_variables
 from vecenv.workers.rows import common_keys

@@ -1,7 +1,9 @@
 """Recordings made by hand, whose shares are known."""
 
 import threading
+from contextlib import contextmanager
 from time import sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vecenv.timing import calls as calls_module
-from vecenv.timing.attribution import (
-    ENVS,
-    KERNEL,
-    NOTHING,
-    CallTotals,
-    Coverage,
-    Crew,
-    EnvTotals,
-    Work,
-)
 from vecenv.timing.calls import (
+    CALL,
     RECV,
     RESET,
     SEND,
@@ -27,65 +20,64 @@ from vecenv.timing.calls import (
     STEP_ASYNC,
     STEP_WAIT,
     CallLog,
-    Calls,
 )
-from vecenv.timing.recording import Recording, Tally, WorkerProcess
+from vecenv.timing.recording import Recording, coverage
 from vecenv.timing.report import make_report
-from vecenv.timing.stamps import Stamps
+from vecenv.timing.stamps import STAMP, WorkerProcess
 
 PROCESSES = [WorkerProcess(2**30 + k, 0.1) for k in range(4)]  # of which there are none
-TWO_WORKERS = Crew(ENVS, [0, 2, 4], False)
-FOUR_WORKERS = Crew(ENVS, [0, 1, 2, 3, 4], False)
-LOCAL = Crew(ENVS, [0, 4], True)
+TWO_WORKERS = ("envs", [0, 2, 4], PROCESSES[:2])
+FOUR_WORKERS = ("envs", [0, 1, 2, 3, 4], PROCESSES)
+LOCAL = ("envs", [0, 4], [None])
 
 
 def calls(*rows):
-    """Rows of kind, begin, end, wait_begin, wait_end."""
-    rows = [(*row, 0, 0, 4) for row in rows]
-    return Calls(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+    """Rows of kind, begin, end, wait_begin, wait_end and, for a step begun before, its begin."""
+    rows = [(*row[:5], 0, 4, row[5] if len(row) > 5 else row[1]) for row in rows]
+    return np.array(rows, CALL)
 
 
-def steps(*rows, resets=(), cpu=0):
+def steps(*rows, resets=()):
     """Rows of env, begin, end and, where they are marked, done; `resets` are rows too."""
-    rows = sorted(
-        [*((*row, 0) for row in rows), *((*row, 1) for row in resets)], key=lambda r: r[1]
-    )
-    full = [(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows]
-    env_ids, begin_ns, end_ns, done_ns, kinds = np.array(full, dtype=np.int64).reshape(-1, 5).T
-    cpu_ns = ((end_ns - begin_ns) * cpu).astype(np.int64)
-    return Stamps(env_ids, begin_ns, end_ns, done_ns, cpu_ns, kinds.astype(bool))
+    rows = sorted([*((*row, 0) for row in rows), *((*row, 1) for row in resets)])
+    return np.array([(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows], STAMP)
+
+
+def recorded(crew):
+    found = Recording("Envs")
+    found.stamped, found.chunks, found.processes, *kernel_ns = crew
+    found.kernel_ns = sum(kernel_ns)
+    found.clear()
+    return found
 
 
 def shares(crew, log, stamps):
-    """Return the totals of these calls, and their shares of 1000 ns."""
-    totals = CallTotals()
-    work = Work(stamps, crew, 1000)
-    totals.add(log, work, crew)
-    return totals, totals.shares_ns
+    """Return the recording of these calls, and their shares of 1000 ns."""
+    found = recorded(crew)
+    found._folded_ns = 0
+    found.add(log, None if stamps is None else stamps.copy(), 1000)
+    return found, found.shares_ns
 
 
-def report(crew, log, stamps, phases_ns=None, num_envs=4, **options):
+def report(crew, log, stamps, phases_ns=None, cpu_share=0.0):
     """Return a report about 1000 ns."""
-    totals, envs = CallTotals(), None
-    if stamps is not None:
-        envs = EnvTotals(crew)
-        ended = stamps.where(stamps.end_ns > 0)
-        envs.add(ended.where(np.argsort(ended.env_ids, kind="stable")))
-        work = Work(stamps, crew, 1000)
-        envs.add_work(work, 0, 1000)
-        totals.add(log, work, crew)
-    else:
-        totals.add(log, None, crew)
-    tally = {
-        "stamped": crew.stamped,
-        "others_load": None,
-        "others_ns": {},
-        **options,
-    }
-    processes = [None] if crew.is_local else PROCESSES[: crew.num_workers]
-    names = [*calls_module.ENV_CALLS, "policy"]
-    recording = Recording("Envs", 0, 1000, names, log, stamps, crew, processes, num_envs, [])
-    return make_report(Tally(1000, phases_ns or {}, totals, envs, **tally), recording)
+    found, _ = shares(crew, log, stamps)
+    ended = None if stamps is None else stamps[stamps["end_ns"] > 0]
+
+    class Known(Recording):
+        def __init__(self):
+            vars(self).update(vars(found))
+            self.rings = stamps if stamps is None else "some"
+            self.log = SimpleNamespace(wall_ns=1000, phases_ns=phases_ns or {}, others_ns={})
+
+        def window(self):
+            return 0, log, ended
+
+        def others_load(self):
+            return None
+
+    Known.cpu_share = None if stamps is None else cpu_share
+    return make_report(Known())
 
 
 def test_a_barrier_step_is_cut_into_work_stragglers_hand_over_and_copying():
@@ -126,20 +118,20 @@ def test_first_ready_has_no_stragglers():
 
 def test_the_envs_own_time_is_counted_from_the_command_on():
     envs = steps((0, 20, 520, 520), (2, 20, 320, 320))
-    log = calls((STEP_ASYNC, 0, 10, 0, 0), (STEP_WAIT, 500, 600, 510, 530))
+    log = calls((STEP_ASYNC, 0, 10, 0, 0), (STEP_WAIT, 500, 600, 510, 530, 0))
     totals, found = shares(TWO_WORKERS, log, envs)
     assert totals.critical_ns == 500
     assert found["env compute"] == 20 and found["hand-over"] == 10 + 10
 
 
-def test_a_step_may_be_begun_before_the_totals_are_taken_up_and_ended_after():
-    envs = steps((0, 20, 520, 520))
-    totals = CallTotals()
-    work = Work(envs, TWO_WORKERS, 1000)
-    totals.add(calls((STEP_ASYNC, 0, 10, 0, 0)), work, TWO_WORKERS)
-    assert totals.sent_ns == 0
-    totals.add(calls((STEP_WAIT, 500, 600, 510, 530)), work, TWO_WORKERS)
-    assert totals.critical_ns == 500 and totals.sent_ns is None
+def test_a_step_that_runs_while_totals_are_taken_counts_once():
+    totals = recorded(TWO_WORKERS)
+    totals._folded_ns = 0
+    totals.add(calls((RECV, 0, 100, 0, 100)), steps((0, 50, 0)), 120)
+    totals.add(calls((RECV, 120, 300, 120, 300)), steps((0, 50, 250)), 300)
+    assert totals.shares_ns["env compute"] == 50 + 130
+    assert totals.worker_ns.tolist() == [70 + 130, 0]
+    assert totals.counts[0].tolist() == [1, 0, 0, 0] and totals.spent_ns[0, 0] == 200
 
 
 def test_in_one_process_all_but_the_envs_is_copying():
@@ -149,7 +141,7 @@ def test_in_one_process_all_but_the_envs_is_copying():
 
 
 def test_compiled_calls_are_the_kernel_and_what_is_around_it():
-    crew = Crew(KERNEL, [0, 4], True, 20)
+    crew = ("kernel", [0, 4], [None], 20)
     log = calls((RESET, 0, 100, 10, 60), (STEP, 100, 400, 150, 350))
     found = report(crew, log, None)
     assert found.shares["env reset"] == 0.03
@@ -159,7 +151,7 @@ def test_compiled_calls_are_the_kernel_and_what_is_around_it():
 
 
 def test_what_is_not_stamped_is_not_split():
-    crew = Crew(NOTHING, [0, 2, 4], False)
+    crew = ("nothing", [0, 2, 4], PROCESSES[:2])
     found = report(crew, calls((STEP, 100, 900, 120, 800)), None)
     assert found.shares == {"env calls": 0.8, "other": pytest.approx(0.2)}
     assert "unknown" in found.verdict and found.resets is None
@@ -169,7 +161,7 @@ def test_steps_that_have_not_ended_and_resets_are_no_steps():
     envs = steps((0, 100, 200, 200), (1, 200, 0), resets=[(1, 300, 400, 400)])
     found = report(TWO_WORKERS, calls((STEP, 100, 400, 100, 400)), envs)
     assert found.num_steps == 1 and found.envs.num_steps == 1
-    assert found.resets.num_steps == 1 and found.resets.mean == 100
+    assert found.resets.num_steps == 1 and found.resets.mean_ns == 100
     assert found.workers[0].memory_bytes is None
 
 
@@ -192,17 +184,17 @@ def test_the_verdict_names_the_largest_share(last_env, advice):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_one_env_waits_beside_no_other(num_envs):
-    crew = Crew(ENVS, list(range(num_envs + 1)), False)
+    crew = ("envs", list(range(num_envs + 1)), PROCESSES[:num_envs])
     envs = steps(*((k, 0, 1000, 1000) for k in range(num_envs)))
     log = calls((STEP, 0, 1000, 0, 1000))
-    verdict = report(crew, log, envs, num_envs=num_envs).verdict
+    verdict = report(crew, log, envs).verdict
     assert ("side by side already" in verdict) == (num_envs == 2)
     assert "more envs at once cost little more" in verdict
 
 
 def test_gains_are_bounded_by_the_envs_own_time():
     envs = steps((0, 0, 950, 950))
-    log = calls((STEP_ASYNC, 0, 0, 0, 0), (STEP_WAIT, 900, 950, 900, 950))
+    log = calls((STEP_ASYNC, 0, 0, 0, 0), (STEP_WAIT, 900, 950, 900, 950, 0))
     found = report(TWO_WORKERS, log, envs, {"learner": 900})
     assert found.steps_per_second == pytest.approx(1e6)
     assert found.shares["learner"] == 0.9
@@ -219,107 +211,124 @@ def test_first_ready_is_bounded_by_workers_that_are_always_at_work():
     assert report(TWO_WORKERS, log, envs, {"learner": 900}).gains["learner"] == pytest.approx(14e6)
 
 
+def phase(log, name):
+    """A context that is logged as a phase, or as a call."""
+    return logged(log, log.kind(name))
+
+
+@contextmanager
+def logged(log, kind):
+    log.begin(kind)
+    yield
+    log.end()
+
+
 def test_phases_may_have_names_of_ours():
     log = CallLog()
     for name in ("step", "other", "env compute"):
-        with log.interval(log.kind(name)):
+        with phase(log, name):
             pass
-    with log.interval(STEP):
+    with logged(log, STEP):
         pass
     assert log.names[7:] == ["step", "other", "env compute"]
-    assert log.read().kinds.tolist() == [7, 8, 9, STEP]
-    found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns())
+    assert log.take()["kind"].tolist() == [7, 8, 9, STEP]
+    found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns)
     assert {"step", "other (phase)", "env compute (phase)", "other"} < set(found.shares)
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
-def test_the_log_forgets_the_oldest_but_not_their_sum(monkeypatch):
+def test_the_log_forgets_the_oldest(monkeypatch):
     monkeypatch.setattr(calls_module, "CAPACITY", 4)
     log = CallLog()
-    folds = []
-    log.fold_at, log.fold = 3, lambda: folds.append(log.count)
     for number in range(7):
-        with log.interval(STEP):
-            log.note_rows(number)
-    found = log.read()
-    assert found.num_rows.tolist() == [3, 4, 5, 6]
-    assert log.complete_since() == found.end_ns[0]
-    assert log.own_ns[STEP] > (found.end_ns - found.begin_ns).sum() > 0
-    assert folds == [3, 4, 5, 6, 7]  # nobody has moved `fold_at`
+        log.begin(STEP)
+        log.note_rows(number)
+        log.end()
+        assert len(log.rows) == number % 5 + 1
+        if number == 4:
+            log.take()
+    log.take()
+    found, since_ns = log.latest()
+    assert found["num_rows"].tolist() == [3, 4, 5, 6]
+    assert since_ns == found["end_ns"][0]
+
+
+def test_a_wait_knows_when_its_step_was_begun():
+    log = CallLog()
+    for kind in (STEP_ASYNC, log.kind("learner"), STEP_WAIT, STEP):
+        with logged(log, kind):
+            pass
+    found = log.take()
+    assert found["sent_ns"].tolist() == found["begin_ns"][[0, 1, 0, 3]].tolist()
 
 
 def test_waiting_and_nesting_are_logged():
     log = CallLog()
-    with log.interval(log.kind("outer")):
-        with log.interval(STEP):
-            with log.waiting:
+    with phase(log, "outer"):
+        with logged(log, STEP):
+            with log.waiting():
                 pass
-            with log.waiting:
+            with log.waiting():
                 pass
-        with log.interval(log.kind("inner")):
+        with phase(log, "inner"):
             pass
-    found = log.read()
-    assert [log.names[kind] for kind in found.kinds] == ["step", "inner", "outer"]
-    assert found.begin_ns[0] <= found.wait_begin_ns[0] < found.wait_end_ns[0] <= found.end_ns[0]
-    lengths = found.end_ns - found.begin_ns
-    assert found.nested_ns.tolist() == [0, 0, lengths[0] + lengths[1]]
+    found = log.take()
+    assert [log.names[kind] for kind in found["kind"]] == ["step", "inner", "outer"]
+    assert (
+        found["begin_ns"][0]
+        <= found["wait_begin_ns"][0]
+        < found["wait_end_ns"][0]
+        <= found["end_ns"][0]
+    )
+    lengths = found["end_ns"] - found["begin_ns"]
+    assert found["nested_ns"].tolist() == [0, 0, lengths[0] + lengths[1]]
     assert set(log.total_ns) == {"outer", "inner"}
 
 
 def test_a_phase_inside_of_one_of_its_name_counts_once():
     log = CallLog()
     for _ in range(2):
-        with log.interval(log.kind("a")), log.interval(log.kind("b")), log.interval(log.kind("a")):
+        with phase(log, "a"), phase(log, "b"), phase(log, "a"):
             sleep(0.001)
-    found = log.read()
-    is_outer = (found.depths == 0) & (found.kinds == log.kind("a"))
-    assert log.total_ns["a"] == (found.end_ns - found.begin_ns)[is_outer].sum()
-    assert log.total_ns["a"] == sum(log.own_ns)
+    found = log.take()
+    lengths_ns = found["end_ns"] - found["begin_ns"]
+    assert log.total_ns["a"] == lengths_ns[[2, 5]].sum()  # the outer ones end last
+    assert log.total_ns["a"] == sum(log.phases_ns.values())
 
 
 def test_clearing_inside_a_phase_lets_it_begin_anew():
     log = CallLog()
-    with log.interval(log.kind("policy")):
+    with phase(log, "policy"):
         log.clear()
-        begin_ns = log.begin_ns
-    assert log.read().begin_ns.tolist() == [begin_ns]
-
-
-def test_a_call_that_was_left_open_is_dropped_at_the_next_one():
-    log = CallLog()
-    with log.interval(log.kind("rollout")):
-        log.begin(STEP)  # Ctrl-C came just before its end
-        with log.interval(STEP):
-            pass
-        assert log.open_since() is None
-    assert log.read().kinds.tolist() == [STEP, 7] and log.read().depths.tolist() == [1, 0]
+        begin_ns = log.since_ns
+    assert log.take()["begin_ns"].tolist() == [begin_ns]
 
 
 def test_open_phases_count_until_the_latest_event():
     log = CallLog()
-    with log.interval(log.kind("rollout")):
-        with log.interval(STEP):
+    with phase(log, "rollout"):
+        with logged(log, STEP):
             pass
-        rollout_ns = log.phases_ns()["rollout"]
-        assert 0 < rollout_ns <= log.wall_ns - log.own_ns[STEP]
-        with log.interval(STEP):
+        rollout_ns = log.phases_ns["rollout"]
+        assert 0 < rollout_ns < log.wall_ns
+        with logged(log, STEP):
             threading.Event().wait(0.01)
-        assert log.phases_ns()["rollout"] < rollout_ns + 10e6
+        assert log.phases_ns["rollout"] < rollout_ns + 10e6
 
 
 def test_pauses_are_left_out_of_everything():
     log = CallLog()
-    with log.interval(log.kind("policy")):
-        with log.paused(), log.paused():
+    with phase(log, "policy"):
+        with log.paused():
             threading.Event().wait(0.05)
-        assert log.phases_ns().get("policy", 0) < 40e6 and log.wall_ns < 40e6
+        assert log.phases_ns.get("policy", 0) < 40e6 and log.wall_ns < 40e6
     with log.paused():
         threading.Event().wait(0.05)
     assert log.wall_ns < 40e6
-    with log.interval(STEP):
+    with logged(log, STEP):
         pass
     assert log.wall_ns < 40e6
-    assert sum(log.own_ns) <= log.wall_ns
+    assert sum(log.phases_ns.values()) <= log.wall_ns
 
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
@@ -335,18 +344,13 @@ def test_coverage_counts_the_moments_inside_any_interval(busy, asked):
     from_ = np.array([begin for begin, _ in asked], dtype=np.int64)
     until = from_ + np.array([length for _, length in asked], dtype=np.int64)
 
-    found = Coverage(begins, ends).between(from_, until)
+    found = coverage(begins, ends)(from_, until)
 
     expected = [is_covered[a:b].sum() for a, b in zip(from_, until, strict=True)]
     assert found.tolist() == expected
 
 
-def test_blocks_are_apart_and_in_order():
-    covered = Coverage(np.array([5, 0, 20, 3]), np.array([7, 4, 21, 5]))
-    assert covered.begins.tolist() == [0, 20] and covered.ends.tolist() == [7, 21]
-
-
 @pytest.mark.parametrize("time", [0, 10**18])
 def test_nothing_covers_nothing(time):
     empty = np.zeros(0, np.int64)
-    assert Coverage(empty, empty).between(np.array([0]), np.array([time])).tolist() == [0]
+    assert coverage(empty, empty)(np.array([0]), np.array([time])).tolist() == [0]
