@@ -21,6 +21,7 @@ from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT",
+    "ColumnReader",
     "Transitions",
     "as_array",
     "as_tensor",
@@ -37,7 +38,6 @@ __all__ = [
     "read_row_ids",
     "read_steps",
     "read_tensor",
-    "read_transitions",
     "read_valid",
     "resolve_device",
     "tree_leaves",
@@ -48,11 +48,14 @@ MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is coun
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
-# K rows to store: arrays (K, ...) by path, as of `read_steps`; env ids int64 (K,), or (0,) for
+# K rows to store: arrays (K, ...) by path, as of `read`; env ids int64 (K,), or (0,) for
 # whole steps, or where envs are not told apart; bool (K,), rows after which their env is
 # interrupted; and int64 (C,), envs that are interrupted before their first row.
 Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_NO_IDS = np.zeros(0, np.int64)
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
@@ -87,6 +90,7 @@ def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) ->
 
 def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
     """Raise BufferMisuseError for columns that are unknown or missing."""
+    given = {name: column for name, column in given.items() if column is not None}
     unknown = sorted(set(given) - required - optional, key=str)
     missing = sorted(required - set(given))
     if unknown or missing:
@@ -333,31 +337,27 @@ def read_distinct_ids(
         return np.arange(num_envs)
     ids = as_array("env_ids", env_ids, device)
     if ids.dtype == _BOOL and ids.shape == (num_envs,):
-        return np.flatnonzero(ids.copy())  # which counts, and then lists: nobody else's, as below
+        return np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
             f"mask bool ({num_envs},)"
         )
-    ids = np.array(ids, np.int64)  # another thread may change those that were given
-    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or _has_twice(ids, num_envs)):
+    ids = np.array(ids, np.int64)
+    in_order = np.sort(ids)
+    if ids.size and (
+        in_order[0] < 0 or in_order[-1] >= num_envs or (in_order[1:] == in_order[:-1]).any()
+    ):
         raise BufferMisuseError(
             f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
         )
     return ids
 
 
-def _has_twice(ids: np.ndarray, bound: int) -> bool:
-    """Whether a number from 0 to below bound is there more than once."""
-    if bound > 1 << 20:  # memory for all would be too much
-        return np.unique(ids).size < ids.size
-    return bool(np.bincount(ids).max() > 1)
-
-
 def read_row_ids(
     env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
+    """Env ids int64 (K,), one per row; or (0,) where rows are whole steps, or nobody asks for ids.
 
     Args:
         env_ids: What the user gave; None for whole steps.
@@ -374,14 +374,16 @@ def read_row_ids(
                 f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
                 f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
             )
-        return np.zeros(0, np.int64)
+        return _NO_IDS
     ids = as_array("env_ids", env_ids, device)
     if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
         )
-    ids = np.array(ids, np.int64)  # another thread may change those that were given
-    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+    if not num_envs:
+        return _NO_IDS
+    ids = ids.astype(np.int64, copy=False)
+    if ids.size and ids.view(np.uint64).max() >= num_envs:  # negative ones, too
         wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
         raise BufferMisuseError(
             f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
@@ -458,69 +460,128 @@ def read_nest(
     ]
 
 
+class ColumnReader:
+    """Reads the columns of steps; arrays that are as they are stored take little asking.
+
+    Args:
+        layout: Of the rows that they go into.
+    """
+
+    def __init__(self, layout: RowLayout):
+        fields, self._layout = layout.fields, layout
+        self._is_flat, self._has_frames = layout.obs == ["obs"], layout.frames is not None
+        kinds = [] if self._has_frames else [(p, fields[p]) for p in layout.obs]
+        kinds += [(f"next_{path}", field) for path, field in kinds]
+        self._others = ("actions", *_FLAGS, *layout.extras)
+        kinds += [(name, fields[name]) for name in self._others]
+        self._fields = [(path, f.shape, np.dtype(f.dtype.str)) for path, f in kinds]
+        self._names = {*_COLUMNS, *layout.extras}
+        self._count, self._expected = -1, self._fields
+
+    def read(
+        self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
+    ) -> dict[str, np.ndarray]:
+        """Steps as arrays (K, ...) by path, of the dtypes of the rows; rewards may be float64.
+
+        The leaves of next_obs are there too, also where the rows have none.
+
+        Args:
+            columns: From the user, by name; None for one that was not given.
+            device: Where tensors may lie besides the CPU.
+            optional: Further columns there may be.
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown or does not fit.
+        """
+        if columns.keys() != self._names:
+            _check_names(columns, self._names, optional)
+        obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
+        if obs is None or following is None or rewards is None:
+            _check_names(columns, self._names, optional)
+        rewards = _read_rewards(rewards, device)
+        count, found = len(rewards), {"rewards": rewards}
+        if self._has_frames:
+            frames: Any = self._layout.frames
+            for name in ("obs", "next_obs"):
+                found[name] = _read_frames(name, columns[name], frames, count, device)
+            leaves = []
+        elif self._is_flat:
+            leaves = [obs, following]
+        else:
+            space = self._layout.observation_space
+            leaves = [*tree_leaves(space, obs, "obs"), *tree_leaves(space, following, "next_obs")]
+        leaves += [columns[name] for name in self._others]
+        if count != self._count:  # most adds are of as many rows as the one before
+            self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
+            self._count = count
+        for value, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
+            if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
+                found[path] = value
+            elif value is None:
+                _check_names(columns, self._names, optional)
+            else:
+                found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
+        for name in optional & columns.keys():
+            field = self._layout.fields[name]
+            array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
+            found[name] = _stored(array, field.dtype)
+        return found
+
+    def read_transitions(
+        self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,
+        device: torch.device,
+    ) -> Transitions:  # fmt: skip
+        """Read what `add` of a ring takes, without the rows that are not valid.
+
+        Args:
+            columns: See `read`.
+            env_ids: See `read_row_ids`.
+            valid: See `read_valid`; None for all.
+            num_envs: Number of environments, 0 if the buffer does not tell them apart.
+            device: Where tensors may lie besides the CPU.
+
+        Raises:
+            BufferMisuseError: Something does not fit.
+        """
+        arrays = self.read(columns, device)
+        count = len(arrays["rewards"])
+        ids = read_row_ids(env_ids, count, num_envs, device)
+        if valid is None:
+            return arrays, ids, None, None
+        is_valid = read_valid(valid, count, device)
+        arrays = {path: array[is_valid] for path, array in arrays.items()}
+        if not num_envs:
+            return arrays, ids, None, None
+        ids = ids if len(ids) else np.arange(count) % num_envs
+        stops, cuts = _find_gaps(ids, is_valid)
+        return arrays, ids[is_valid], stops[is_valid], cuts
+
+
 def read_steps(
     columns: Mapping[str, Any],
     layout: RowLayout,
     device: torch.device,
     optional: Set[str] = frozenset(),
 ) -> dict[str, np.ndarray]:
-    """Steps of environments as arrays (K, ...) by path, C-contiguous, as they are stored.
-
-    The leaves of next_obs are there too, also where the rows have none.
-
-    Args:
-        columns: From the user, by name.
-        layout: Of the rows they go into.
-        device: Where tensors may lie besides the CPU.
-        optional: Further columns there may be.
-
-    Raises:
-        BufferMisuseError: A column is missing, unknown or does not fit.
-    """
-    _check_names(columns, {*_COLUMNS, *layout.extras}, optional)
-    count = _count_rows(columns["rewards"])
-    others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
-    return {
-        **_read_obs("obs", columns["obs"], layout, count, device),
-        **_read_obs("next_obs", columns["next_obs"], layout, count, device),
-        **_read_fields([n for n in others if n in columns], columns, layout, count, device),
-    }
+    """As `ColumnReader.read`, with rewards as they are stored."""
+    found = ColumnReader(layout).read(columns, device, optional)
+    return {**found, "rewards": _stored(found["rewards"], np.dtype(np.float32))}
 
 
-def read_transitions(
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    env_ids: Any,
-    valid: Any,
-    num_envs: int,
-    device: torch.device,
-) -> Transitions:
-    """Read what `add` of a ring takes, without the rows that are not valid.
-
-    Args:
-        columns: See `read_steps`.
-        layout: Of the rows.
-        env_ids: See `read_row_ids`.
-        valid: See `read_valid`; None for all.
-        num_envs: Number of environments, 0 if the buffer does not tell them apart.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Something does not fit.
-    """
-    arrays = read_steps(columns, layout, device)
-    count = len(arrays["rewards"])
-    ids = read_row_ids(env_ids, count, num_envs, device)
-    ids = ids if num_envs else ids[:0]
-    if valid is None:
-        return arrays, ids, None, None
-    is_valid = read_valid(valid, count, device)
-    arrays = {path: array[is_valid] for path, array in arrays.items()}
-    if not num_envs:
-        return arrays, ids, None, None
-    ids = ids if len(ids) else np.arange(count) % num_envs
-    stops, cuts = _find_gaps(ids, is_valid)
-    return arrays, ids[is_valid], stops[is_valid], cuts
+def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
+    """Rewards float32 or float64 (K,), finite as float32."""
+    rewards = given
+    if rewards.__class__ is not np.ndarray or rewards.dtype not in _FLOATS:
+        count = _count_rows(given)
+        rewards = read_array("rewards", given, (count,), _FLOATS[0], device)
+        rewards = _stored(rewards, _FLOATS[0])
+    elif rewards.ndim != 1:
+        _count_rows(rewards)
+    # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot` does
+    # not warn of sums that are not.
+    if not np.vdot(rewards, rewards) < _SMALL:
+        check_rewards(rewards)
+    return rewards
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -396,7 +396,7 @@ class Reader:
         if self._frames is not None:
             for first, newest in zip(self._stacks, (lists[0], lists[number]), strict=True):
                 if first < len(lists):
-                    lead_back(once.leads_back, newest, lists[first:][: self._frames.num_frames - 1])
+                    lead_back(once.back_there, newest, lists[first:][: self._frames.num_frames - 1])
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
         """As `gather`, by operations of torch, which nothing waits for."""

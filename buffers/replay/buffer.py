@@ -16,6 +16,7 @@ from gymnasium import Space
 
 from buffers.core.arguments import (
     MAX_COUNT,
+    ColumnReader,
     as_array,
     check_count,
     read_distinct_ids,
@@ -46,11 +47,10 @@ from buffers.replay.plan import (
 from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
 from buffers.replay.shared_memory import fence
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
+from buffers.replay.table import ENVS, RINGS, Memory, Table
 
 __all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
-_COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
@@ -110,7 +110,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
         self._reader = Reader(self._table, has_weights=self._has_weights)
-        self._arrays = ArrayReader(plan.layout)
+        self._columns = ColumnReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
         self._remember(
             maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
@@ -131,7 +131,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         memory = Memory(rows, arrays["rings"], arrays["envs"])
         table = Table(plan, self.device, memory=memory, order=fence)
         if not self._folder.read_only:
-            table.recover()
+            table.mend()
         return table
 
     def _open_folder(self, place: Place, plan: Plan) -> Folder:
@@ -284,19 +284,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """
         if self._guard.ahead is not None:
             self._guard.settle()
-        given = obs, next_obs, actions, rewards, terminations, truncations
-        num_envs = self.num_envs or 0
-        if (
-            self._there is not None
-            and self.takes_tensors
-            and valid is None
-            and isinstance(rewards, torch.Tensor)
-        ):
-            columns = dict(zip(_COLUMNS, given, strict=True)) | extras
+        columns = {
+            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+            "terminations": terminations, "truncations": truncations, **extras,
+        }  # fmt: skip
+        if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
-        read = self._arrays.read(given, extras, env_ids, valid, num_envs, self.device)
+        num_envs = self.num_envs or 0
+        read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
         if self._is_plain:
             self._table.add(*read)
         else:

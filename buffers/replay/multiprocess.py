@@ -16,6 +16,7 @@ from gymnasium import Space
 
 from buffers.core.arguments import (
     MAX_COUNT,
+    ColumnReader,
     check_count,
     read_distinct_ids,
     read_number,
@@ -35,7 +36,7 @@ from buffers.replay.shared_memory import (
     fence,
     shared_bytes,
 )
-from buffers.replay.table import ArrayReader, Memory, Table
+from buffers.replay.table import Memory, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
@@ -512,10 +513,10 @@ class ReplayWriter:
             )
         # No episode goes on, and links that another has left lead to rows that are there.
         self._table.envs["is_open"] = False
-        self._table.recover()
+        self._table.mend()
         self._memory, self._header = memory, memory.header
         self._piece = max(1, plan.capacity // 8)
-        self._arrays = ArrayReader(plan.layout)
+        self._columns = ColumnReader(plan.layout)
         self._next_look = time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()
 
@@ -548,11 +549,14 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        given = obs, next_obs, actions, rewards, terminations, truncations
+        columns = {
+            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+            "terminations": terminations, "truncations": truncations, **extras,
+        }  # fmt: skip
         self.open()
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table
-        read = self._arrays.read(given, extras, env_ids, valid, num_envs, _CPU)
+        read = self._columns.read_transitions(columns, env_ids, valid, num_envs, _CPU)
         arrays, ids, stops, cuts = read
         count = len(arrays["rewards"])
         if count:
