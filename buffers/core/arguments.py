@@ -90,7 +90,6 @@ def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) ->
 
 def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
     """Raise BufferMisuseError for columns that are unknown or missing."""
-    given = {name: column for name, column in given.items() if column is not None}
     unknown = sorted(set(given) - required - optional, key=str)
     missing = sorted(required - set(given))
     if unknown or missing:
@@ -494,10 +493,10 @@ class ColumnReader:
             BufferMisuseError: A column is missing, unknown or does not fit.
         """
         if columns.keys() != self._names:
-            _check_names(columns, self._names, optional)
+            self._check_names(columns, optional)
         obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
         if obs is None or following is None or rewards is None:
-            _check_names(columns, self._names, optional)
+            self._check_names(columns, optional)
         rewards = _read_rewards(rewards, device)
         count, found = len(rewards), {"rewards": rewards}
         if self._has_frames:
@@ -518,7 +517,7 @@ class ColumnReader:
             if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
                 found[path] = value
             elif value is None:
-                _check_names(columns, self._names, optional)
+                self._check_names(columns, optional)
             else:
                 found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
         for name in optional & columns.keys():
@@ -526,6 +525,10 @@ class ColumnReader:
             array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
             found[name] = _stored(array, field.dtype)
         return found
+
+    def _check_names(self, columns: Mapping[str, Any], optional: Set[str]) -> None:
+        given = {name: column for name, column in columns.items() if column is not None}
+        _check_names(given, self._names, optional)
 
     def read_transitions(
         self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,

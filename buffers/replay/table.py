@@ -323,7 +323,8 @@ class Table:
         plan, count = self.plan, len(arrays["rewards"])
         is_over = arrays["terminations"] | arrays["truncations"]
         is_over = is_over if stops is None else is_over | stops
-        ids, ends, envs = np.array(self._ids(env_ids, count)), self.committed.copy(), self.envs.copy()
+        ids = np.array(self._ids(env_ids, count))
+        ends, envs = self.committed.copy(), self.envs.copy()
         found, flags = np.empty((5, count), np.int64), np.empty((2, count), np.bool_)
         place(
             ids, is_over, _NO_ROWS if cuts is None else cuts,

@@ -113,13 +113,14 @@ def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
         first, many = envs.random_steps([0, 1] * 3), envs.random_steps([0, 1] * 18)
         buffer.add(**columns_of(first))
         model.add(first)
-        calls, limit = [], len(many) if buffer._is_plain else 7  # a plain one keeps the newest at once
+        # A buffer without links keeps the newest rows at once; others add piece by piece.
+        calls, limit = [], len(many) if buffer._is_plain else 7
+        last, num_columns = number % (1 if buffer._is_plain else 3), number // 3
 
-        def stop(columns, *rest, number=number, calls=calls):
-            calls.append(len(columns))
-            left = 5 * len(calls) - number  # in the third piece at the latest
-            write_columns(dict([*columns.items()][: max(5 - left, 0)]), *rest)
-            if left > 0:
+        def stop(columns, *rest, calls=calls, last=last, num_columns=num_columns):
+            calls.append(last)
+            if len(calls) > last:
+                write_columns(dict([*columns.items()][:num_columns]), *rest)
                 raise KeyboardInterrupt
             write_columns(columns, *rest)
 
