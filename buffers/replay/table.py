@@ -25,8 +25,8 @@
 
 A link is 0, or the number of the row that follows in the episode, plus one; with observations
 stored once it is where the next observation is, plus one: in a row, or behind the rows in a slot of
-`kept`. Rows whose add was interrupted are between `committed` and `begun`: nothing leads to them, and
-the next add overwrites them.
+`kept`. Rows whose add was interrupted are between `committed` and `begun`: nothing leads to them,
+and the next add overwrites them.
 """
 
 from __future__ import annotations
