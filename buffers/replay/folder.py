@@ -35,7 +35,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Folder", "Place", "plan_place", "require_files_can_hold"]
+__all__ = ["Folder", "Place", "plan_place"]
 
 _HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
 _MAX_HEADER_BYTES = 1 << 23
@@ -53,48 +53,45 @@ class Place(NamedTuple):
 
 
 def plan_place(
-    storage: Any, folder: Any, read_only: Any, device: torch.device, *, is_staged: bool
+    given: Mapping[str, Any], plan: Plan, device: torch.device, *, is_staged: bool
 ) -> Place | None:
     """Check the arguments of a constructor; None for memory.
 
     Raises:
-        BufferMisuseError: They do not go together, or not with the device.
+        BufferMisuseError: They do not go together, or not with the device, or a folder does not
+            keep all that the buffer is to hold.
     """
+    storage, folder, read_only = given["storage"], given["folder"], given["read_only"]
     if storage not in ("memory", "memmap"):
         raise BufferMisuseError(f"storage is {storage!r:.99}, expected 'memory' or 'memmap'")
     if storage == "memory":
         if folder is not None or read_only:
             raise BufferMisuseError("folder and read_only need storage='memmap'")
         return None
-    if fcntl is None or not hasattr(os, "posix_fallocate"):
-        raise BufferMisuseError("storage='memmap' needs a system with mapped files as Linux has")
     path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise BufferMisuseError(f"storage='memmap' needs folder, a path; it is {folder!r:.99}")
-    if is_staged:
-        raise BufferMisuseError(
+    why = None
+    if fcntl is None or not hasattr(os, "posix_fallocate"):
+        why = "storage='memmap' needs a system with mapped files as Linux has"
+    elif not isinstance(path, str) or not path or "\0" in path:
+        why = f"storage='memmap' needs folder, a path; it is {folder!r:.99}"
+    elif is_staged:
+        why = (
             f"storage='memmap' makes batches on the CPU, but device is {device}"
             f"{' and staged' if device.type == 'cpu' else ''}; use device='cpu' and move the "
             "tensors of batches with .to()"
         )
-    return Place(Path(os.path.abspath(path)), bool(read_only))
-
-
-def require_files_can_hold(plan: Plan) -> None:
-    """Refuse what a folder does not keep."""
-    if plan.layout.frames is not None:
-        raise BufferMisuseError(
-            "frame_stack needs storage='memory': files hold every observation whole"
-        )
-    if plan.is_once:
-        raise BufferMisuseError(
+    elif plan.layout.frames is not None:
+        why = "frame_stack needs storage='memory': files hold every observation whole"
+    elif plan.is_once:
+        why = (
             "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
             "in memory"
         )
-    if plan.has_sequences:
-        raise BufferMisuseError(
-            "track_episodes needs storage='memory': files do not keep what sequences need"
-        )
+    elif plan.has_sequences:
+        why = "track_episodes needs storage='memory': files do not keep what sequences need"
+    if why is not None or path is None:
+        raise BufferMisuseError(why)
+    return Place(Path(os.path.abspath(path)), bool(read_only))
 
 
 class Folder:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -156,24 +156,26 @@ class Plan:
 
     @property
     def first_slots(self) -> int:
-        """Observations there is room for at first beside the rows."""
-        return self._slots_for(self.num_rows) if self.is_once else 0
-
-    def _slots_for(self, num_rows: int) -> int:
+        """Observations there is room for at first beside the rows, if they are stored once."""
         per_env = 1 if self.layout.frames is None else 2 * self.layout.frames.num_frames
-        return max(16, num_rows // 64) + per_env * self.num_envs
+        return max(16, self.num_rows // 64) + per_env * self.num_envs
 
-    def nbytes(self, capacity: int) -> int:
-        """Bytes of a table of another capacity, with what is kept beside its rows at first."""
-        num_rows = (capacity + self.span - self.capacity) * self.num_rings
-        needed = num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
-        if self.is_once:
-            frames, slots = self.layout.frames, self._slots_for(num_rows)
-            needed += slots * (self.unit_bytes + 8)
-            if frames is None:
-                return needed + self.num_envs * self.layout.obs_bytes
-            needed += 4 * (num_rows + slots) + self.num_envs * frames.num_frames * frames.nbytes
-        return needed
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a table, with what is kept beside its rows at first."""
+        needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
+        if not self.is_once:
+            return needed
+        frames, slots = self.layout.frames, self.first_slots
+        needed += slots * (self.unit_bytes + 8)
+        if frames is None:
+            return needed + self.num_envs * self.layout.obs_bytes
+        num_back = 4 * (self.num_rows + slots)
+        return needed + num_back + self.num_envs * frames.num_frames * frames.nbytes
+
+    def resized(self, capacity: int) -> Plan:
+        """The same of another capacity."""
+        return replace(self, capacity=capacity, span=self.span - self.capacity + capacity)
 
 
 def plan_replay(

@@ -29,6 +29,7 @@ from buffers.core.sequences import (
 )
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.plan import Plan
 from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
 from buffers.replay.table import Table
 
@@ -40,9 +41,10 @@ _ENV_BYTES = 8 * 4  # tails, candidates, reaches, following steps
 _STEPS, _NEXTS = "sequence_steps", "sequence_following"
 
 
-def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
+def sequence_bytes(plan: Plan) -> int:
     """Bytes a `SequenceIndex` takes."""
-    return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 16 * num_rings
+    rows, rings = plan.num_rows, plan.num_rings
+    return 12 * rows + 8 * sum(level_sizes(rows)) + _ENV_BYTES * plan.num_envs + 16 * rings
 
 
 class Live(NamedTuple):
