@@ -113,23 +113,20 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
+    if isinstance(given, torch.Tensor):
+        check_place(name, given, device)
     try:
         if not isinstance(given, torch.Tensor):
             return np.asarray(given)
-        if not given.is_cpu:
-            check_place(name, given, device)
-            given = given.cpu()
-        # Most need no detached one, which takes as long as the rest.
-        is_plain = type(given) is torch.Tensor and not given.requires_grad
-        tensor = given if is_plain else given.detach()
-        array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    except BufferMisuseError:
-        raise
+        tensor = given.detach().cpu()
+        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BufferMisuseError(
-            f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
-        ) from None
-    return array
+        raise _no_array(name, given, error) from None
+
+
+def _no_array(name: str, given: Any, error: Exception) -> BufferMisuseError:
+    kind = type(given).__name__
+    return BufferMisuseError(f"{name} must be a tensor or an array, got {kind}: {error}")
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
@@ -139,20 +136,16 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         BufferMisuseError: It is none and no array that can be made one.
     """
     if isinstance(given, torch.Tensor):
-        tensor = given.detach()
-        return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+        return given.detach().as_subclass(torch.Tensor)
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
-    if not (array.dtype.isnative and array.flags.writeable and array.flags.aligned) or any(
-        stride < 0 for stride in array.strides
-    ):
-        array = np.array(array, array.dtype.newbyteorder("="))
+    flags = array.flags
+    if not (array.dtype.isnative and flags.writeable and flags.aligned and flags.c_contiguous):
+        array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BufferMisuseError(
-            f"{name} must be a tensor or an array, got {type(given).__name__}: {error}"
-        ) from None
+        raise _no_array(name, given, error) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
@@ -242,12 +235,10 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     tensor = as_tensor(name, given)
     if tuple(tensor.shape) != tuple(shape):
         raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if tensor.dtype is dtype:
-        return tensor
     if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
         return read_flags(name, tensor)
-    fits = torch.can_cast(tensor.dtype, dtype)
-    if fits and not dtype.is_floating_point:  # integers: none may change
+    fits = tensor.dtype is dtype or torch.can_cast(tensor.dtype, dtype)
+    if fits and tensor.dtype is not dtype and not dtype.is_floating_point:  # none may change
         own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
         fits = _holds_values(own, tensor.cpu().numpy())
     if not fits:
@@ -261,13 +252,11 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
     if array.dtype == dtype:  # asking NumPy takes 1.4 us
         return True
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        if array.dtype.kind not in "iu" or dtype.kind not in "iu":
-            return False
-        return bool((array >= 0).all() and (array.astype(dtype) == array).all())
-    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
-        return bool((array.astype(dtype) == array).all())
-    return True
+    if dtype.kind not in "iu" or array.dtype.kind not in "iu":
+        rule: Any = "safe" if dtype.kind in "iu" else "same_kind"
+        return np.can_cast(array.dtype, dtype, rule)
+    cast = array.astype(dtype)
+    return bool(((cast == array) & ((cast >= 0) == (array >= 0))).all())
 
 
 def read_flags(name: str, given: Any) -> Any:
@@ -289,11 +278,7 @@ def read_flags(name: str, given: Any) -> Any:
 
 
 def _count_rows(rewards: Any) -> int:
-    """Length of `rewards`, which tells that of the other columns.
-
-    Raises:
-        BufferMisuseError: They are no single axis.
-    """
+    """Length of `rewards`, which tells that of the other columns and has to be a single axis."""
     read = rewards if isinstance(rewards, torch.Tensor) else as_array("rewards", rewards)
     shape = tuple(read.shape)
     if len(shape) != 1:
@@ -451,11 +436,10 @@ def read_nest(
     Raises:
         BufferMisuseError: Structure, shape or dtype does not fit.
     """
+    values = zip(leaves, tree_leaves(space, given, name), strict=True)
     return [
-        read_array(
-            name + leaf.path.removeprefix("obs"), value, (count, *leaf.shape), leaf.dtype, device
-        )
-        for leaf, value in zip(leaves, tree_leaves(space, given, name), strict=True)
+        read_array(name + path.removeprefix("obs"), value, (count, *shape), dtype, device)
+        for (path, shape, dtype, *_), value in values
     ]
 
 
@@ -633,48 +617,39 @@ def read_episode(
     count = _count_rows(episode["rewards"])
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")
+
+    def read(name: str, path: str, value: Any, length: int) -> np.ndarray:
+        _, shape, dtype, _ = layout.fields[path]
+        return _stored(read_array(name, value, (length, *shape), dtype, device), dtype)
+
+    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
+        leaves = tree_leaves(layout.observation_space, episode[name], name)
+        named = zip(layout.obs, leaves, strict=True)
+        return {p: read(name + p.removeprefix("obs"), p, leaf, length) for p, leaf in named}
+
     has_next = "next_obs" in episode
-    obs = _read_obs("obs", episode["obs"], layout, count if has_next else count + 1, device)
+    obs = read_obs("obs", count if has_next else count + 1)
     last = {path: array[-1:] for path, array in obs.items()}
     if has_next:
-        following = _read_obs("next_obs", episode["next_obs"], layout, count, device)
+        following = read_obs("next_obs", count)
         for path, array in obs.items():
-            _check_successors(path, array, following[f"next_{path}"])
-            last[path] = following[f"next_{path}"][-1:]
-    names = [n for n in ("actions", "rewards", *layout.extras, *flags) if n in episode]
-    others = _read_fields(names, episode, layout, count, device)
-    if "terminations" in episode or "truncations" in episode:
-        for name in _FLAGS:
-            if name not in others:
-                others[name] = np.zeros(count, np.bool_)
-        over = (others["terminations"] | others["truncations"])[:-1]
-        if over.any():
-            raise BufferMisuseError(
-                f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
-                "there, or use the column boundaries for what does not end an episode"
-            )
-    else:
-        others["terminations"] = np.zeros(count, np.bool_)
-        others["truncations"] = np.zeros(count, np.bool_)
-        others["truncations"][-1] = True
-    if "boundaries" not in others:
-        others["boundaries"] = np.zeros(count, np.bool_)
-    return {**{path: array[:count] for path, array in obs.items()}, **others}, last, count
-
-
-def _read_obs(
-    name: str, given: Any, layout: RowLayout, count: int, device: torch.device
-) -> dict[str, np.ndarray]:
-    """Observations by path; that of next_obs begins with "next_"."""
-    if layout.frames is not None:
-        return {name: _read_frames(name, given, layout.frames, count, device)}
-    leaves = [layout.fields[path] for path in layout.obs]
-    arrays = read_nest(name, given, layout.observation_space, leaves, count, device)
-    prefix = name.removesuffix("obs")
-    return {
-        prefix + leaf.path: _stored(array, leaf.dtype)
-        for leaf, array in zip(leaves, arrays, strict=True)
-    }
+            _check_successors(path, array, following[path])
+            last[path] = following[path][-1:]
+    names = ("actions", "rewards", *layout.extras, *flags)
+    found = {n: read(n, n, episode[n], count) for n in names if n in episode}
+    check_rewards(found["rewards"])
+    has_flags = "terminations" in found or "truncations" in found
+    for name in flags:
+        found.setdefault(name, np.zeros(count, np.bool_))
+    if not has_flags:
+        found["truncations"][-1] = True
+    over = (found["terminations"] | found["truncations"])[:-1]
+    if over.any():
+        raise BufferMisuseError(
+            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
+            "there, or use the column boundaries for what does not end an episode"
+        )
+    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
 
 
 def _read_frames(
@@ -696,23 +671,6 @@ def _read_frames(
     if is_stack:
         return _stored(frames.split(array), frames.dtype)
     return _stored(array.reshape((count, 1, *frames.shape)), frames.dtype)
-
-
-def _read_fields(
-    names: Sequence[str],
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    count: int,
-    device: torch.device,
-) -> dict[str, np.ndarray]:
-    """Fields of rows by name, rewards among them."""
-    arrays = {}
-    for name in names:
-        _, shape, dtype, _ = layout.fields[name]
-        array = read_array(name, columns[name], (count, *shape), dtype, device)
-        arrays[name] = _stored(array, dtype)
-    check_rewards(arrays["rewards"])
-    return arrays
 
 
 def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

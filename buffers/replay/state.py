@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from gymnasium import Space
 
 from buffers.core.arguments import resolve_device
 from buffers.core.checkpoint import read_state
@@ -43,9 +44,9 @@ __all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
 STATE_VERSION = 4
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_PLAIN = frozenset((
+_SAVED = frozenset((
     "num_envs", "n_step", "gamma", "store_next", "track_env", "track_episodes", "over", "device",
-    "staged",
+    "staged", "frame_stack", "extra_columns",
 ))  # fmt: skip
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
@@ -169,14 +170,11 @@ class TableState(SavedBuffer):
         if self._folder is not None:
             return None
         _, (capacity, *spaces), options = self._made_by
-        made = {name: _plain(options[name]) for name in sorted(_PLAIN & options.keys())}
-        frames, extras = options.get("frame_stack"), options.get("extra_columns")
-        if frames is not None:
-            stack = frames if isinstance(frames, FrameStack) else FrameStack(frames)
-            made["frame_stack"] = {name: _plain(value) for name, value in asdict(stack).items()}
-        if extras is not None:
-            made["extra_columns"] = {name: describe_space(extras[name]) for name in extras}
-        return {"capacity": int(capacity), "spaces": [*map(describe_space, spaces)], **made}
+        given = {name: options[name] for name in sorted(_SAVED & options.keys())}
+        if isinstance(given.get("frame_stack"), int | np.integer):
+            given["frame_stack"] = FrameStack(given["frame_stack"])
+        made = {name: _plain(value) for name, value in given.items() if value is not None}
+        return {"capacity": int(capacity), "spaces": _plain(spaces), **made}
 
     @classmethod
     def from_file(
@@ -223,7 +221,15 @@ class TableState(SavedBuffer):
 
 
 def _plain(value: Any) -> Any:
-    """A number as Python's, a device as its name; all else as it is."""
+    """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
+    if isinstance(value, Space):
+        return describe_space(value)
+    if isinstance(value, FrameStack):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
     if isinstance(value, torch.device):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -231,21 +237,15 @@ def _plain(value: Any) -> Any:
 
 def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) -> dict[str, Any]:
     """Arguments of a constructor, from a file; raise one of _MALFORMED if they are none."""
-    observation_space, action_space = map(space_of, made["spaces"])
-    found: dict[str, Any] = {name: made[name] for name in _PLAIN & made.keys()}
-    if "frame_stack" in made:
-        found["frame_stack"] = FrameStack(**made["frame_stack"])
-    if "extra_columns" in made:
-        extras = made["extra_columns"].items()
+    found: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
+    if "frame_stack" in found:
+        found["frame_stack"] = FrameStack(**found["frame_stack"])
+    if "extra_columns" in found:
+        extras = found["extra_columns"].items()
         found["extra_columns"] = {name: space_of(described) for name, described in extras}
-    if device is not None:
-        found["device"] = device
-    return {
-        "capacity": made["capacity"],
-        "observation_space": observation_space,
-        "action_space": action_space,
-        **found,
-    }
+    found |= {} if device is None else {"device": device}
+    found["observation_space"], found["action_space"] = map(space_of, made["spaces"])
+    return {"capacity": made["capacity"], **found}
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
