@@ -22,7 +22,6 @@ from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.rows import row_views
-from buffers.core.sequences import read_sequences
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
     Block,
@@ -85,7 +84,7 @@ class TableState(SavedBuffer):
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raise BufferMisuseError unless the arrays of a state fit."""
         if self._sequences is not None:
-            self._sequences.check(state, read_sequences, has_priorities=self._has_weights)
+            self._sequences.check(state)
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over arrays that were checked; the table was taken over before."""
