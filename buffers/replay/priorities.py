@@ -24,7 +24,6 @@ __all__ = [
     "DeviceValues",
     "SumTree",
     "level_sizes",
-    "nodes_of",
     "sum_node",
     "values_fit",
 ]
@@ -126,15 +125,12 @@ class DeviceValues:
     def __init__(self, capacity: int, device: torch.device):
         self._capacity = capacity
         with torch.inference_mode(False):  # what is made in it can't be changed outside
-            self._allocate(capacity, device)
-
-    def _allocate(self, capacity: int, device: torch.device) -> None:
-        # The last takes what is refused: the others are written without looking at it.
-        self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+            # The last takes what is refused: the others are written without looking at it.
+            self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+            self.largest = torch.ones((), dtype=torch.float64, device=device)
+            self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
+            exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.leaves = self._written[:-1]
-        self.largest = torch.ones((), dtype=torch.float64, device=device)
-        self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
-        exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.alpha, self.beta, self.bound = exponents.unbind(0)
 
     @property
@@ -219,19 +215,12 @@ class DeviceValues:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def sum_node(rows, r):
-    """Sum of row r of float64 (R, 16); written out so that it becomes vector additions."""
-    a = (rows[r, 0] + rows[r, 4]) + (rows[r, 8] + rows[r, 12])
-    b = (rows[r, 1] + rows[r, 5]) + (rows[r, 9] + rows[r, 13])
-    c = (rows[r, 2] + rows[r, 6]) + (rows[r, 10] + rows[r, 14])
-    d = (rows[r, 3] + rows[r, 7]) + (rows[r, 11] + rows[r, 15])
+def sum_node(tree, begin):
+    """Sum of the sixteen values from `begin` on, in four parts, which a processor adds at once."""
+    a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+    for k in range(begin + 4, begin + 16, 4):
+        a, b, c, d = a + tree[k], b + tree[k + 1], c + tree[k + 2], d + tree[k + 3]
     return (a + b) + (c + d)
-
-
-@njit(nogil=True, cache=True)
-def nodes_of(tree):
-    """The tree as rows of sixteen children; its last word, the sum of all, is in none."""
-    return tree[: tree.shape[0] - 1].reshape(-1, 16)
 
 
 @njit(cache=True)
@@ -241,7 +230,7 @@ def set_leaves(tree, starts, leaves, values, nodes):
     nodes int64 (K,) is scratch memory. What does not change costs nothing further up, and
     neighbours with the same parent refresh it once, so sorted leaves are quickest.
     """
-    rows, count = nodes_of(tree), 0
+    count = 0
     for i in range(leaves.shape[0]):
         leaf = leaves[i]
         if tree[leaf] != values[i]:
@@ -249,35 +238,16 @@ def set_leaves(tree, starts, leaves, values, nodes):
             nodes[count] = leaf
             count += 1
     for level in range(1, starts.shape[0]):
-        below, here = starts[level - 1] >> 4, starts[level]
+        below, here = starts[level - 1], starts[level]
         kept, before = 0, -1
         for i in range(count):
             node = nodes[i] >> 4
             if node != before:
-                tree[here + node] = sum_node(rows, below + node)
+                tree[here + node] = sum_node(tree, below + 16 * node)
                 nodes[kept] = node
                 kept += 1
                 before = node
         count = kept
-
-
-@njit(nogil=True, cache=True, inline="always")
-def sum_four(tree, begin):
-    """Sum of four values."""
-    return (tree[begin] + tree[begin + 1]) + (tree[begin + 2] + tree[begin + 3])
-
-
-@njit(nogil=True, cache=True, inline="always")
-def choose(mass, a, b, c, d):
-    """Which of four values covers the point `mass` if they lie end to end, and where it begins.
-
-    Never one that is 0, even where rounding leads past the last that is not; one of them must be.
-    Sums of comparisons, as nobody can foresee which way branches would go.
-    """
-    chosen = int(mass >= a) + int(mass >= a + b) + int(mass >= (a + b) + c)
-    last = 3 if d > 0.0 else (2 if c > 0.0 else (1 if b > 0.0 else 0))
-    chosen = min(chosen, last)
-    return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
 
 
 @njit(cache=True)
@@ -296,18 +266,17 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
         masses[i] = (i + masses[i]) * share
         leaves[i] = 0
     for level in range(top - 1, -1, -1):
-        here = starts[level]
         for i in range(size):
-            begin = here + 16 * leaves[i]
-            a, b = sum_four(tree, begin), sum_four(tree, begin + 4)
-            c, d = sum_four(tree, begin + 8), sum_four(tree, begin + 12)
-            quarter, passed = choose(masses[i], a, b, c, d)
-            rest, begin = masses[i] - passed, begin + 4 * quarter
-            child, passed = choose(
-                rest, tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
-            )
-            masses[i] = rest - passed
-            leaves[i] = 16 * leaves[i] + 4 * quarter + child
+            begin, chosen, mass = starts[level] + 16 * leaves[i], 0, masses[i]
+            for child in range(16):
+                value = tree[begin + child]
+                if value > 0.0:  # the last of them, where rounding leads past all
+                    chosen = child
+                    if mass < value:
+                        break
+                    mass -= value
+            masses[i] = mass
+            leaves[i] = 16 * leaves[i] + chosen
             if level:  # the node that comes next, two lines
                 begin = 8 * (starts[level - 1] + 16 * leaves[i])
                 prefetch(tree, begin)

@@ -31,7 +31,7 @@ from buffers.core.sequences import (
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.plan import Plan
-from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
+from buffers.replay.priorities import SumTree, level_sizes, sum_node, values_fit
 from buffers.replay.table import Table
 
 __all__ = ["SequenceDraws", "SequenceIndex", "SequenceMemory", "sequence_bytes"]
@@ -386,10 +386,10 @@ class SequenceDraws:
 def set_leaf(tree, starts, leaf, value):
     """Write a value to a leaf and refresh the sums above."""
     tree[leaf] = value
-    rows, node = nodes_of(tree), leaf
+    node = leaf
     for level in range(1, starts.shape[0]):
         node = node >> 4
-        tree[starts[level] + node] = sum_node(rows, (starts[level - 1] >> 4) + node)
+        tree[starts[level] + node] = sum_node(tree, starts[level - 1] + 16 * node)
 
 
 @njit(cache=True)
