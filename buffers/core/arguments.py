@@ -453,10 +453,10 @@ class ColumnReader:
     def __init__(self, layout: RowLayout):
         fields, self._layout = layout.fields, layout
         self._is_flat, self._has_frames = layout.obs == ["obs"], layout.frames is not None
-        kinds = [] if self._has_frames else [(p, fields[p]) for p in layout.obs]
-        kinds += [(f"next_{path}", field) for path, field in kinds]
         self._others = ("actions", *_FLAGS, *layout.extras)
-        kinds += [(name, fields[name]) for name in self._others]
+        kinds = [(name, fields[name]) for name in self._others]
+        for prefix in () if self._has_frames else ("", "next_"):
+            kinds += [(prefix + path, fields[path]) for path in layout.obs]
         self._fields = [(path, f.shape, np.dtype(f.dtype.str)) for path, f in kinds]
         self._names = {*_COLUMNS, *layout.extras}
         self._count, self._expected = -1, self._fields
@@ -476,24 +476,31 @@ class ColumnReader:
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit.
         """
-        if columns.keys() != self._names:
+        if len(columns) != len(self._names):
             self._check_names(columns, optional)
-        obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
+        try:
+            obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
+            leaves = [columns[name] for name in self._others]
+        except KeyError:
+            self._check_names(columns, optional)
+            raise
         if obs is None or following is None or rewards is None:
             self._check_names(columns, optional)
-        rewards = _read_rewards(rewards, device)
+        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
+        # does not warn of sums that are not.
+        is_plain = rewards.__class__ is np.ndarray and rewards.dtype in _FLOATS
+        if not (is_plain and rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL):
+            rewards = _read_rewards(rewards, device)
         count, found = len(rewards), {"rewards": rewards}
         if self._has_frames:
             frames: Any = self._layout.frames
             for name in ("obs", "next_obs"):
                 found[name] = _read_frames(name, columns[name], frames, count, device)
-            leaves = []
         elif self._is_flat:
-            leaves = [obs, following]
+            leaves += [obs, following]
         else:
             space = self._layout.observation_space
-            leaves = [*tree_leaves(space, obs, "obs"), *tree_leaves(space, following, "next_obs")]
-        leaves += [columns[name] for name in self._others]
+            leaves += tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
         if count != self._count:  # most adds are of as many rows as the one before
             self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
             self._count = count
@@ -532,6 +539,8 @@ class ColumnReader:
         """
         arrays = self.read(columns, device)
         count = len(arrays["rewards"])
+        if env_ids is None and valid is None and not (num_envs and count % num_envs):
+            return arrays, _NO_IDS, None, None
         ids = read_row_ids(env_ids, count, num_envs, device)
         if valid is None:
             return arrays, ids, None, None
@@ -562,12 +571,8 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
         count = _count_rows(given)
         rewards = read_array("rewards", given, (count,), _FLOATS[0], device)
         rewards = _stored(rewards, _FLOATS[0])
-    elif rewards.ndim != 1:
-        _count_rows(rewards)
-    # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot` does
-    # not warn of sums that are not.
-    if not np.vdot(rewards, rewards) < _SMALL:
-        check_rewards(rewards)
+    _count_rows(rewards)
+    check_rewards(rewards)
     return rewards
 
 

@@ -273,8 +273,10 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._guard.settle()
         columns = {
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
-            "terminations": terminations, "truncations": truncations, **extras,
+            "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
+        if extras:
+            columns.update(extras)
         if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):

@@ -533,8 +533,10 @@ class ReplayWriter:
         """
         columns = {
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
-            "terminations": terminations, "truncations": truncations, **extras,
+            "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
+        if extras:
+            columns.update(extras)
         self.open()
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table

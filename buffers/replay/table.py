@@ -108,6 +108,7 @@ class Table:
         if not is_staged:
             self._pages = self.rows.numpy()
             self.columns = row_views(self.words.numpy(), fields)
+            self._written = {p: column for p, column in self.columns.items() if p != "link"}
             self._items = _items_of(self.words.numpy(), fields)
         self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
         self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
@@ -307,7 +308,8 @@ class Table:
         self._write(arrays, rows)
         self._order()
         counts[1] = end
-        self.push()
+        if self.is_staged:
+            self.push()
 
     def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
         return env_ids if len(env_ids) else np.arange(count) % self.plan.num_envs
@@ -355,7 +357,7 @@ class Table:
         """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them; no links."""
         if not self.is_staged:
             is_many = len(arrays["rewards"]) >= _MANY
-            write_columns(self._items if is_many else self.columns, arrays, rows)
+            write_columns(self._items if is_many else self._written, arrays, rows)
             return
         assert isinstance(rows, np.ndarray)
         where = torch.from_numpy(rows).to(self.device)
@@ -399,11 +401,11 @@ class Table:
 
 
 def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
-    """Columns of rows int64 (K, words), an item of several numbers being one of bytes.
+    """Columns of rows int64 (K, words) but links, an item of several numbers being one of bytes.
 
     NumPy copies such an item by one call, in two thirds of the time that its numbers take.
     """
-    found = row_views(words, fields)
+    found = row_views(words, {path: fields[path] for path in fields if path != "link"})
     for path, field in fields.items():
         if field.shape and field.nbytes:
             kind, strides = np.dtype((np.void, field.nbytes)), words.strides[:1]
@@ -414,10 +416,8 @@ def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.nd
 def write_columns(
     columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice
 ) -> None:
-    """Write arrays (K, ...) by path into rows, int64 (K,) or a slice, of columns; not links."""
+    """Write arrays (K, ...) by path into rows, int64 (K,) or a slice, of columns."""
     for path, column in columns.items():
-        if path == "link":
-            continue
         array = arrays[path]
         if array.ndim > column.ndim:  # one of `_items_of`
             array = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)[:, 0]
