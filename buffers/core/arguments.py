@@ -452,10 +452,10 @@ class ColumnReader:
 
     def __init__(self, layout: RowLayout):
         fields, self._layout = layout.fields, layout
-        self._is_flat, self._has_frames = layout.obs == ["obs"], layout.frames is not None
+        self._is_flat = layout.obs == ["obs"]
         self._others = ("actions", *_FLAGS, *layout.extras)
         kinds = [(name, fields[name]) for name in self._others]
-        for prefix in () if self._has_frames else ("", "next_"):
+        for prefix in ("", "next_") if layout.frames is None else ():
             kinds += [(prefix + path, fields[path]) for path in layout.obs]
         self._fields = [(path, f.shape, np.dtype(f.dtype.str)) for path, f in kinds]
         self._names = {*_COLUMNS, *layout.extras}
@@ -476,31 +476,15 @@ class ColumnReader:
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit.
         """
-        if len(columns) != len(self._names):
-            self._check_names(columns, optional)
-        try:
-            obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
-            leaves = [columns[name] for name in self._others]
-        except KeyError:
-            self._check_names(columns, optional)
-            raise
-        if obs is None or following is None or rewards is None:
-            self._check_names(columns, optional)
+        rewards, leaves = self._flatten(columns, optional)
         # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
         # does not warn of sums that are not.
         is_plain = rewards.__class__ is np.ndarray and rewards.dtype in _FLOATS
         if not (is_plain and rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL):
             rewards = _read_rewards(rewards, device)
-        count, found = len(rewards), {"rewards": rewards}
-        if self._has_frames:
-            frames: Any = self._layout.frames
-            for name in ("obs", "next_obs"):
-                found[name] = _read_frames(name, columns[name], frames, count, device)
-        elif self._is_flat:
-            leaves += [obs, following]
-        else:
-            space = self._layout.observation_space
-            leaves += tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
+        count, found, frames = len(rewards), {"rewards": rewards}, self._layout.frames
+        for name in () if frames is None else ("obs", "next_obs"):
+            found[name] = _read_frames(name, columns[name], frames, count, device)
         if count != self._count:  # most adds are of as many rows as the one before
             self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
             self._count = count
@@ -516,6 +500,25 @@ class ColumnReader:
             array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
             found[name] = _stored(array, field.dtype)
         return found
+
+    def _flatten(self, columns: Mapping[str, Any], optional: Set[str]) -> tuple[Any, list[Any]]:
+        """Rewards, and what is given for each of the other fields."""
+        try:
+            obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
+            leaves = [columns[name] for name in self._others]
+        except KeyError:
+            obs = following = rewards = None
+            leaves: list[Any] = []
+        is_whole = len(columns) == len(self._names)
+        if not is_whole or obs is None or following is None or rewards is None:
+            self._check_names(columns, optional)
+        if self._layout.frames is not None:
+            return rewards, leaves
+        if self._is_flat:
+            return rewards, [*leaves, obs, following]
+        space = self._layout.observation_space
+        nests = tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
+        return rewards, leaves + nests
 
     def _check_names(self, columns: Mapping[str, Any], optional: Set[str]) -> None:
         given = {name: column for name, column in columns.items() if column is not None}

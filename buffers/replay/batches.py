@@ -27,8 +27,8 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
 from buffers.core.memory import allocation, check_fits
 from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.replay.draws import find_windows, find_windows_there, lead_back
 from buffers.replay.table import Table
-from buffers.replay.walks import find_windows, find_windows_there, lead_back
 
 __all__ = ["Reader", "ReplayBatch", "views_of"]
 

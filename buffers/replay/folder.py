@@ -42,7 +42,6 @@ _MAX_HEADER_BYTES = 1 << 23
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_locked: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
 class Place(NamedTuple):
@@ -161,7 +160,6 @@ class Folder:
             raise PermissionError(13, message, str(path))
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
-        _locked.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[union-attr]
         except OSError:
@@ -340,17 +338,6 @@ class Folder:
                 self.flush()
                 self._unlock()
             self._is_closed = True
-
-
-def _release_in_child() -> None:
-    """Let a forked process, which may not write, hold no lock of its parent."""
-    for folder in _locked:
-        with open(os.devnull) as nothing:  # in the place of the file, which is closed later
-            os.dup2(nothing.fileno(), folder._lock, inheritable=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _boot_id() -> str:

@@ -198,21 +198,18 @@ class MultiprocessReplayBuffer:
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for; batches not included."""
-        return {
-            "rows": self._memory.rows.nbytes,
-            "state": shared_bytes(self._plan) - self._memory.rows.nbytes,
-        }
+        rows = self._memory.rows.nbytes
+        return {"rows": rows, "state": self.nbytes - rows}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(self.memory().values())
+        return shared_bytes(self._plan)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self)} of {self.capacity} transitions, "
-            f"{sum(map(bool, self.writer_pids))} of {self.num_writers} writers)"
-        )
+        writers = sum(map(bool, self.writer_pids))
+        held = f"{len(self)} of {self.capacity} transitions"
+        return f"{type(self).__name__}({held}, {writers} of {self.num_writers} writers)"
 
     # Writers
 

@@ -34,8 +34,7 @@ from buffers.core.state import (
     name_fields,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.frames import FrameStack
-from buffers.replay.plan import Plan, own_settings
+from buffers.replay.plan import FrameStack, Plan, own_settings
 from buffers.replay.table import Table
 
 __all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
