@@ -35,15 +35,9 @@ def draw(
     rows: torch.Tensor,
     count: int,
 ) -> None:
-    """Draw rows.
+    """Draw rows int64 (B,) of rings that have `span` each.
 
-    Args:
-        kind: See `Draw`.
-        begin, end: See above.
-        span: Rows of a ring.
-        generator: Of the device.
-        rows: int64 (B,).
-        count: Transitions there are, where `kind` is "distinct"; 0 if only the device knows.
+    `count` is the number of transitions where they are to be distinct; 0 if only the device knows.
     """
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
@@ -180,13 +174,8 @@ def find_windows_there(
 ) -> torch.Tensor:
     """The same on a device, whose rows were all written before; return the last rows int64 (B,).
 
-    Args:
-        columns: Views (num_rows,) of rewards, link and flags.
-        rows: int64 (B,), first rows.
-        num_steps: Longest window.
-        gamma: Discount per step.
-        sums: float32 (B,), written.
-        discounts: float32 (B,), written.
+    Columns are views (num_rows,) of rewards, link and flags, by name; rows int64 (B,) are the first
+    ones; sums and discounts float32 (B,) are written.
     """
     num_rows, factor = len(columns["link"]), 1.0
     total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
@@ -210,12 +199,9 @@ def find_windows_there(
 
 
 def lead_back(back: torch.Tensor, units: torch.Tensor, older: torch.Tensor) -> None:
-    """Find the frames of stacks before the newest.
+    """Write units int64 (F - 1, B), the oldest first, of frames before the newest ones (B,).
 
-    Args:
-        back: int32 (num_rows + P,), see `once`.
-        units: int64 (B,), the newest frame of each.
-        older: int64 (F - 1, B), written, the oldest first.
+    `back` int32 (num_rows + P,) is that of `once`.
     """
     for frame in range(len(older) - 1, -1, -1):
         units = torch.index_select(back, 0, units)

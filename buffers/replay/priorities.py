@@ -94,11 +94,8 @@ class SumTree:
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
-        Args:
-            points: float64 (B,), random numbers from 0 to below 1; overwritten.
-            leaves: int64 (B,), written.
-            weights: float32 (B,), written.
-            beta: Exponent.
+        points float64 (B,) are random numbers from 0 to below 1, and overwritten; leaves int64 (B,)
+        and weights float32 (B,) are written.
         """
         draw_leaves(*self.arrays, leaves, points, weights)
         np.power(weights, np.float32(beta), out=weights)
@@ -117,9 +114,8 @@ class DeviceValues:
         leaves: float64 (capacity,) on the device, view; read only.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or too large.
-        alpha, beta: float64 (), exponents of values and weights. These two and the next are on
-            the device, so that a captured CUDA graph reads them anew.
-        bound: float64 (), the largest priority that is taken.
+        alpha, beta, bound: float64 (), exponents of values and weights, and the largest priority
+            that is taken: on the device, so that a captured CUDA graph reads them anew.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -161,13 +157,10 @@ class DeviceValues:
         priorities: torch.Tensor,
         live: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Give priorities to leaves; those not in 0 .. bound are left out and counted.
+        """Give priorities float (K,) to leaves int (K,), equal ones to equal leaves.
 
-        Args:
-            leaves: int (K,), on the device; those not in use are left out and counted too. Equal
-                ones should have equal priorities.
-            priorities: float (K,), on the device.
-            live: int64 (1,) each, the first number in use, and the one behind the last.
+        Those not in 0 .. bound are left out and counted, and so are leaves not in use: `live` has
+        the first number that is, and the one behind the last, int64 (1,) each.
         """
         if not len(leaves):
             return
@@ -189,14 +182,7 @@ class DeviceValues:
         weights: torch.Tensor,
         beta: float | None,
     ) -> None:
-        """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
-
-        Args:
-            generator: On the device.
-            leaves: int64 (B,), written.
-            weights: float32 (B,), written.
-            beta: Exponent; None stands for the one on the device.
-        """
+        """As `SumTree.draw`, by a generator of the device; None stands for the beta on it."""
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = self.leaves.cumsum(0)
@@ -252,13 +238,10 @@ def set_leaves(tree, starts, leaves, values, nodes):
 
 @njit(cache=True)
 def draw_leaves(tree, starts, leaves, masses, ratios):
-    """Draw leaves with probability proportional to their values, one from each B-th of the sum.
+    """Draw leaves int64 (B,) by their values, one from each B-th of the sum, which is positive.
 
-    Args:
-        tree, starts: See above; the sum must be positive.
-        leaves: int64 (B,), written; leaves with value 0 are never drawn.
-        masses: float64 (B,), random numbers from 0 to below 1; overwritten.
-        ratios: float32 (B,), written: the smallest value drawn over the value drawn.
+    masses float64 (B,) are random numbers from 0 to below 1, and overwritten. Leaves with value 0
+    are never drawn. ratios float32 (B,) become the smallest value drawn over the value drawn.
     """
     size, top = leaves.shape[0], starts.shape[0] - 1
     share = tree[starts[top]] / size

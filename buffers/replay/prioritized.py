@@ -192,9 +192,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         first = self._live()[1]
         super()._store(arrays, ids, stops, cuts)
         if is_captured and self._sums is not None:  # only the device knows which rows are new else
-            span, end = self._table.plan.span, self._live()[1]
-            rows = np.arange(max(first, end - span), end) % span
-            self._sums.insert_rows(torch.from_numpy(rows).to(self.device))
+            self._sums.set_numbers(first, self._live()[1], self._sums.new_value())
         else:
             self._insert_new()
 
@@ -207,14 +205,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return
         begin, end = self._live()
         known, until = self._known
-        if (begin, end) == (known, until):
+        if (begin, end) == self._known:
             return
         sums: Any = self._sums if self._tree is None else self._tree
-        first = max(begin, until)
         if end - begin < self._table.plan.span:  # those that left are not all overwritten
             sums.set_numbers(known, min(begin, until), 0.0)
         value = self._largest[0] ** self.alpha if self._sums is None else self._sums.new_value()
-        sums.set_numbers(first, end, value)
+        sums.set_numbers(max(begin, until), end, value)
         self._known = begin, end
         self._note_numbers()
 
@@ -347,9 +344,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return rows, priorities
         given = as_tensor("priorities", priorities)
         if given.shape != rows.shape:
-            raise BufferMisuseError(
-                f"priorities has shape {tuple(given.shape)}, expected {tuple(rows.shape)}"
-            )
+            shape = tuple(given.shape)
+            raise BufferMisuseError(f"priorities has shape {shape}, expected {tuple(rows.shape)}")
         kept = now - drawn_at <= (rows - drawn_at) % span  # adds that leave a row alone
         return rows[kept], given[kept.to(given.device)]
 
@@ -372,7 +368,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
 
         Args:
-            batch_size: See there, like the next five, and `columns`.
+            batch_size: See there, like all but the last.
             sequence_length: L.
             burn_in: Number of steps that are not learned from.
             overlap: Number of steps shared with the next sequence.
