@@ -27,8 +27,8 @@ from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import PerEnvReplayBuffer, SharedReplayBuffer
-from buffers.replay.frames import FrameStack
 from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
+from buffers.replay.plan import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae

@@ -21,6 +21,7 @@ from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT",
+    "ColumnReader",
     "Transitions",
     "as_array",
     "as_tensor",
@@ -37,7 +38,6 @@ __all__ = [
     "read_row_ids",
     "read_steps",
     "read_tensor",
-    "read_transitions",
     "read_valid",
     "resolve_device",
     "tree_leaves",
@@ -48,11 +48,14 @@ MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is coun
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
-# K rows to store: arrays (K, ...) by path, as of `read_steps`; env ids int64 (K,), or (0,) for
+# K rows to store: arrays (K, ...) by path, as of `read`; env ids int64 (K,), or (0,) for
 # whole steps, or where envs are not told apart; bool (K,), rows after which their env is
 # interrupted; and int64 (C,), envs that are interrupted before their first row.
 Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_NO_IDS = np.zeros(0, np.int64)
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
@@ -110,23 +113,20 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
+    if isinstance(given, torch.Tensor):
+        check_place(name, given, device)
     try:
         if not isinstance(given, torch.Tensor):
             return np.asarray(given)
-        if not given.is_cpu:
-            check_place(name, given, device)
-            given = given.cpu()
-        # Most need no detached one, which takes as long as the rest.
-        is_plain = type(given) is torch.Tensor and not given.requires_grad
-        tensor = given if is_plain else given.detach()
-        array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    except BufferMisuseError:
-        raise
+        tensor = given.detach().cpu()
+        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BufferMisuseError(
-            f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
-        ) from None
-    return array
+        raise _no_array(name, given, error) from None
+
+
+def _no_array(name: str, given: Any, error: Exception) -> BufferMisuseError:
+    kind = type(given).__name__
+    return BufferMisuseError(f"{name} must be a tensor or an array, got {kind}: {error}")
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
@@ -136,20 +136,16 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         BufferMisuseError: It is none and no array that can be made one.
     """
     if isinstance(given, torch.Tensor):
-        tensor = given.detach()
-        return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+        return given.detach().as_subclass(torch.Tensor)
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
-    if not (array.dtype.isnative and array.flags.writeable and array.flags.aligned) or any(
-        stride < 0 for stride in array.strides
-    ):
-        array = np.array(array, array.dtype.newbyteorder("="))
+    flags = array.flags
+    if not (array.dtype.isnative and flags.writeable and flags.aligned and flags.c_contiguous):
+        array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BufferMisuseError(
-            f"{name} must be a tensor or an array, got {type(given).__name__}: {error}"
-        ) from None
+        raise _no_array(name, given, error) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
@@ -239,12 +235,10 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     tensor = as_tensor(name, given)
     if tuple(tensor.shape) != tuple(shape):
         raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if tensor.dtype is dtype:
-        return tensor
     if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
         return read_flags(name, tensor)
-    fits = torch.can_cast(tensor.dtype, dtype)
-    if fits and not dtype.is_floating_point:  # integers: none may change
+    fits = tensor.dtype is dtype or torch.can_cast(tensor.dtype, dtype)
+    if fits and tensor.dtype is not dtype and not dtype.is_floating_point:  # none may change
         own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
         fits = _holds_values(own, tensor.cpu().numpy())
     if not fits:
@@ -258,13 +252,11 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
     if array.dtype == dtype:  # asking NumPy takes 1.4 us
         return True
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        if array.dtype.kind not in "iu" or dtype.kind not in "iu":
-            return False
-        return bool((array >= 0).all() and (array.astype(dtype) == array).all())
-    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
-        return bool((array.astype(dtype) == array).all())
-    return True
+    if dtype.kind not in "iu" or array.dtype.kind not in "iu":
+        rule: Any = "safe" if dtype.kind in "iu" else "same_kind"
+        return np.can_cast(array.dtype, dtype, rule)
+    cast = array.astype(dtype)
+    return bool(((cast == array) & ((cast >= 0) == (array >= 0))).all())
 
 
 def read_flags(name: str, given: Any) -> Any:
@@ -286,11 +278,7 @@ def read_flags(name: str, given: Any) -> Any:
 
 
 def _count_rows(rewards: Any) -> int:
-    """Length of `rewards`, which tells that of the other columns.
-
-    Raises:
-        BufferMisuseError: They are no single axis.
-    """
+    """Length of `rewards`, which tells that of the other columns and has to be a single axis."""
     read = rewards if isinstance(rewards, torch.Tensor) else as_array("rewards", rewards)
     shape = tuple(read.shape)
     if len(shape) != 1:
@@ -333,31 +321,27 @@ def read_distinct_ids(
         return np.arange(num_envs)
     ids = as_array("env_ids", env_ids, device)
     if ids.dtype == _BOOL and ids.shape == (num_envs,):
-        return np.flatnonzero(ids.copy())  # which counts, and then lists: nobody else's, as below
+        return np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
             f"mask bool ({num_envs},)"
         )
-    ids = np.array(ids, np.int64)  # another thread may change those that were given
-    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or _has_twice(ids, num_envs)):
+    ids = np.array(ids, np.int64)
+    in_order = np.sort(ids)
+    if ids.size and (
+        in_order[0] < 0 or in_order[-1] >= num_envs or (in_order[1:] == in_order[:-1]).any()
+    ):
         raise BufferMisuseError(
             f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
         )
     return ids
 
 
-def _has_twice(ids: np.ndarray, bound: int) -> bool:
-    """Whether a number from 0 to below bound is there more than once."""
-    if bound > 1 << 20:  # memory for all would be too much
-        return np.unique(ids).size < ids.size
-    return bool(np.bincount(ids).max() > 1)
-
-
 def read_row_ids(
     env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
+    """Env ids int64 (K,), one per row; or (0,) where rows are whole steps, or nobody asks for ids.
 
     Args:
         env_ids: What the user gave; None for whole steps.
@@ -374,14 +358,16 @@ def read_row_ids(
                 f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
                 f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
             )
-        return np.zeros(0, np.int64)
+        return _NO_IDS
     ids = as_array("env_ids", env_ids, device)
     if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
         )
-    ids = np.array(ids, np.int64)  # another thread may change those that were given
-    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+    if not num_envs:
+        return _NO_IDS
+    ids = ids.astype(np.int64, copy=False)
+    if ids.size and ids.view(np.uint64).max() >= num_envs:  # negative ones, too
         wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
         raise BufferMisuseError(
             f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
@@ -450,12 +436,124 @@ def read_nest(
     Raises:
         BufferMisuseError: Structure, shape or dtype does not fit.
     """
+    values = zip(leaves, tree_leaves(space, given, name), strict=True)
     return [
-        read_array(
-            name + leaf.path.removeprefix("obs"), value, (count, *leaf.shape), leaf.dtype, device
-        )
-        for leaf, value in zip(leaves, tree_leaves(space, given, name), strict=True)
+        read_array(name + path.removeprefix("obs"), value, (count, *shape), dtype, device)
+        for (path, shape, dtype, *_), value in values
     ]
+
+
+class ColumnReader:
+    """Reads the columns of steps; arrays that are as they are stored take little asking.
+
+    Args:
+        layout: Of the rows that they go into.
+    """
+
+    def __init__(self, layout: RowLayout):
+        fields, self._layout = layout.fields, layout
+        self._is_flat = layout.obs == ["obs"]
+        self._others = ("actions", *_FLAGS, *layout.extras)
+        kinds = [(name, fields[name]) for name in self._others]
+        for prefix in ("", "next_") if layout.frames is None else ():
+            kinds += [(prefix + path, fields[path]) for path in layout.obs]
+        self._fields = [(path, f.shape, np.dtype(f.dtype.str)) for path, f in kinds]
+        self._names = {*_COLUMNS, *layout.extras}
+        self._count, self._expected = -1, self._fields
+
+    def read(
+        self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
+    ) -> dict[str, np.ndarray]:
+        """Steps as arrays (K, ...) by path, of the dtypes of the rows; rewards may be float64.
+
+        The leaves of next_obs are there too, also where the rows have none.
+
+        Args:
+            columns: From the user, by name; None for one that was not given.
+            device: Where tensors may lie besides the CPU.
+            optional: Further columns there may be.
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown or does not fit.
+        """
+        rewards, leaves = self._flatten(columns, optional)
+        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
+        # does not warn of sums that are not.
+        is_plain = rewards.__class__ is np.ndarray and rewards.dtype in _FLOATS
+        if not (is_plain and rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL):
+            rewards = _read_rewards(rewards, device)
+        count, found, frames = len(rewards), {"rewards": rewards}, self._layout.frames
+        for name in () if frames is None else ("obs", "next_obs"):
+            found[name] = _read_frames(name, columns[name], frames, count, device)
+        if count != self._count:  # most adds are of as many rows as the one before
+            self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
+            self._count = count
+        for value, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
+            if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
+                found[path] = value
+            elif value is None:
+                self._check_names(columns, optional)
+            else:
+                found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
+        for name in optional & columns.keys():
+            field = self._layout.fields[name]
+            array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
+            found[name] = _stored(array, field.dtype)
+        return found
+
+    def _flatten(self, columns: Mapping[str, Any], optional: Set[str]) -> tuple[Any, list[Any]]:
+        """Rewards, and what is given for each of the other fields."""
+        try:
+            obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
+            leaves = [columns[name] for name in self._others]
+        except KeyError:
+            obs = following = rewards = None
+            leaves: list[Any] = []
+        is_whole = len(columns) == len(self._names)
+        if not is_whole or obs is None or following is None or rewards is None:
+            self._check_names(columns, optional)
+        if self._layout.frames is not None:
+            return rewards, leaves
+        if self._is_flat:
+            return rewards, [*leaves, obs, following]
+        space = self._layout.observation_space
+        nests = tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
+        return rewards, leaves + nests
+
+    def _check_names(self, columns: Mapping[str, Any], optional: Set[str]) -> None:
+        given = {name: column for name, column in columns.items() if column is not None}
+        _check_names(given, self._names, optional)
+
+    def read_transitions(
+        self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,
+        device: torch.device,
+    ) -> Transitions:  # fmt: skip
+        """Read what `add` of a ring takes, without the rows that are not valid.
+
+        Args:
+            columns: See `read`.
+            env_ids: See `read_row_ids`.
+            valid: See `read_valid`; None for all.
+            num_envs: Number of environments, 0 if the buffer does not tell them apart.
+            device: Where tensors may lie besides the CPU.
+
+        Raises:
+            BufferMisuseError: Something does not fit.
+        """
+        arrays = self.read(columns, device)
+        count = len(arrays["rewards"])
+        if env_ids is None and valid is None and not (num_envs and count % num_envs):
+            return arrays, _NO_IDS, None, None
+        ids = read_row_ids(env_ids, count, num_envs, device)
+        if valid is None:
+            return arrays, ids, None, None
+        is_valid = read_valid(valid, count, device)
+        arrays = {path: array[is_valid] for path, array in arrays.items()}
+        if not num_envs:
+            return arrays, ids, None, None
+        ids = ids if len(ids) else np.arange(count) % num_envs
+        stops, cuts = _find_gaps(ids, is_valid)
+        return arrays, ids[is_valid], stops[is_valid], cuts
 
 
 def read_steps(
@@ -464,63 +562,21 @@ def read_steps(
     device: torch.device,
     optional: Set[str] = frozenset(),
 ) -> dict[str, np.ndarray]:
-    """Steps of environments as arrays (K, ...) by path, C-contiguous, as they are stored.
-
-    The leaves of next_obs are there too, also where the rows have none.
-
-    Args:
-        columns: From the user, by name.
-        layout: Of the rows they go into.
-        device: Where tensors may lie besides the CPU.
-        optional: Further columns there may be.
-
-    Raises:
-        BufferMisuseError: A column is missing, unknown or does not fit.
-    """
-    _check_names(columns, {*_COLUMNS, *layout.extras}, optional)
-    count = _count_rows(columns["rewards"])
-    others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
-    return {
-        **_read_obs("obs", columns["obs"], layout, count, device),
-        **_read_obs("next_obs", columns["next_obs"], layout, count, device),
-        **_read_fields([n for n in others if n in columns], columns, layout, count, device),
-    }
+    """As `ColumnReader.read`, with rewards as they are stored."""
+    found = ColumnReader(layout).read(columns, device, optional)
+    return {**found, "rewards": _stored(found["rewards"], np.dtype(np.float32))}
 
 
-def read_transitions(
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    env_ids: Any,
-    valid: Any,
-    num_envs: int,
-    device: torch.device,
-) -> Transitions:
-    """Read what `add` of a ring takes, without the rows that are not valid.
-
-    Args:
-        columns: See `read_steps`.
-        layout: Of the rows.
-        env_ids: See `read_row_ids`.
-        valid: See `read_valid`; None for all.
-        num_envs: Number of environments, 0 if the buffer does not tell them apart.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Something does not fit.
-    """
-    arrays = read_steps(columns, layout, device)
-    count = len(arrays["rewards"])
-    ids = read_row_ids(env_ids, count, num_envs, device)
-    ids = ids if num_envs else ids[:0]
-    if valid is None:
-        return arrays, ids, None, None
-    is_valid = read_valid(valid, count, device)
-    arrays = {path: array[is_valid] for path, array in arrays.items()}
-    if not num_envs:
-        return arrays, ids, None, None
-    ids = ids if len(ids) else np.arange(count) % num_envs
-    stops, cuts = _find_gaps(ids, is_valid)
-    return arrays, ids[is_valid], stops[is_valid], cuts
+def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
+    """Rewards float32 or float64 (K,), finite as float32."""
+    rewards = given
+    if rewards.__class__ is not np.ndarray or rewards.dtype not in _FLOATS:
+        count = _count_rows(given)
+        rewards = read_array("rewards", given, (count,), _FLOATS[0], device)
+        rewards = _stored(rewards, _FLOATS[0])
+    _count_rows(rewards)
+    check_rewards(rewards)
+    return rewards
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -569,48 +625,39 @@ def read_episode(
     count = _count_rows(episode["rewards"])
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")
+
+    def read(name: str, path: str, value: Any, length: int) -> np.ndarray:
+        _, shape, dtype, _ = layout.fields[path]
+        return _stored(read_array(name, value, (length, *shape), dtype, device), dtype)
+
+    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
+        leaves = tree_leaves(layout.observation_space, episode[name], name)
+        named = zip(layout.obs, leaves, strict=True)
+        return {p: read(name + p.removeprefix("obs"), p, leaf, length) for p, leaf in named}
+
     has_next = "next_obs" in episode
-    obs = _read_obs("obs", episode["obs"], layout, count if has_next else count + 1, device)
+    obs = read_obs("obs", count if has_next else count + 1)
     last = {path: array[-1:] for path, array in obs.items()}
     if has_next:
-        following = _read_obs("next_obs", episode["next_obs"], layout, count, device)
+        following = read_obs("next_obs", count)
         for path, array in obs.items():
-            _check_successors(path, array, following[f"next_{path}"])
-            last[path] = following[f"next_{path}"][-1:]
-    names = [n for n in ("actions", "rewards", *layout.extras, *flags) if n in episode]
-    others = _read_fields(names, episode, layout, count, device)
-    if "terminations" in episode or "truncations" in episode:
-        for name in _FLAGS:
-            if name not in others:
-                others[name] = np.zeros(count, np.bool_)
-        over = (others["terminations"] | others["truncations"])[:-1]
-        if over.any():
-            raise BufferMisuseError(
-                f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
-                "there, or use the column boundaries for what does not end an episode"
-            )
-    else:
-        others["terminations"] = np.zeros(count, np.bool_)
-        others["truncations"] = np.zeros(count, np.bool_)
-        others["truncations"][-1] = True
-    if "boundaries" not in others:
-        others["boundaries"] = np.zeros(count, np.bool_)
-    return {**{path: array[:count] for path, array in obs.items()}, **others}, last, count
-
-
-def _read_obs(
-    name: str, given: Any, layout: RowLayout, count: int, device: torch.device
-) -> dict[str, np.ndarray]:
-    """Observations by path; that of next_obs begins with "next_"."""
-    if layout.frames is not None:
-        return {name: _read_frames(name, given, layout.frames, count, device)}
-    leaves = [layout.fields[path] for path in layout.obs]
-    arrays = read_nest(name, given, layout.observation_space, leaves, count, device)
-    prefix = name.removesuffix("obs")
-    return {
-        prefix + leaf.path: _stored(array, leaf.dtype)
-        for leaf, array in zip(leaves, arrays, strict=True)
-    }
+            _check_successors(path, array, following[path])
+            last[path] = following[path][-1:]
+    names = ("actions", "rewards", *layout.extras, *flags)
+    found = {n: read(n, n, episode[n], count) for n in names if n in episode}
+    check_rewards(found["rewards"])
+    has_flags = "terminations" in found or "truncations" in found
+    for name in flags:
+        found.setdefault(name, np.zeros(count, np.bool_))
+    if not has_flags:
+        found["truncations"][-1] = True
+    over = (found["terminations"] | found["truncations"])[:-1]
+    if over.any():
+        raise BufferMisuseError(
+            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
+            "there, or use the column boundaries for what does not end an episode"
+        )
+    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
 
 
 def _read_frames(
@@ -632,23 +679,6 @@ def _read_frames(
     if is_stack:
         return _stored(frames.split(array), frames.dtype)
     return _stored(array.reshape((count, 1, *frames.shape)), frames.dtype)
-
-
-def _read_fields(
-    names: Sequence[str],
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    count: int,
-    device: torch.device,
-) -> dict[str, np.ndarray]:
-    """Fields of rows by name, rewards among them."""
-    arrays = {}
-    for name in names:
-        _, shape, dtype, _ = layout.fields[name]
-        array = read_array(name, columns[name], (count, *shape), dtype, device)
-        arrays[name] = _stored(array, dtype)
-    check_rewards(arrays["rewards"])
-    return arrays
 
 
 def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import mmap
@@ -30,14 +31,10 @@ _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 # Of the control group a container runs in: limit, use, and what of the use is page cache the kernel
 # can drop at once; version 2, then version 1.
+_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 _GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (
-        Path("/sys/fs/cgroup/memory"),
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
+    (Path("/sys/fs/cgroup/memory"), *_V1),
 )
 
 
@@ -48,25 +45,14 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
-    known = _available_in_machine(), _available_in_groups()
-    return min((number for number in known if number is not None), default=None)
-
-
-def _available_in_machine() -> int | None:
-    try:
+    known = []
+    with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _available_in_groups() -> int | None:
-    """What the control groups of this process and all around them leave."""
-    known = [_available_in_group(*place) for place in _group_places()]
-    return min((number for number in known if number is not None), default=None)
+        known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]
+    for place in _group_places():
+        with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
+            known.append(_left_in_group(*place))
+    return min(known, default=None)
 
 
 def _group_places() -> Iterator[tuple[Path, str, str, str]]:
@@ -74,34 +60,26 @@ def _group_places() -> Iterator[tuple[Path, str, str, str]]:
 
     In a container the outermost is its own group, and the path below may be that of the host.
     """
-    try:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        lines = []
-    for root, *names in _GROUPS:
-        yield (root, *names)  # pyright: ignore[reportReturnType]
+    for root, limit, use, cache in _GROUPS:
+        yield root, limit, use, cache
         for line in lines:
             _, controllers, path = line.split(":", 2)
             if controllers == "" or "memory" in controllers.split(","):
                 own = root / path.lstrip("/")
                 for folder in (own, *own.parents):
                     if folder != root and folder.is_relative_to(root):
-                        yield (folder, *names)  # pyright: ignore[reportReturnType]
+                        yield folder, limit, use, cache
 
 
-def _available_in_group(
-    folder: Path, limit_name: str, use_name: str, cache_name: str
-) -> int | None:
-    try:
-        limit = (folder / limit_name).read_text().strip()
-        use = int((folder / use_name).read_text())
-        statistics = (folder / "memory.stat").read_text().split()
-    except (OSError, ValueError):
-        return None
-    if not limit.isdigit():
-        return None
+def _left_in_group(folder: Path, limit_name: str, use_name: str, cache_name: str) -> int:
+    limit = int((folder / limit_name).read_text())
+    use = int((folder / use_name).read_text())
+    statistics = (folder / "memory.stat").read_text().split()
     numbers = dict(zip(statistics[::2], statistics[1::2], strict=False))
-    return max(0, int(limit) - use + int(numbers.get(cache_name, 0)))
+    return max(0, limit - use + int(numbers.get(cache_name, 0)))
 
 
 def _free_for(needed: int, device: torch.device) -> int | None:
@@ -109,9 +87,7 @@ def _free_for(needed: int, device: torch.device) -> int | None:
 
     On the CPU looking reads a dozen files of the system, which takes about a millisecond.
     """
-    if device.type == "cpu" and needed <= _UNSEEN_BYTES:
-        return None
-    return free_bytes(device)
+    return None if device.type == "cpu" and needed <= _UNSEEN_BYTES else free_bytes(device)
 
 
 def check_fits(what: str, needed: int, device: torch.device, advice: str) -> None:
@@ -148,13 +124,10 @@ def check_room(
     free = _free_for(needed, device)
     if free is None or needed <= free:
         return
-    low, high = 0, capacity
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_for(middle) <= free else (low, middle)
+    fits = bisect.bisect_right(range(1, capacity), free, key=bytes_for)
     raise BufferMemoryError(
         f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-        f"{format_bytes(free)} are free" + (f"; a capacity of {low} would fit" if low else "")
+        f"{format_bytes(free)} are free" + (f"; a capacity of {fits} would fit" if fits else "")
     )
 
 
@@ -178,23 +151,16 @@ def allocation(
     except BufferMemoryError:
         raise
     except (MemoryError, OSError, RuntimeError) as error:
-        if not _is_lack_of_memory(error):
+        # What torch says on the CPU, and CUDA where pages can't be pinned.
+        told = "can't allocate memory", "CUDA error: out of memory"
+        is_lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
+        is_lack |= isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if not is_lack and not any(part in str(error) for part in told):
             raise
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, which the system refused: {error}; "
             f"{advice}, or raise the limits of the process (ulimit -v)"
         ) from error
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
-        return True
-    # What torch says on the CPU, and CUDA where pages can't be pinned.
-    return any(
-        told in str(error) for told in ("can't allocate memory", "CUDA error: out of memory")
-    )
 
 
 def format_bytes(number: int) -> str:
@@ -205,12 +171,8 @@ def format_bytes(number: int) -> str:
     """
     if number < 1024:
         return f"{number} bytes"
-    size = float(number)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} TiB"
+    power = min((number.bit_length() - 1) // 10, 4)
+    return f"{number / 1024**power:.1f} {' KMGT'[power]}iB"
 
 
 def zeroed_bytes(size: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -42,7 +41,6 @@ class Prefetch(Iterator[_B], Generic[_B]):
     of them.
 
     Args:
-        buffer: Held until `close`.
         draw: Draws a batch; called by the thread. Without `is_ordered` it is given a function that
             says whether to end, and asks it while it waits.
         generator: What it draws by.
@@ -70,16 +68,18 @@ class Prefetch(Iterator[_B], Generic[_B]):
         why: Callable[[], str] = lambda: "a draw ahead takes too long; is a disk gone?",
         is_ordered: bool = True,
     ):
-        self._depth = check_count("depth", depth, _MAX_DEPTH)
+        self._depth, self._timeout, self._why = (
+            check_count("depth", depth, _MAX_DEPTH),
+            timeout,
+            why,
+        )
         target = None if device is None else resolve_device(device)
         if guard.ahead is not None:
             raise BufferMisuseError(
                 "another prefetch of this buffer is open; close it first: two would draw in no "
                 "certain order"
             )
-        self._work = guard.ahead = _Work(
-            draw, generator, target, timeout, why, is_ordered=is_ordered
-        )
+        self._work = guard.ahead = _Work(draw, generator, target, is_ordered=is_ordered)
         # Also when nobody has it any more, and when Python ends.
         self._stop = weakref.finalize(self, _end, self._work, guard)
 
@@ -95,7 +95,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
                 error of the draw comes here, and the next call draws anew.
             TimeoutError: The draw takes longer than `timeout`.
         """
-        return self._work.take(self._depth)
+        return self._work.take(self._depth, self._timeout, self._why)
 
     def close(self) -> None:
         """End the thread, and drop what was drawn and not taken. Twice does no harm."""
@@ -105,12 +105,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
         """Itself; closed at the end of the block."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it."""
         self.close()
 
@@ -148,23 +143,20 @@ class _Work:
         draw: Callable[..., Any],
         generator: Callable[[], Any],
         device: torch.device | None,
-        timeout: float,
-        why: Callable[[], str],
         *,
         is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
-        self._timeout, self._why, self._is_ordered = timeout, why, is_ordered
-        self._thread, self._pid = 0, os.getpid()
+        self._is_ordered, self._pid = is_ordered, os.getpid()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch", self._note_thread)
         self._asked: collections.deque[concurrent.futures.Future] = collections.deque()
         self._after: np.ndarray | None = None  # where the generator stood after the last draw
-        self._is_closed, self._stream = False, None
+        self._thread, self._is_closed, self._stream = 0, False, None
 
     def _note_thread(self) -> None:
         self._thread = threading.get_ident()
 
-    def take(self, depth: int) -> Any:
+    def take(self, depth: int, timeout: float, why: Callable[[], str]) -> Any:
         """The oldest batch; asks for as many as are to be ahead then."""
         if self._is_closed or self._pid != os.getpid():
             raise BufferMisuseError(
@@ -174,12 +166,12 @@ class _Work:
             self._asked.append(self._pool.submit(self._run))
         first = self._asked[0]
         try:
-            batch, _ = first.result(self._timeout)
+            batch, _ = first.result(timeout)
         except concurrent.futures.CancelledError:
             raise BufferMisuseError("this prefetch was closed by another thread") from None
         except BaseException as error:
             if isinstance(error, TimeoutError) and not first.done():
-                raise TimeoutError(self._why()) from None
+                raise TimeoutError(why()) from None
             if first.done():  # what was asked for behind it would fail as well
                 self._wait()
                 self._asked.clear()
@@ -252,6 +244,4 @@ def _each(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return function(value)
     if isinstance(value, Mapping):
         return {key: _each(part, function) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_each(part, function) for part in value)
-    return value
+    return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else value

@@ -7,10 +7,9 @@ other memory; whether transitions follow one another as they say is not.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,8 +110,7 @@ class StatefulBuffer(Rebuilt):
     def _take_state(self, state: Mapping[str, Any]) -> None:
         self._check_described(state)
         wanted = self._wanted_arrays()
-        missing = sorted(set(wanted) - set(state))
-        if missing:
+        if missing := sorted(set(wanted) - set(state)):
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
         if besides := sorted({n for n, v in state.items() if _is_array(v)} - {*wanted}):
             raise BufferMisuseError(
@@ -136,12 +134,17 @@ class SavedBuffer(StatefulBuffer):
 
     _kind: str
 
-    def _file_state(self) -> dict[str, Any]:
-        """What `save` writes: as `state_dict`, over the memory itself where that is on the CPU."""
-        arrays = {
-            name: [torch.from_numpy(_as_array(block)) for block in blocks]
+    def _array_blocks(self) -> dict[str, list[np.ndarray]]:
+        """The arrays of a state on the host, over the memory itself where that is there."""
+        return {
+            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
             for name, blocks in self._saved_arrays().items()
         }
+
+    def _file_state(self) -> dict[str, Any]:
+        """What `save` writes: as `state_dict`, without copies."""
+        blocks = self._array_blocks().items()
+        arrays = {name: [*map(torch.from_numpy, parts)] for name, parts in blocks}
         return {"kind": self._kind, **self._described(), **arrays}
 
     @exclusive
@@ -177,8 +180,7 @@ class SavedBuffer(StatefulBuffer):
 
     def _copied_state(self) -> dict[str, Any]:
         self._guard.rewind()
-        arrays = {name: [*map(_as_array, blocks)] for name, blocks in self._saved_arrays().items()}
-        return {"meta": self._described(), "arrays": arrays}
+        return {"meta": self._described(), "arrays": self._array_blocks()}
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         arrays = state["arrays"]
@@ -198,12 +200,25 @@ def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     Raises:
         BufferMisuseError: Some differ; the message lists them.
     """
-    differences = list(itertools.islice(_differences("", found, own), 20))
-    if differences:
+    if differences := _differences("", found, own):
         raise BufferMisuseError(
-            f"state differs from this buffer: {'; '.join(differences)}; load it into a buffer made "
-            "with the same spaces, sizes and options"
+            f"state differs from this buffer: {'; '.join(differences[:20])}; load it into a buffer "
+            "made with the same spaces, sizes and options"
         )
+
+
+def _differences(path: str, found: Any, own: Any) -> list[str]:
+    if isinstance(found, Mapping) and isinstance(own, Mapping):
+        places = {name: shortened(f"{path} {name}".strip(), str) for name in (*own, *found)}
+        parts = (_differences(p, found.get(n), own.get(n)) for n, p in places.items())
+        return [difference for part in parts for difference in part]
+    is_same_kind = type(found) is type(own) or {type(found), type(own)} == {int, float}
+    try:
+        if is_same_kind and bool(found == own):
+            return []
+    except (TypeError, ValueError, RuntimeError):  # of lists with arrays
+        pass
+    return [f"{path} is {shortened(found, str)}, expected {own}"]
 
 
 def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
@@ -218,43 +233,17 @@ def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
     Raises:
         BufferMisuseError: That is no such description.
     """
+
+    def named(dtype: Any) -> str:
+        is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
+        return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
+
     try:
-        return {
-            str(path): f"{_dtype_name(dtype)} {tuple(shape)}"
-            for path, shape, dtype, _ in described or ()
-        }
+        fields = described or ()
+        return {str(path): f"{named(dtype)} {tuple(shape)}" for path, shape, dtype, _ in fields}
     except (TypeError, ValueError) as error:
         reason = shortened(error)
         raise BufferMisuseError(f"state has fields that cannot be read: {reason}") from None
-
-
-def _dtype_name(dtype: Any) -> str:
-    is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
-    return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
-
-
-def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
-    if isinstance(found, Mapping) and isinstance(own, Mapping):
-        for name in dict.fromkeys((*own, *found)):
-            place = shortened(f"{path} {name}".strip(), str)
-            yield from _differences(place, found.get(name), own.get(name))
-    elif not _is_equal(found, own):
-        yield f"{path} is {shortened(found, str)}, expected {own}"
-
-
-def _is_equal(found: Any, own: Any) -> bool:
-    """Whether a value of a state is one of ours; arrays, whose comparison is no bool, are not."""
-    try:
-        return (type(found) is type(own) and bool(found == own)) or (
-            isinstance(found, int | float) and isinstance(own, int | float) and found == own
-        )
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
-def _bytes_of(rows: np.ndarray) -> np.ndarray:
-    """Rows (K, ...) as uint8 (K, bytes per row), a view."""
-    return rows.view(np.uint8).reshape(len(rows), rows[:1].nbytes)
 
 
 def check_bools(
@@ -270,25 +259,13 @@ def check_bools(
         places: Where bools lie in a row: from which byte on, and how many.
     """
     places, number = list(places), 0
-    for rows in map(_bytes_of, blocks):
+    for block in blocks:
+        rows = block.view(np.uint8).reshape(len(block), block[:1].nbytes)
         for begin, size in places:
             end = None if size is None else begin + size
             number += int(np.count_nonzero(rows[:, begin:end] > 1))
     if number:
         raise contradiction(f"{number} bytes of bools in {name} are no bools")
-
-
-def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Copy blocks that follow one another into one tensor of the CPU, and nothing on a device."""
-    if len(blocks) == 1:
-        return blocks[0].to("cpu", copy=True)
-    if blocks[0].device.type == "cpu":
-        return torch.cat([*blocks])
-    shape = sum(map(len, blocks)), *blocks[0].shape[1:]
-    whole = torch.empty(shape, dtype=blocks[0].dtype, device="cpu")
-    for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
-        part.copy_(block)
-    return whole
 
 
 def contradiction(reason: str) -> BufferMisuseError:
@@ -298,8 +275,13 @@ def contradiction(reason: str) -> BufferMisuseError:
     )
 
 
-def _as_array(block: Block) -> np.ndarray:
-    return block if isinstance(block, np.ndarray) else block.cpu().numpy()
+def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Copy blocks that follow one another into one tensor of the CPU, and nothing on a device."""
+    shape = sum(map(len, blocks)), *blocks[0].shape[1:]
+    whole = torch.empty(shape, dtype=blocks[0].dtype, device="cpu")
+    for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
+        part.copy_(block)
+    return whole
 
 
 def _is_array(value: Any) -> bool:
@@ -311,48 +293,37 @@ def _is_array(value: Any) -> bool:
 def _state_blocks(
     name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
 ) -> list[np.ndarray]:
-    """An entry of a state as arrays that follow one another; files have several where rows wrap."""
-    if isinstance(value, list) and value and (len(value) == 1 or shape[0] is None):
-        return [_state_array(name, block, dtype, shape) for block in value]
-    return [_state_array(name, value, dtype, shape)]
+    """An entry of a state as arrays over the same memory, where that is possible.
 
-
-def _state_array(
-    name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
-) -> np.ndarray:
-    """An entry of a state that is no file, as an array over the same memory where that is possible.
+    They follow one another; files have several where rows wrap.
 
     Raises:
-        BufferMisuseError: It is no tensor of this dtype and shape, where None is any length.
+        BufferMisuseError: One is no tensor of this dtype and shape, where None is any length.
     """
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        found = value.detach().cpu().resolve_conj().resolve_neg()
-        with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
-            value = found.numpy()
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)  # of subclasses only the memory
-        if value.dtype == dtype and is_like(value.shape, shape):
-            return np.ascontiguousarray(value)
-    found = f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "shape") else shortened(value)
-    if name == "generator":
-        raise other_generator()
-    raise BufferMisuseError(
-        f"state holds {found} for {name}, expected {dtype} {any_length(shape)}; pass what "
-        "state_dict() returned"
-    )
-
-
-def is_like(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
-    """Whether a shape is one that is wanted, where None is any length."""
-    return len(found) == len(shape) and all(
-        mine in (None, n) for n, mine in zip(found, shape, strict=True)
-    )
-
-
-def any_length(shape: tuple[int | None, ...]) -> str:
-    """A shape in a message, where None is any length."""
-    lengths = ", ".join("any" if n is None else str(n) for n in shape)
-    return f"({lengths},)" if len(shape) == 1 else f"({lengths})"
+    is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
+    blocks = []
+    for block in value if is_list else [value]:
+        found = block
+        if isinstance(block, torch.Tensor) and block.layout == torch.strided:
+            with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
+                found = block.detach().cpu().resolve_conj().resolve_neg().numpy()
+        if (
+            not isinstance(found, np.ndarray)
+            or found.dtype != dtype
+            or len(found.shape) != len(shape)
+            or any(mine not in (None, n) for n, mine in zip(found.shape, shape, strict=True))
+        ):
+            if name == "generator":
+                raise other_generator()
+            has_shape = hasattr(block, "shape")
+            told = f"{block.dtype} {tuple(block.shape)}" if has_shape else shortened(block)
+            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+            raise BufferMisuseError(
+                f"state holds {told} for {name}, expected {dtype} ({wanted}"
+                f"{',' * (len(shape) == 1)}); pass what state_dict() returned"
+            )
+        blocks.append(np.ascontiguousarray(np.asarray(found)))
+    return blocks
 
 
 def shortened(value: Any, show: Callable[[Any], str] = repr) -> str:

@@ -15,8 +15,8 @@ from buffers.core.arguments import check_rewards, read_array, read_nest
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import FrameLayout, RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
-from buffers.replay.frames import plan_frames
 from buffers.replay.once import first_break
+from buffers.replay.plan import plan_frames
 
 __all__ = [
     "DatasetError",

@@ -27,8 +27,8 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
 from buffers.core.memory import allocation, check_fits
 from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.replay.draws import find_windows, find_windows_there, lead_back
 from buffers.replay.table import Table
-from buffers.replay.walks import find_windows, find_windows_there, lead_back
 
 __all__ = ["Reader", "ReplayBatch", "views_of"]
 
@@ -396,7 +396,7 @@ class Reader:
         if self._frames is not None:
             for first, newest in zip(self._stacks, (lists[0], lists[number]), strict=True):
                 if first < len(lists):
-                    lead_back(once.leads_back, newest, lists[first:][: self._frames.num_frames - 1])
+                    lead_back(once.back_there, newest, lists[first:][: self._frames.num_frames - 1])
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
         """As `gather`, by operations of torch, which nothing waits for."""

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,6 +15,7 @@ from gymnasium import Space
 
 from buffers.core.arguments import (
     MAX_COUNT,
+    ColumnReader,
     as_array,
     check_count,
     read_distinct_ids,
@@ -32,7 +32,7 @@ from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch, views_of
 from buffers.replay.device import DeviceAdds, read_tensors
 from buffers.replay.draws import Draw, draw
-from buffers.replay.folder import Folder, Place, plan_place, require_files_can_hold
+from buffers.replay.folder import Folder, Place, plan_place
 from buffers.replay.plan import (
     DEFAULTS,
     ROW_DEFAULTS,
@@ -44,13 +44,12 @@ from buffers.replay.plan import (
     read_options,
 )
 from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
-from buffers.replay.shared_memory import fence
+from buffers.replay.shared_memory import fence, wait_for
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, ArrayReader, Memory, Table
+from buffers.replay.table import ENVS, RINGS, Memory, Table
 
 __all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
-_COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
@@ -87,19 +86,22 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
         self._is_staged = given["staged"] or self.device.type != "cpu"
         self._guard = Guard(self.device)
-        place = plan_place(
-            given["storage"], given["folder"], given["read_only"], self.device,
-            is_staged=self._is_staged,
-        )  # fmt: skip
+        place = plan_place(given, plan, self.device, is_staged=self._is_staged)
         if place is None:
-            check_room(self._kind, plan.capacity, self._bytes_for(plan), self.device)
-        else:
-            require_files_can_hold(plan)
+            bytes_for = self._bytes_of
+            check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
         self._random = DeviceGenerator(seed, self.device)
-        self._folder = None if place is None else self._open_folder(place, plan)
+        self._folder = None
+        needed, advice = self._bytes_of(plan), "use a smaller capacity"
         # The tensors outlive the mode they were made in.
-        with self._allocation(plan), torch.inference_mode(False):
-            self._table = self._make_table(plan)
+        with (
+            allocation(self._kind, needed, self.device, advice, is_checked=True),
+            torch.inference_mode(False),
+        ):
+            if place is None:
+                self._table = Table(plan, self.device, is_staged=self._is_staged)
+            else:
+                self._folder, self._table = self._open_folder(place, plan)
             self._make_priorities(plan)
         self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
         # On the CPU values are looked at, which costs little there.
@@ -109,8 +111,9 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._is_plain = self._table.is_plain and not (
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
+        self._is_reader = bool(given["read_only"])
         self._reader = Reader(self._table, has_weights=self._has_weights)
-        self._arrays = ArrayReader(plan.layout)
+        self._columns = ColumnReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
         self._remember(
             maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
@@ -121,20 +124,14 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """Arguments of the class besides those of all replay buffers."""
         return {}
 
-    def _make_table(self, plan: Plan) -> Table:
-        if self._folder is None:
-            return Table(plan, self.device, is_staged=self._is_staged)
-        arrays = self._folder.arrays
-        with warnings.catch_warnings():  # a reader's can't be written to
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            rows = torch.from_numpy(arrays["rows"])
-        memory = Memory(rows, arrays["rings"], arrays["envs"])
-        table = Table(plan, self.device, memory=memory, order=fence)
-        if not self._folder.read_only:
-            table.recover()
-        return table
+    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Further files of a folder: dtype and shape by name."""
+        return {}
 
-    def _open_folder(self, place: Place, plan: Plan) -> Folder:
+    def _make_priorities(self, plan: Plan) -> None:
+        """Allocate what the class has besides the table."""
+
+    def _open_folder(self, place: Place, plan: Plan) -> tuple[Folder, Table]:
         """Make or open the files of the rows, and go on with the generator in there."""
         own = describe(self._kind, plan, self._own_settings())
 
@@ -153,19 +150,21 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             **self._own_files(plan),
         }
         folder = Folder(place, own, plan, arrays, check)
+        with warnings.catch_warnings():  # a reader's can't be written to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            rows = torch.from_numpy(folder.arrays["rows"])
+        memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
+        table = Table(plan, self.device, memory=memory, order=fence)
         if not folder.read_only:
+            table.mend()
             kept = folder.arrays["generator"]
             if not folder.is_new and self._random.accepts_state(kept):
                 self._random.set_state(kept)
-            kept[...] = self._random.get_state()
-        return folder
+            self._keep_generator(folder)
+        return folder, table
 
-    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Further files of a folder: dtype and shape by name."""
-        return {}
-
-    def _make_priorities(self, plan: Plan) -> None:
-        """Allocate what the class has besides the table."""
+    def _keep_generator(self, folder: Folder) -> None:
+        folder.arrays["generator"][...] = self._random.get_state()
 
     @classmethod
     def nbytes_for(
@@ -185,26 +184,13 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         224000016
         """
         spaces = observation_space, action_space
-        plan = plan_replay(
-            capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env
+        return cls._bytes_of(
+            plan_replay(capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env)
         )
-        return cls._bytes_for(plan)(plan.capacity)
 
     @classmethod
-    def _bytes_for(cls, plan: Plan) -> Callable[[int], int]:
-        """Bytes by capacity."""
-        if not plan.has_sequences:
-            return plan.nbytes
-        more, rings, envs = plan.span - plan.capacity, plan.num_rings, plan.num_envs
-        return lambda capacity: (
-            plan.nbytes(capacity) + sequence_bytes((capacity + more) * rings, rings, envs)
-        )
-
-    def _allocation(self, plan: Plan) -> Any:
-        """Around what allocates memory in the constructor."""
-        needed = self._bytes_for(plan)(plan.capacity)
-        advice = "use a smaller capacity"
-        return allocation(self._kind, needed, self.device, advice, is_checked=True)
+    def _bytes_of(cls, plan: Plan) -> int:
+        return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
 
     @property
     def _generator(self) -> DeviceGenerator:
@@ -215,20 +201,21 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """The generator on the device, to register with a CUDA graph; None on the CPU."""
         return self._random.torch if self._is_staged else None
 
-    def __len__(self) -> int:
-        """Number of transitions held."""
+    def _counted(self) -> Table:
+        """The table, when the host knows how many rows there are."""
         self._require_open()
         if self._there is not None and self._there.is_captured:
             self._settle()
-        return len(self._table)
+        return self._table
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return len(self._counted())
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added."""
-        self._require_open()
-        if self._there is not None and self._there.is_captured:
-            self._settle()
-        return self._table.num_added
+        return self._counted().num_added
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
@@ -284,19 +271,18 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """
         if self._guard.ahead is not None:
             self._guard.settle()
-        given = obs, next_obs, actions, rewards, terminations, truncations
-        num_envs = self.num_envs or 0
-        if (
-            self._there is not None
-            and self.takes_tensors
-            and valid is None
-            and isinstance(rewards, torch.Tensor)
-        ):
-            columns = dict(zip(_COLUMNS, given, strict=True)) | extras
+        columns = {
+            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+            "terminations": terminations, "truncations": truncations,
+        }  # fmt: skip
+        if extras:
+            columns.update(extras)
+        if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
-        read = self._arrays.read(given, extras, env_ids, valid, num_envs, self.device)
+        num_envs = self.num_envs or 0
+        read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
         if self._is_plain:
             self._table.add(*read)
         else:
@@ -322,8 +308,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 )
             return False
         rows = there.add(tensors, is_capturing=is_capturing)
-        if is_capturing and self._table.once is not None:
-            self._table.once.is_captured = True
+        self._note_captured()
         self._note_rows(rows)
         return True
 
@@ -476,40 +461,37 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
-        """Draw rows and gather them; of files until all rows are whole."""
+        """Draw rows and gather them; of files that another process writes until all are whole."""
         if self._guard.ahead is not None or self._is_staged:
             self._guard.enter()
-        folder = self._folder
-        if folder is None:
+        if not self._is_reader:
             self._draw_and_gather(batch, kind)
+            if self._folder is not None:
+                self._keep_generator(self._folder)
             return
-        deadline = time.monotonic() + _READ_TIMEOUT
-        while True:
+
+        def is_whole() -> bool:
             committed = self._table.committed.copy()
             self._draw_and_gather(batch, kind)
-            if not folder.read_only:
-                folder.arrays["generator"][...] = self._random.get_state()
-                return
-            if self._table.were_whole(batch.memory.indices.numpy(), committed):
-                return
-            if time.monotonic() > deadline:
-                raise BufferMisuseError(
-                    "the folder is written to faster than this reader can read a batch; draw "
-                    "fewer rows, or give the buffer more capacity"
-                )
+            return self._table.were_whole(batch.memory.indices.numpy(), committed)
+
+        wait_for(is_whole, _READ_TIMEOUT, lambda: (
+            "the folder is written to faster than this reader can read a batch; draw fewer rows, "
+            "or give the buffer more capacity"
+        ))  # fmt: skip
 
     def _draw_and_gather(self, batch: ReplayBatch, kind: Draw) -> None:
-        table, rows = self._table, batch.memory.indices
+        table, rows, count = self._table, batch.memory.indices, 0
         span, generator = table.plan.span, self._random.torch
-        count = 0
-        if kind == "distinct":
-            count = len(table)
-            self._check_distinct(batch.size, count)
+        if kind == "distinct" and batch.size > (count := len(table)):
+            raise BufferMisuseError(
+                f"batch_size is {batch.size} without replacement, but the buffer holds "
+                f"{count} transitions; add more or draw fewer"
+            )
         if self._is_staged:
             if self._is_capturing():  # there may be another number of rows later
                 count = 0
-                if table.once is not None:
-                    table.once.is_captured = True
+            self._note_captured()
             draw(kind, *table.live_there(), span, generator, rows, count)
         elif table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
@@ -521,12 +503,10 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             draw(kind, begins, ends, span, generator, rows, count)
         self._reader.fill(batch)
 
-    def _check_distinct(self, batch_size: int, count: int) -> None:
-        if batch_size > count:
-            raise BufferMisuseError(
-                f"batch_size is {batch_size} without replacement, but the buffer holds "
-                f"{count} transitions; add more or draw fewer"
-            )
+    def _note_captured(self) -> None:
+        """Let memory that a CUDA graph reads stay where it is, if one is being captured."""
+        if self._table.once is not None and self._is_capturing():
+            self._table.once.is_captured = True
 
     # Reading.
 
@@ -554,6 +534,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._settle()
         return torch.from_numpy(self._table.oldest_first())
 
+    @exclusive
     def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
         """The transitions in given rows, as `sample` would return them; all weights are 1.
 
@@ -564,33 +545,23 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         Raises:
             BufferMisuseError: A row is out of range or holds nothing.
         """
-        given = as_array("indices", indices, self.device)
-        fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
-        rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)
-        chosen = self._reader.read_columns(columns)
-        batch = self._get(rows, chosen) if fits else None
-        if batch is None:
-            raise BufferMisuseError(
-                f"indices is {given}, expected rows that hold transitions, (B,); see order()"
-            )
-        return batch
-
-    @exclusive
-    def _get(self, rows: np.ndarray, columns: frozenset[str] | None) -> ReplayBatch | None:
-        """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
-        table = self._table
         self._require_open()
         self._settle()
-        committed = table.committed.copy()
-        if rows.min() < 0 or rows.max() >= table.plan.num_rows or not table.are_live(rows).all():
-            return None
-        batch = self._reader.new(len(rows), columns)
-        batch.memory.indices.copy_(torch.from_numpy(rows))
-        if batch.memory.weights is not None:
-            batch.memory.weights.fill_(1.0)
-        self._reader.fill(batch)
-        is_read = self._folder is not None and self._folder.read_only
-        return None if is_read and not table.were_whole(rows, committed) else batch
+        table, given = self._table, as_array("indices", indices, self.device)
+        chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
+        if given.ndim == 1 and len(given) and given.dtype.kind in "iu":
+            rows = np.array(given, np.int64)
+            if rows.min() >= 0 and rows.max() < table.plan.num_rows and table.are_live(rows).all():
+                batch = self._reader.new(len(rows), chosen)
+                batch.memory.indices.copy_(torch.from_numpy(rows))
+                if batch.memory.weights is not None:
+                    batch.memory.weights.fill_(1.0)
+                self._reader.fill(batch)
+                if not self._is_reader or table.were_whole(rows, committed):
+                    return batch
+        raise BufferMisuseError(
+            f"indices is {given}, expected rows that hold transitions, (B,); see order()"
+        )
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, Any]]:
         return self._table.plan.layout, self.rows()
@@ -726,19 +697,7 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
-        n_step: As in `SharedReplayBuffer`, like all that follow.
-        gamma: Discount per step.
-        store_next: Whether next observations are stored besides.
-        frame_stack: Number of frames of an observation, each of which is stored once.
-        track_env: Batches have `env_ids`.
-        track_episodes: Keep what follows on what, for `sample_sequences`.
-        extra_columns: Names and spaces of further values per transition.
-        device: Where the transitions live and batches are made.
-        seed: Of the generator.
-        staged: Do on the CPU what is done on other devices, to test it.
-        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
-        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
-        read_only: Draw from a folder that another process may write to.
+        options: As of `SharedReplayBuffer`.
 
     Raises:
         BufferMisuseError: An argument that does not fit.

@@ -1,16 +1,24 @@
-"""Draws: from the numbers that can be drawn and a random stream to rows.
+"""Draws and walks: from the numbers that can be drawn to rows, and from these over links.
 
-Each takes the first number of each ring that can be drawn and the one behind the last, int64 (R,)
+A draw takes the first number of each ring that can be drawn and the one behind the last, int64 (R,)
 each, on the device of the rows that it returns; nothing waits for that.
+
+On hosts a window of several steps is walked by a compiled function, on devices by operations of
+torch on all rows of a batch at once. Both stop at either flag, where a row has no row behind it,
+and at a link to a row that does not count yet. Rewards are summed in float64.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 
-__all__ = ["Draw", "draw", "draw_uniform"]
+from buffers.core.compiling import njit
+from buffers.core.kernels import prefetch
+
+__all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there", "lead_back"]
 
 # Which transitions: each equally likely, each ring and then one of its own, or all different.
 Draw = Literal["rows", "rings", "distinct"]
@@ -27,15 +35,9 @@ def draw(
     rows: torch.Tensor,
     count: int,
 ) -> None:
-    """Draw rows int64 (B,), written.
+    """Draw rows int64 (B,) of rings that have `span` each.
 
-    Args:
-        kind: See `Draw`.
-        begin, end: See above.
-        span: Rows of a ring.
-        generator: Of the device.
-        rows: See above.
-        count: Transitions there are, where `kind` is "distinct"; 0 if only the device knows.
+    `count` is the number of transitions where they are to be distinct; 0 if only the device knows.
     """
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
@@ -108,3 +110,99 @@ def _draw_distinct(
     is_live = age < (end - begin).index_select(0, rings)
     keys.masked_fill_(~is_live, -1.0)
     rows.copy_(keys.topk(size).indices)  # sorted, else the order is not random
+
+
+@njit(nogil=True, cache=True)
+def find_windows(columns, committed, span, lists, num_steps, gamma, written):
+    """Sum rewards along windows.
+
+    Args:
+        columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
+            or beyond the rows where it is not there yet; terminations and truncations, bool.
+        committed: int64 (R,), transitions ever added to each ring.
+        span: Rows of a ring.
+        lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
+        num_steps: Longest window.
+        gamma: Discount per step.
+        written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
+            the last one terminated.
+    """
+    rewards, links, terminations, truncations = columns
+    sums, discounts = written
+    rows, lasts = lists[0], lists[1]
+    totals = np.empty(rows.shape[0])
+    num_rows, factor = links.shape[0], 1.0
+    stride, first, newest = rewards.strides[0], 0, (committed[0] - 1) % span
+    for i in range(rows.shape[0]):
+        lasts[i], totals[i] = rows[i], 0.0
+        prefetch(rewards, rows[i] * stride)
+    # Step by step for all windows, so that the waits for their rows overlap.
+    for step in range(num_steps):
+        for i in range(rows.shape[0]):
+            row = lasts[i]
+            if row < 0:  # it has ended
+                continue
+            totals[i] += factor * rewards[row]
+            following = links[row] - 1
+            is_over = terminations[row] or truncations[row] or step + 1 == num_steps
+            if not is_over and 0 <= following < num_rows:
+                if not first <= row < first + span:  # divisions take longer than all else here
+                    first = row - row % span
+                    newest = first + (committed[row // span] - 1) % span
+                age, distance = newest - row, following - row
+                age += span if age < 0 else 0
+                distance += span if distance < 0 else 0
+                if 0 < distance <= age:  # else it is of an add that has not ended
+                    lasts[i] = following
+                    prefetch(rewards, following * stride)
+                    continue
+            sums[i] = totals[i]
+            discounts[i] = 0.0 if terminations[row] else factor * gamma
+            lasts[i] = -1 - row
+        factor *= gamma
+    for i in range(rows.shape[0]):
+        lasts[i] = -1 - lasts[i]
+
+
+def find_windows_there(
+    columns: dict[str, torch.Tensor],
+    rows: torch.Tensor,
+    num_steps: int,
+    gamma: float,
+    sums: torch.Tensor,
+    discounts: torch.Tensor,
+) -> torch.Tensor:
+    """The same on a device, whose rows were all written before; return the last rows int64 (B,).
+
+    Columns are views (num_rows,) of rewards, link and flags, by name; rows int64 (B,) are the first
+    ones; sums and discounts float32 (B,) are written.
+    """
+    num_rows, factor = len(columns["link"]), 1.0
+    total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
+    goes_on = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+    power = total
+    for step in range(num_steps):
+        reward = columns["rewards"].index_select(0, rows).double()
+        total = total + torch.where(goes_on, factor * reward, 0.0)
+        factor *= gamma
+        power = torch.where(goes_on, factor, power)
+        if step + 1 == num_steps:
+            break
+        link = columns["link"].index_select(0, rows).long()
+        is_over = columns["terminations"].index_select(0, rows)
+        is_over = is_over | columns["truncations"].index_select(0, rows)
+        goes_on = goes_on & ~is_over & (link > 0) & (link <= num_rows)
+        rows = torch.where(goes_on, link - 1, rows)
+    sums.copy_(total)
+    discounts.copy_(torch.where(columns["terminations"].index_select(0, rows), 0.0, power))
+    return rows
+
+
+def lead_back(back: torch.Tensor, units: torch.Tensor, older: torch.Tensor) -> None:
+    """Write units int64 (F - 1, B), the oldest first, of frames before the newest ones (B,).
+
+    `back` int32 (num_rows + P,) is that of `once`.
+    """
+    for frame in range(len(older) - 1, -1, -1):
+        units = torch.index_select(back, 0, units)
+        older[frame] = units

@@ -35,14 +35,13 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Folder", "Place", "plan_place", "require_files_can_hold"]
+__all__ = ["Folder", "Place", "plan_place"]
 
 _HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
 _MAX_HEADER_BYTES = 1 << 23
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_locked: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
 class Place(NamedTuple):
@@ -53,48 +52,45 @@ class Place(NamedTuple):
 
 
 def plan_place(
-    storage: Any, folder: Any, read_only: Any, device: torch.device, *, is_staged: bool
+    given: Mapping[str, Any], plan: Plan, device: torch.device, *, is_staged: bool
 ) -> Place | None:
     """Check the arguments of a constructor; None for memory.
 
     Raises:
-        BufferMisuseError: They do not go together, or not with the device.
+        BufferMisuseError: They do not go together, or not with the device, or a folder does not
+            keep all that the buffer is to hold.
     """
+    storage, folder, read_only = given["storage"], given["folder"], given["read_only"]
     if storage not in ("memory", "memmap"):
         raise BufferMisuseError(f"storage is {storage!r:.99}, expected 'memory' or 'memmap'")
     if storage == "memory":
         if folder is not None or read_only:
             raise BufferMisuseError("folder and read_only need storage='memmap'")
         return None
-    if fcntl is None or not hasattr(os, "posix_fallocate"):
-        raise BufferMisuseError("storage='memmap' needs a system with mapped files as Linux has")
     path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise BufferMisuseError(f"storage='memmap' needs folder, a path; it is {folder!r:.99}")
-    if is_staged:
-        raise BufferMisuseError(
+    why = None
+    if fcntl is None or not hasattr(os, "posix_fallocate"):
+        why = "storage='memmap' needs a system with mapped files as Linux has"
+    elif not isinstance(path, str) or not path or "\0" in path:
+        why = f"storage='memmap' needs folder, a path; it is {folder!r:.99}"
+    elif is_staged:
+        why = (
             f"storage='memmap' makes batches on the CPU, but device is {device}"
             f"{' and staged' if device.type == 'cpu' else ''}; use device='cpu' and move the "
             "tensors of batches with .to()"
         )
-    return Place(Path(os.path.abspath(path)), bool(read_only))
-
-
-def require_files_can_hold(plan: Plan) -> None:
-    """Refuse what a folder does not keep."""
-    if plan.layout.frames is not None:
-        raise BufferMisuseError(
-            "frame_stack needs storage='memory': files hold every observation whole"
-        )
-    if plan.is_once:
-        raise BufferMisuseError(
+    elif plan.layout.frames is not None:
+        why = "frame_stack needs storage='memory': files hold every observation whole"
+    elif plan.is_once:
+        why = (
             "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
             "in memory"
         )
-    if plan.has_sequences:
-        raise BufferMisuseError(
-            "track_episodes needs storage='memory': files do not keep what sequences need"
-        )
+    elif plan.has_sequences:
+        why = "track_episodes needs storage='memory': files do not keep what sequences need"
+    if why is not None or path is None:
+        raise BufferMisuseError(why)
+    return Place(Path(os.path.abspath(path)), bool(read_only))
 
 
 class Folder:
@@ -164,7 +160,6 @@ class Folder:
             raise PermissionError(13, message, str(path))
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
-        _locked.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[union-attr]
         except OSError:
@@ -343,17 +338,6 @@ class Folder:
                 self.flush()
                 self._unlock()
             self._is_closed = True
-
-
-def _release_in_child() -> None:
-    """Let a forked process, which may not write, hold no lock of its parent."""
-    for folder in _locked:
-        with open(os.devnull) as nothing:  # in the place of the file, which is closed later
-            os.dup2(nothing.fileno(), folder._lock, inheritable=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _boot_id() -> str:

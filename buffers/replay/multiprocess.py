@@ -16,6 +16,7 @@ from gymnasium import Space
 
 from buffers.core.arguments import (
     MAX_COUNT,
+    ColumnReader,
     check_count,
     read_distinct_ids,
     read_number,
@@ -34,18 +35,17 @@ from buffers.replay.shared_memory import (
     SharedMemory,
     fence,
     shared_bytes,
+    wait_for,
 )
-from buffers.replay.table import ArrayReader, Memory, Table
+from buffers.replay.table import Memory, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
 _CPU = torch.device("cpu")
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
-_PAUSE = 0.001  # seconds between looks at what is waited for
 _DRAW_TIME = 1.0  # seconds that a draw ahead may take besides waiting
 _FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
-_DONE, _WAIT, _LOST = range(3)  # what came of a draw
 
 
 class _Options(PlainOptions, total=False):
@@ -70,9 +70,9 @@ class MultiprocessReplayBuffer:
     *What is drawn.* Whole rows, all equally likely: of each writer the newest that are committed.
     An `add` is committed when it returns, all of its rows at once (in pieces of an eighth of the
     writer's ring, if it has more). A draw is of what is committed when it begins. If one of its
-    rows is overwritten while they are copied, it is drawn anew; so that this is rare, the oldest
-    rows are left out, twice as many as were added during the draw before. A writer that is killed
-    in an `add` leaves what it has committed; another may take its place, and goes on behind that.
+    rows is overwritten while they are copied, it is drawn anew, without the oldest rows, twice as
+    many as were added meanwhile. A writer that is killed in an `add` leaves what it has committed;
+    another may take its place, and goes on behind that.
 
     Args:
         capacity: Number of transitions held by all writers together; a multiple of `num_writers`.
@@ -153,11 +153,7 @@ class MultiprocessReplayBuffer:
         with torch.inference_mode(False):
             parts = Memory(memory.rows, memory.slots, memory.envs)
             self._table = Table(plan, self.device, memory=parts, order=fence)
-        self._reader, self._random = (
-            Reader(self._table, has_weights=False),
-            DeviceGenerator(seed, _CPU),
-        )
-        self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
+        self._reader, self._random = Reader(self._table), DeviceGenerator(seed, _CPU)
 
     @staticmethod
     def nbytes_for(
@@ -202,21 +198,18 @@ class MultiprocessReplayBuffer:
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for; batches not included."""
-        return {
-            "rows": self._memory.rows.nbytes,
-            "state": shared_bytes(self._plan) - self._memory.rows.nbytes,
-        }
+        rows = self._memory.rows.nbytes
+        return {"rows": rows, "state": self.nbytes - rows}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(self.memory().values())
+        return shared_bytes(self._plan)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self)} of {self.capacity} transitions, "
-            f"{sum(map(bool, self.writer_pids))} of {self.num_writers} writers)"
-        )
+        writers = sum(map(bool, self.writer_pids))
+        held = f"{len(self)} of {self.capacity} transitions"
+        return f"{type(self).__name__}({held}, {writers} of {self.num_writers} writers)"
 
     # Writers
 
@@ -299,18 +292,14 @@ class MultiprocessReplayBuffer:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()
         batch = self._reader.batch(batch_size, out, columns)
-        answer = self._fill(batch)
-        if answer == _DONE:
-            return batch
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
-        deadline = time.monotonic() + seconds
-        while (answer := self._fill(batch)) != _DONE:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(self._missing(seconds))
+
+        def is_drawn() -> bool:
             if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
-            if answer == _WAIT:
-                time.sleep(_PAUSE)
+            return self._draw(batch)
+
+        wait_for(is_drawn, seconds, lambda: self._missing(seconds))
         return batch
 
     def prefetch(
@@ -355,34 +344,25 @@ class MultiprocessReplayBuffer:
             is_ordered=False,
         )
 
-    def _fill(self, batch: ReplayBatch) -> int:
-        """Draw whole rows and gather them.
-
-        Returns:
-            _DONE; _WAIT if there are too few; _LOST if some were overwritten meanwhile, each time.
-        """
+    def _draw(self, batch: ReplayBatch) -> bool:
+        """Draw whole rows and gather them, if there are enough; return whether that was done."""
         self._check_usable()
-        table, rows, capacity = self._table, batch.memory.indices, self._plan.capacity
+        table, rows, capacity, margin = self._table, batch.memory.indices, self._plan.capacity, 0
         for _ in range(_TRIES):
             first, end = table.live()
-            margin = self._margin
-            latest = end - np.minimum(capacity, end) // 2
-            begin = np.maximum(first, np.minimum(table.begun - capacity + margin, latest))
-            begin = np.minimum(begin, end)
+            # Of the oldest rows, which are overwritten next, a draw that is made again leaves out
+            # twice as many as were begun meanwhile.
+            begin = np.maximum(first, np.minimum(first + margin, end - (end - first) // 2))
             if (begin == end).all() or not self._may_draw(int(end.sum())):
-                return _WAIT
+                return False
             spans = torch.from_numpy(begin), torch.from_numpy(end)
             draw_uniform(*spans, self._plan.span, self._random.torch, rows)
             self._reader.fill(batch)
-            is_whole = table.were_whole(rows.numpy(), end)
-            num_begun = int((np.maximum(table.begun - capacity, 0) - first).max())
-            # Leave out what the next draw would lose: as much again as was begun in this one.
-            most = 2 * (num_begun if is_whole else max(num_begun, margin))
-            self._margin = min(max(most, margin - 1 - margin // 8, 0), capacity)
-            if is_whole:
+            if table.were_whole(rows.numpy(), end):
                 self._header["num_sampled"] += batch.size
-                return _DONE
-        return _LOST
+                return True
+            margin += 2 * int((np.maximum(table.begun - capacity, 0) - first).max())
+        return False
 
     def _may_draw(self, num_added: int) -> bool:
         header = self._header
@@ -512,10 +492,10 @@ class ReplayWriter:
             )
         # No episode goes on, and links that another has left lead to rows that are there.
         self._table.envs["is_open"] = False
-        self._table.recover()
+        self._table.mend()
         self._memory, self._header = memory, memory.header
         self._piece = max(1, plan.capacity // 8)
-        self._arrays = ArrayReader(plan.layout)
+        self._columns = ColumnReader(plan.layout)
         self._next_look = time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()
 
@@ -548,47 +528,43 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        given = obs, next_obs, actions, rewards, terminations, truncations
+        columns = {
+            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+            "terminations": terminations, "truncations": truncations,
+        }  # fmt: skip
+        if extras:
+            columns.update(extras)
         self.open()
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table
-        read = self._arrays.read(given, extras, env_ids, valid, num_envs, _CPU)
+        read = self._columns.read_transitions(columns, env_ids, valid, num_envs, _CPU)
         arrays, ids, stops, cuts = read
         count = len(arrays["rewards"])
         if count:
-            self._wait()
-        if count <= self._piece:
-            table.add(arrays, ids, stops, cuts)
-            return
-        if num_envs and not len(ids):
+            wait_for(self._may_add, self._timeout, self._missing)
+        if count > self._piece and num_envs and not len(ids):
             ids = np.arange(count) % num_envs
-        for begin in range(0, count, self._piece):
+        for begin in range(0, max(count, 1), self._piece):
             piece = slice(begin, begin + self._piece)
             part = {path: array[piece] for path, array in arrays.items()}
             is_stop = None if stops is None else stops[piece]
             table.add(part, ids[piece], is_stop, None if begin else cuts)
 
-    def _wait(self) -> None:
-        """Wait until rows may be added."""
-        deadline, header = 0.0, self._header
-        while True:
-            now = time.monotonic()
-            if header["is_closed"] or now > self._next_look:
-                self._next_look = now + _LOOK_EVERY
-                self._memory.check_open()
-            added = int(self._memory.slots["committed"].sum())
-            ahead = added * header["ratio"] - header["num_sampled"]
-            if not header["is_limited"] or ahead <= header["most"]:
-                return
-            deadline = deadline or now + self._timeout
-            if now >= deadline:
-                raise TimeoutError(
-                    f"add has waited {self._timeout:g} s: the learner (process "
-                    f"{self._memory.address.pid}) has drawn {header['num_sampled']} "
-                    f"transitions of {added} added, and samples_per_insert="
-                    f"{header['ratio']:g} asks for more before others are added"
-                )
-            time.sleep(min(_PAUSE, max(0.0, deadline - now)))
+    def _may_add(self) -> bool:
+        header, now = self._header, time.monotonic()
+        if header["is_closed"] or now > self._next_look:
+            self._next_look = now + _LOOK_EVERY
+            self._memory.check_open()
+        ahead = self._memory.slots["committed"].sum() * header["ratio"] - header["num_sampled"]
+        return not header["is_limited"] or bool(ahead <= header["most"])
+
+    def _missing(self) -> str:
+        header, added = self._header, int(self._memory.slots["committed"].sum())
+        return (
+            f"add has waited {self._timeout:g} s: the learner (process {self._memory.address.pid}) "
+            f"has drawn {header['num_sampled']} transitions of {added} added, and "
+            f"samples_per_insert={header['ratio']:g} asks for more before others are added"
+        )
 
     def cut_episodes(self, env_ids: Any = None) -> None:
         """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""

@@ -9,25 +9,26 @@ ones were begun; the `span - capacity` rows before it are still read by stacks o
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from buffers.core.arguments import check_count, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
-from buffers.replay.frames import FrameStack, plan_frames
 
 __all__ = [
     "DEFAULTS",
     "MAX_ROWS",
     "ROW_DEFAULTS",
+    "FrameStack",
     "MoreOptions",
     "PlainOptions",
     "Plan",
@@ -40,6 +41,8 @@ __all__ = [
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
 _GRAIN = 16  # of the stride: the largest item torch has
 _WORD = 8  # bytes in which rows are gathered
+_PADDINGS = ("reset", "zero")
+_MOST_FRAMES = 2**15
 _LINKS_PER_ENV = 4  # steps of all envs that a row may lie behind the one before it
 # Columns, attributes of batches, fields of the buffer's own, and what no method takes by name.
 _TAKEN = frozenset((
@@ -50,6 +53,93 @@ _TAKEN = frozenset((
 _TAKEN_OF_SEQUENCES = frozenset((
     "boundaries", "initial_states", "is_first", "learn_mask", "mask", "steps",
 ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FrameStack:
+    """Says that observations are stacks of frames, to be stored once each.
+
+    It stacks nothing: that is done by a wrapper of the envs.
+
+    Attributes:
+        num_frames: F, the frames of a stack, the oldest first.
+        axis: Of the observation, along which they lie; None finds the only axis of length F. An
+            axis that is longer, such as that of the colors, is cut into F parts.
+        padding: What the first stack of an episode is filled up with if its newest frame is added
+            alone: "reset" takes that frame, "zero" zeros, as in Gymnasium's FrameStackObservation.
+        is_checked: Compare each stack with the one before it, and refuse what differs. Otherwise
+            only the first stack of an episode is looked at, and of others the newest frame.
+
+    Raises:
+        BufferMisuseError: An argument is none of these.
+    """
+
+    num_frames: int
+    axis: int | None = None
+    padding: str = "reset"
+    is_checked: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            check_count("num_frames", self.num_frames, _MOST_FRAMES)
+        except BufferMisuseError as error:
+            raise BufferMisuseError(
+                f"{error}: how many frames the envs' observations are stacked of; to stack "
+                "them, wrap the envs"
+            ) from None
+        if self.axis is not None and type(self.axis) is not int:
+            raise BufferMisuseError(f"axis is {self.axis!r}, expected an int, or None to find it")
+        if self.padding not in _PADDINGS:
+            raise BufferMisuseError(f"padding is {self.padding!r}, expected 'reset' or 'zero'")
+
+
+def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:
+    """How the frames of an observation lie; None if they are not stored apart.
+
+    Raises:
+        BufferMisuseError: The argument does not fit, or the observation is no such stack.
+    """
+    if given is None:
+        return None
+    if isinstance(given, FrameStack):
+        stack, number = given, operator.index(given.num_frames)
+    else:
+        number = check_count("frame_stack", given, _MOST_FRAMES)
+        stack = FrameStack(number)
+    if not isinstance(space, spaces.Box):
+        raise BufferMisuseError(
+            f"frame_stack={number} needs a Box of stacked frames, got {space}; leave it out, or "
+            "flatten the observation with a wrapper first"
+        )
+    shape = tuple(space.shape)
+    axis = _find_axis(shape, number, stack.axis)
+    part = (shape[axis] // number,) if shape[axis] != number else ()
+    frame = (*shape[:axis], *part, *shape[axis + 1 :])
+    (leaf,) = space_leaves(space, "obs")
+    if not np.prod(frame, dtype=np.int64):
+        raise BufferMisuseError(f"obs has shape {shape}, expected frames with something in them")
+    pads_zeros = stack.padding == "zero"
+    return FrameLayout(number, frame, leaf.dtype, shape, axis, pads_zeros, bool(stack.is_checked))
+
+
+def _find_axis(shape: tuple[int, ...], number: int, axis: int | None) -> int:
+    if axis is None:
+        found = [place for place, size in enumerate(shape) if size == number]
+        if len(found) != 1:
+            raise BufferMisuseError(
+                f"obs has shape {shape}, and {len(found)} axes of length {number}, expected one "
+                f"along which {number} frames lie; name it by FrameStack({number}, axis=...)"
+            )
+        return found[0]
+    if not -len(shape) <= axis < len(shape):
+        raise BufferMisuseError(f"axis is {axis!r}, expected one of obs, whose shape is {shape}")
+    axis %= len(shape)
+    if shape[axis] == 0 or shape[axis] % number:
+        raise BufferMisuseError(
+            f"axis {axis} of obs, whose shape is {shape}, has length {shape[axis]}, expected "
+            f"{number} frames, or a multiple of it"
+        )
+    return axis
 
 
 class PlainOptions(TypedDict, total=False):
@@ -156,24 +246,26 @@ class Plan:
 
     @property
     def first_slots(self) -> int:
-        """Observations there is room for at first beside the rows."""
-        return self._slots_for(self.num_rows) if self.is_once else 0
-
-    def _slots_for(self, num_rows: int) -> int:
+        """Observations there is room for at first beside the rows, if they are stored once."""
         per_env = 1 if self.layout.frames is None else 2 * self.layout.frames.num_frames
-        return max(16, num_rows // 64) + per_env * self.num_envs
+        return max(16, self.num_rows // 64) + per_env * self.num_envs
 
-    def nbytes(self, capacity: int) -> int:
-        """Bytes of a table of another capacity, with what is kept beside its rows at first."""
-        num_rows = (capacity + self.span - self.capacity) * self.num_rings
-        needed = num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
-        if self.is_once:
-            frames, slots = self.layout.frames, self._slots_for(num_rows)
-            needed += slots * (self.unit_bytes + 8)
-            if frames is None:
-                return needed + self.num_envs * self.layout.obs_bytes
-            needed += 4 * (num_rows + slots) + self.num_envs * frames.num_frames * frames.nbytes
-        return needed
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a table, with what is kept beside its rows at first."""
+        needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
+        if not self.is_once:
+            return needed
+        frames, slots = self.layout.frames, self.first_slots
+        needed += slots * (self.unit_bytes + 8)
+        if frames is None:
+            return needed + self.num_envs * self.layout.obs_bytes
+        num_back = 4 * (self.num_rows + slots)
+        return needed + num_back + self.num_envs * frames.num_frames * frames.nbytes
+
+    def resized(self, capacity: int) -> Plan:
+        """The same of another capacity."""
+        return replace(self, capacity=capacity, span=self.span - self.capacity + capacity)
 
 
 def plan_replay(

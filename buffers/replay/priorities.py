@@ -24,7 +24,6 @@ __all__ = [
     "DeviceValues",
     "SumTree",
     "level_sizes",
-    "nodes_of",
     "sum_node",
     "values_fit",
 ]
@@ -95,11 +94,8 @@ class SumTree:
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
-        Args:
-            points: float64 (B,), random numbers from 0 to below 1; overwritten.
-            leaves: int64 (B,), written.
-            weights: float32 (B,), written.
-            beta: Exponent.
+        points float64 (B,) are random numbers from 0 to below 1, and overwritten; leaves int64 (B,)
+        and weights float32 (B,) are written.
         """
         draw_leaves(*self.arrays, leaves, points, weights)
         np.power(weights, np.float32(beta), out=weights)
@@ -118,23 +114,19 @@ class DeviceValues:
         leaves: float64 (capacity,) on the device, view; read only.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or too large.
-        alpha, beta: float64 (), exponents of values and weights. These two and the next are on
-            the device, so that a captured CUDA graph reads them anew.
-        bound: float64 (), the largest priority that is taken.
+        alpha, beta, bound: float64 (), exponents of values and weights, and the largest priority
+            that is taken: on the device, so that a captured CUDA graph reads them anew.
     """
 
     def __init__(self, capacity: int, device: torch.device):
         self._capacity = capacity
         with torch.inference_mode(False):  # what is made in it can't be changed outside
-            self._allocate(capacity, device)
-
-    def _allocate(self, capacity: int, device: torch.device) -> None:
-        # The last takes what is refused: the others are written without looking at it.
-        self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+            # The last takes what is refused: the others are written without looking at it.
+            self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+            self.largest = torch.ones((), dtype=torch.float64, device=device)
+            self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
+            exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.leaves = self._written[:-1]
-        self.largest = torch.ones((), dtype=torch.float64, device=device)
-        self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
-        exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.alpha, self.beta, self.bound = exponents.unbind(0)
 
     @property
@@ -165,13 +157,10 @@ class DeviceValues:
         priorities: torch.Tensor,
         live: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Give priorities to leaves; those not in 0 .. bound are left out and counted.
+        """Give priorities float (K,) to leaves int (K,), equal ones to equal leaves.
 
-        Args:
-            leaves: int (K,), on the device; those not in use are left out and counted too. Equal
-                ones should have equal priorities.
-            priorities: float (K,), on the device.
-            live: int64 (1,) each, the first number in use, and the one behind the last.
+        Those not in 0 .. bound are left out and counted, and so are leaves not in use: `live` has
+        the first number that is, and the one behind the last, int64 (1,) each.
         """
         if not len(leaves):
             return
@@ -193,14 +182,7 @@ class DeviceValues:
         weights: torch.Tensor,
         beta: float | None,
     ) -> None:
-        """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
-
-        Args:
-            generator: On the device.
-            leaves: int64 (B,), written.
-            weights: float32 (B,), written.
-            beta: Exponent; None stands for the one on the device.
-        """
+        """As `SumTree.draw`, by a generator of the device; None stands for the beta on it."""
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = self.leaves.cumsum(0)
@@ -219,19 +201,12 @@ class DeviceValues:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def sum_node(rows, r):
-    """Sum of row r of float64 (R, 16); written out so that it becomes vector additions."""
-    a = (rows[r, 0] + rows[r, 4]) + (rows[r, 8] + rows[r, 12])
-    b = (rows[r, 1] + rows[r, 5]) + (rows[r, 9] + rows[r, 13])
-    c = (rows[r, 2] + rows[r, 6]) + (rows[r, 10] + rows[r, 14])
-    d = (rows[r, 3] + rows[r, 7]) + (rows[r, 11] + rows[r, 15])
+def sum_node(tree, begin):
+    """Sum of the sixteen values from `begin` on, in four parts, which a processor adds at once."""
+    a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+    for k in range(begin + 4, begin + 16, 4):
+        a, b, c, d = a + tree[k], b + tree[k + 1], c + tree[k + 2], d + tree[k + 3]
     return (a + b) + (c + d)
-
-
-@njit(nogil=True, cache=True)
-def nodes_of(tree):
-    """The tree as rows of sixteen children; its last word, the sum of all, is in none."""
-    return tree[: tree.shape[0] - 1].reshape(-1, 16)
 
 
 @njit(cache=True)
@@ -241,7 +216,7 @@ def set_leaves(tree, starts, leaves, values, nodes):
     nodes int64 (K,) is scratch memory. What does not change costs nothing further up, and
     neighbours with the same parent refresh it once, so sorted leaves are quickest.
     """
-    rows, count = nodes_of(tree), 0
+    count = 0
     for i in range(leaves.shape[0]):
         leaf = leaves[i]
         if tree[leaf] != values[i]:
@@ -249,46 +224,24 @@ def set_leaves(tree, starts, leaves, values, nodes):
             nodes[count] = leaf
             count += 1
     for level in range(1, starts.shape[0]):
-        below, here = starts[level - 1] >> 4, starts[level]
+        below, here = starts[level - 1], starts[level]
         kept, before = 0, -1
         for i in range(count):
             node = nodes[i] >> 4
             if node != before:
-                tree[here + node] = sum_node(rows, below + node)
+                tree[here + node] = sum_node(tree, below + 16 * node)
                 nodes[kept] = node
                 kept += 1
                 before = node
         count = kept
 
 
-@njit(nogil=True, cache=True, inline="always")
-def sum_four(tree, begin):
-    """Sum of four values."""
-    return (tree[begin] + tree[begin + 1]) + (tree[begin + 2] + tree[begin + 3])
-
-
-@njit(nogil=True, cache=True, inline="always")
-def choose(mass, a, b, c, d):
-    """Which of four values covers the point `mass` if they lie end to end, and where it begins.
-
-    Never one that is 0, even where rounding leads past the last that is not; one of them must be.
-    Sums of comparisons, as nobody can foresee which way branches would go.
-    """
-    chosen = int(mass >= a) + int(mass >= a + b) + int(mass >= (a + b) + c)
-    last = 3 if d > 0.0 else (2 if c > 0.0 else (1 if b > 0.0 else 0))
-    chosen = min(chosen, last)
-    return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
-
-
 @njit(cache=True)
 def draw_leaves(tree, starts, leaves, masses, ratios):
-    """Draw leaves with probability proportional to their values, one from each B-th of the sum.
+    """Draw leaves int64 (B,) by their values, one from each B-th of the sum, which is positive.
 
-    Args:
-        tree, starts: See above; the sum must be positive.
-        leaves: int64 (B,), written; leaves with value 0 are never drawn.
-        masses: float64 (B,), random numbers from 0 to below 1; overwritten.
-        ratios: float32 (B,), written: the smallest value drawn over the value drawn.
+    masses float64 (B,) are random numbers from 0 to below 1, and overwritten. Leaves with value 0
+    are never drawn. ratios float32 (B,) become the smallest value drawn over the value drawn.
     """
     size, top = leaves.shape[0], starts.shape[0] - 1
     share = tree[starts[top]] / size
@@ -296,18 +249,17 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
         masses[i] = (i + masses[i]) * share
         leaves[i] = 0
     for level in range(top - 1, -1, -1):
-        here = starts[level]
         for i in range(size):
-            begin = here + 16 * leaves[i]
-            a, b = sum_four(tree, begin), sum_four(tree, begin + 4)
-            c, d = sum_four(tree, begin + 8), sum_four(tree, begin + 12)
-            quarter, passed = choose(masses[i], a, b, c, d)
-            rest, begin = masses[i] - passed, begin + 4 * quarter
-            child, passed = choose(
-                rest, tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
-            )
-            masses[i] = rest - passed
-            leaves[i] = 16 * leaves[i] + 4 * quarter + child
+            begin, chosen, mass = starts[level] + 16 * leaves[i], 0, masses[i]
+            for child in range(16):
+                value = tree[begin + child]
+                if value > 0.0:  # the last of them, where rounding leads past all
+                    chosen = child
+                    if mass < value:
+                        break
+                    mass -= value
+            masses[i] = mass
+            leaves[i] = 16 * leaves[i] + chosen
             if level:  # the node that comes next, two lines
                 begin = 8 * (starts[level - 1] + 16 * leaves[i])
                 prefetch(tree, begin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -51,20 +51,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         alpha: Exponent of the priorities; 0 draws all alike. A state that is loaded has its own,
             like the next; set the attributes behind that for others.
         beta: Exponent of the weights, unless `sample` is given another.
-        num_envs: As in `SharedReplayBuffer`, like all that follow.
-        n_step: Length of the windows.
-        gamma: Discount per step.
-        store_next: Whether next observations are stored besides.
-        frame_stack: Number of frames of an observation, each of which is stored once.
-        track_env: Keep env ids.
-        track_episodes: Keep what follows on what, for `sample_sequences`.
-        extra_columns: Names and spaces of further values per transition.
-        device: Where the transitions live.
-        seed: Of the generator.
-        staged: Do on the CPU what is done on other devices, to test it.
-        storage: Where the rows are: "memory", or "memmap", files. Priorities are kept in the
+        num_envs: Number of environments.
+        options: As of `SharedReplayBuffer`. With storage="memmap" priorities are kept in the
             folder, too, and survive the process; after a power loss they may be older ones.
-        folder: Of "memmap".
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -135,10 +124,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._numbers[:] = self._largest[0], self.alpha, self.beta, self._known[1]
 
     @classmethod
-    def _bytes_for(cls, plan: Plan) -> Callable[[int], int]:
-        more = plan.span - plan.capacity
-        others = super()._bytes_for(plan)
-        return lambda capacity: others(capacity) + 8 * sum(level_sizes(capacity + more))
+    def _bytes_of(cls, plan: Plan) -> int:
+        return super()._bytes_of(plan) + 8 * sum(level_sizes(plan.span))
 
     @property
     def alpha(self) -> float:
@@ -205,9 +192,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         first = self._live()[1]
         super()._store(arrays, ids, stops, cuts)
         if is_captured and self._sums is not None:  # only the device knows which rows are new else
-            span, end = self._table.plan.span, self._live()[1]
-            rows = np.arange(max(first, end - span), end) % span
-            self._sums.insert_rows(torch.from_numpy(rows).to(self.device))
+            self._sums.set_numbers(first, self._live()[1], self._sums.new_value())
         else:
             self._insert_new()
 
@@ -220,14 +205,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return
         begin, end = self._live()
         known, until = self._known
-        if (begin, end) == (known, until):
+        if (begin, end) == self._known:
             return
         sums: Any = self._sums if self._tree is None else self._tree
-        first = max(begin, until)
         if end - begin < self._table.plan.span:  # those that left are not all overwritten
             sums.set_numbers(known, min(begin, until), 0.0)
         value = self._largest[0] ** self.alpha if self._sums is None else self._sums.new_value()
-        sums.set_numbers(first, end, value)
+        sums.set_numbers(max(begin, until), end, value)
         self._known = begin, end
         self._note_numbers()
 
@@ -275,8 +259,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _draw(self, batch: ReplayBatch, exponent: float | None) -> None:
         memory, generator = batch.memory, self._random.torch
         if self._sums is not None:
-            if self._is_capturing() and self._table.once is not None:
-                self._table.once.is_captured = True
+            self._note_captured()
             self._sums.draw(generator, memory.indices, memory.weights, exponent)
         elif self._tree is not None:
             points = torch.empty(batch.size, dtype=torch.float64, device="cpu")
@@ -286,7 +269,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree.draw(points.numpy(), rows, weights, exponent)
         self._reader.fill(batch)
         if self._folder is not None:
-            self._folder.arrays["generator"][...] = self._random.get_state()
+            self._keep_generator(self._folder)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give transitions new priorities.
@@ -361,9 +344,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             return rows, priorities
         given = as_tensor("priorities", priorities)
         if given.shape != rows.shape:
-            raise BufferMisuseError(
-                f"priorities has shape {tuple(given.shape)}, expected {tuple(rows.shape)}"
-            )
+            shape = tuple(given.shape)
+            raise BufferMisuseError(f"priorities has shape {shape}, expected {tuple(rows.shape)}")
         kept = now - drawn_at <= (rows - drawn_at) % span  # adds that leave a row alone
         return rows[kept], given[kept.to(given.device)]
 
@@ -386,7 +368,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
 
         Args:
-            batch_size: See there, like the next five, and `columns`.
+            batch_size: See there, like all but the last.
             sequence_length: L.
             burn_in: Number of steps that are not learned from.
             overlap: Number of steps shared with the next sequence.

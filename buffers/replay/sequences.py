@@ -2,15 +2,15 @@
 
 Of each row it is kept which one follows it in its episode, its number in that, and its environment.
 This is brought up to date with every add, from the links and env ids of the new rows alone; and of
-each environment it is kept which number its next row has if the newest one is gone by then. When
-sequences are drawn for the first time the rows that begin one are marked: they have a value in a
-tree of sums, of which rows are drawn. From then on each new row marks the one that has become the
-start of a whole sequence, and removes what it overwrites, so that no draw searches anything.
+each environment it is kept which number its next row has if the newest one is gone by then. Rows
+that begin a sequence have a value in a tree of sums, of which rows are drawn: each new row marks
+the one that has become the start of a whole sequence, and removes what it overwrites, so that no
+draw searches anything. When other sequences are asked for, all rows are gone through once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,33 +24,26 @@ from buffers.core.sequences import (
     SequenceBatch,
     SequenceOptions,
     memory_of,
+    read_sequences,
     read_states,
     zero_padding,
 )
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
+from buffers.replay.plan import Plan
+from buffers.replay.priorities import SumTree, level_sizes, sum_node, values_fit
 from buffers.replay.table import Table
 
 __all__ = ["SequenceDraws", "SequenceIndex", "SequenceMemory", "sequence_bytes"]
 
-_EMPTY = -1  # in `steps`, of rows that hold nothing
 _MAX_STEPS = 2**31 - 2
-_ENV_BYTES = 8 * 4  # tails, candidates, reaches, following steps
-_STEPS, _NEXTS = "sequence_steps", "sequence_following"
+_ENV_BYTES = 8 * 4  # of `Steps.per_env`
 
 
-def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
+def sequence_bytes(plan: Plan) -> int:
     """Bytes a `SequenceIndex` takes."""
-    return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 16 * num_rings
-
-
-class Live(NamedTuple):
-    """Numbers that can be drawn: from begin to before end, int64 (R,); rows of a ring."""
-
-    begin: np.ndarray
-    end: np.ndarray
-    span: int
+    rows, rings = plan.num_rows, plan.num_rings
+    return 12 * rows + 8 * sum(level_sizes(rows)) + _ENV_BYTES * plan.num_envs + 16 * rings
 
 
 class Steps(NamedTuple):
@@ -58,7 +51,7 @@ class Steps(NamedTuple):
 
     Attributes:
         following: int32 (rows,), row + 1 of the next one in the episode, or 0.
-        step_of: int32 (rows,), the number of the row in its episode, or -1.
+        step_of: int32 (rows,), the number of the row in its episode.
         env_of: int32 (rows,), its environment.
         per_env: int64 (4, N): tails, row + 1 of the newest, or 0 if it is gone; candidates, row + 1
             of the oldest row of the open episode that is not the start of a sequence yet, or 0;
@@ -70,14 +63,6 @@ class Steps(NamedTuple):
     step_of: np.ndarray
     env_of: np.ndarray
     per_env: np.ndarray
-
-
-class Starts(NamedTuple):
-    """Which rows begin a sequence: see `SequenceOptions`; a period of 0 as long as none does."""
-
-    needed: int
-    needed_at_start: int
-    period: int
 
 
 class SequenceMemory(NamedTuple):
@@ -108,34 +93,22 @@ class SequenceIndex:
         self.tree = SumTree(self._num_rows)
         following, steps, envs = np.zeros((3, self._num_rows), np.int32)
         self._kept = Steps(following, steps, envs, np.zeros((4, plan.num_envs), np.int64))
-        self._steps, self._per_env = self._kept.step_of, self._kept.per_env
-        self._done, self._dead = np.zeros((2, num_rings), np.int64)
+        self._done, self._dead = self._known = np.zeros((2, num_rings), np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.version = 1.0, False, 0
         # Of a device the host keeps the environments of rows, so that no draw has to wait for it.
         self._row_envs = table.columns.get("env_ids", np.zeros(self._num_rows, np.int32))
-        self.reset()
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = [*self._kept, self._done, self._dead]
+        arrays = [*self._kept, self._known]
         arrays += [self._row_envs] if self._table.is_staged else []
         return self.tree.nbytes + sum(array.nbytes for array in arrays)
 
-    def reset(self) -> None:
-        """Know of no row."""
-        for array in self._kept:
-            array[:] = 0
-        self._steps[:] = _EMPTY
-        self._done[:], self._dead[:] = 0, 0
-        self.tree.restore(np.zeros(len(self._steps)))
-        self.options, self.largest, self.is_updated = None, 1.0, False
-        self.version += 1
-
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
-        self._per_env[3, env_ids] = 0
+        self._kept.per_env[3, env_ids] = 0
 
     def follow(self, value: float) -> None:
         """Take note of the rows that were added since the last call.
@@ -143,25 +116,24 @@ class SequenceIndex:
         Args:
             value: Of the sequences that are new, in the tree.
         """
-        table, plan = self._table, self._table.plan
+        table, options = self._table, self.options
         begin, _ = table.live()
         if table.is_staged:
             self._fetch(begin)
-        options = self.options or SequenceOptions(1, 0, 0, False)
+        wanted = (options.needed, options.needed_at_start, options.period) if options else (1, 1, 0)
         follow_rows(
             (table.links, self._row_envs, table.envs["is_open"]),
-            Live(begin, table.committed, plan.span), (self._done, self._dead), self._kept,
-            self.tree.arrays, _starts(options), float(value),
+            (begin, table.committed, table.plan.span), (self._done, self._dead), self._kept,
+            self.tree.arrays, wanted, float(value),
         )  # fmt: skip
 
     def _fetch(self, begin: np.ndarray) -> None:
         """Copy env ids of new rows from the device."""
         table, span = self._table, self._table.plan.span
+        firsts = np.maximum(begin, self._done).tolist()
         found = [
-            ring * span + np.arange(max(first, done), end) % span
-            for ring, (first, done, end) in enumerate(
-                zip(begin, self._done, table.committed, strict=True)
-            )
+            ring * span + np.arange(first, max(first, end)) % span
+            for ring, (first, end) in enumerate(zip(firsts, table.committed, strict=True))
         ]
         rows = np.concatenate(found)
         if len(rows):
@@ -169,6 +141,22 @@ class SequenceIndex:
             column = table.rows.view(torch.int32)[:, field.offset // 4]
             where = torch.from_numpy(rows).to(table.device)
             self._row_envs[rows] = column.index_select(0, where).cpu().numpy()
+
+    def _first_steps(self) -> np.ndarray:
+        """int64 (N,), the number of the oldest row of each environment, or of its next one."""
+        found, kept = self._kept.per_env[3].copy(), self._kept
+        rows = self._table.oldest_first()[::-1]
+        found[kept.env_of[rows]] = kept.step_of[rows]  # the oldest comes last, and stays
+        return found
+
+    def _go_through(self, first_steps: np.ndarray, value: float) -> None:
+        """Take note of all rows anew, when numbers of the oldest are int64 (N,)."""
+        self.tree.restore(np.zeros(self._num_rows))
+        self._kept.per_env[:3] = 0
+        self._kept.per_env[3] = first_steps
+        self._known[:], _ = self._table.live()
+        self.version += 1
+        self.follow(value)
 
     def prepare(self, options: SequenceOptions, value: float) -> None:
         """Mark the rows that begin a sequence, if that was not done for these options.
@@ -189,16 +177,8 @@ class SequenceIndex:
                 f"{_described(self.options)}, have priorities, got "
                 f"{_described(options)}; draw the same ones, or make another buffer"
             )
-        self._mark(options, np.full(len(self._steps), value))
-
-    def _mark(self, options: SequenceOptions, values: np.ndarray) -> None:
-        is_start = np.zeros(len(self._steps), np.bool_)
-        live = Live(*self._table.live(), self._table.plan.span)
-        remaining = np.zeros(len(self._steps), np.int32)
-        mark_starts(live, self._kept, _starts(options), remaining, is_start)
-        self.tree.restore(np.where(is_start, values, 0.0))
         self.options = options
-        self.version += 1
+        self._go_through(self._first_steps(), value)
 
     def draw(
         self, generator: torch.Generator, batch_size: int, beta: float
@@ -226,17 +206,15 @@ class SequenceIndex:
         self.tree.draw(points.cpu().numpy(), starts, weights, beta)
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
-        walk(self._kept.following, self._steps, starts, rows, steps)
+        walk(self._kept.following, self._kept.step_of, starts, rows, steps)
         memory = SequenceMemory(self, starts, self._table.committed.copy(), self.version)
         return rows, steps, weights, memory
 
     def are_alive(self, rows: np.ndarray, memory: SequenceMemory) -> np.ndarray:
         """Whether rows int64 (K,) of a batch still hold what they held when it was drawn."""
-        span, table = self._table.plan.span, self._table
-        rings, newest = rows // span, memory.totals - 1
-        numbers = newest[rings] - (newest[rings] - rows % span) % span  # when it was drawn
-        begin, _ = table.live()
-        return numbers >= begin[rings]
+        begin, _ = self._table.live()
+        numbers = self._table.numbers_of(rows, memory.totals)
+        return numbers >= begin[rows // self._table.plan.span]
 
     def update(self, memory: SequenceMemory, priorities: np.ndarray, alpha: float) -> None:
         """Give sequences priorities float64 (B,); those whose first row is gone are left out."""
@@ -247,41 +225,22 @@ class SequenceIndex:
             self.tree.update(starts, priorities**alpha)
         self.is_updated = True
 
-    def state(self, *, has_priorities: bool) -> dict[str, torch.Tensor]:
-        """What does not follow from the rows."""
-        arrays = {_STEPS: self._steps, _NEXTS: self._per_env[3]}
+    def state(self, *, has_priorities: bool) -> dict[str, np.ndarray]:
+        """What does not follow from the rows, all of which were taken note of."""
+        arrays = {"sequence_steps": self._first_steps()}
         if has_priorities:
             options = self.options or SequenceOptions(0, 0, 0, False)
             numbers = np.array([*options, self.is_updated, self.largest], np.float64)
-            arrays |= {"sequence_options": numbers, "sequence_priorities": self.tree.leaves}
-        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+            leaves = self.tree.leaves.copy()
+            arrays |= {"sequence_options": numbers, "sequence_priorities": leaves}
+        return arrays
 
-    def check(
-        self,
-        state: Mapping[str, np.ndarray],
-        read: Callable[..., SequenceOptions],
-        *,
-        has_priorities: bool,
-    ) -> None:
-        """Raise BufferMisuseError unless the same of a state can be restored.
-
-        Args:
-            state: With the entries of `state`, and of the table.
-            read: Checks options.
-            has_priorities: See `state`.
-        """
-        plan, num_rows, steps = self._table.plan, self._num_rows, state[_STEPS]
-        begun, committed = np.repeat(state["rings"].T, plan.span, axis=1)
-        numbers = committed - 1 - (committed - 1 - np.arange(num_rows) % plan.span) % plan.span
-        is_live = numbers >= np.maximum(begun - plan.capacity, 0)
-        held, nexts = steps[is_live], state[_NEXTS]
-        if (steps[~is_live] != _EMPTY).any() or (
-            len(held) and not 0 <= held.min() <= held.max() <= _MAX_STEPS
-        ):
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raise BufferMisuseError unless the same of a state can be restored."""
+        steps = state["sequence_steps"]
+        if not 0 <= steps.min() <= steps.max() <= _MAX_STEPS:
             raise contradiction("it has numbers of steps that cannot be")
-        if nexts.min() < 0 or nexts.max() > _MAX_STEPS:
-            raise contradiction("it has numbers of following steps that cannot be")
-        if not has_priorities:
+        if "sequence_options" not in state:
             return
         numbers, values = state["sequence_options"], state["sequence_priorities"]
         fits = (  # false of NaN
@@ -292,30 +251,23 @@ class SequenceIndex:
         )
         if fits and numbers[0]:
             length, burn_in, period, pad = map(int, numbers[:4])
-            fits = read(length, burn_in, length - period, pad) == (length, burn_in, period, pad)
+            options = length, burn_in, period, pad
+            fits = read_sequences(length, burn_in, length - period, pad) == options
         if not fits:
             raise contradiction("it has sequences or priorities of these that cannot be")
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
         """Take over a state, when the table is that of it."""
-        self.reset()
-        table = self._table
-        begin, end = table.live()
-        if table.is_staged:
-            self._fetch(begin)
-        self._steps[:] = found[_STEPS]
-        self._per_env[3] = found[_NEXTS]
-        restore_rows(table.links, self._row_envs, Live(begin, end, table.plan.span), self._kept)
-        self._done[:], self._dead[:] = end, begin
-        if "sequence_options" in found and found["sequence_options"][0]:
-            length, burn_in, period, pad, is_updated, largest = found["sequence_options"].tolist()
-            options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
-            self._mark(options, found["sequence_priorities"])
+        self.options, self.largest, self.is_updated = None, 1.0, False
+        numbers = found.get("sequence_options")
+        if numbers is not None and numbers[0]:
+            length, burn_in, period, pad, is_updated, largest = numbers.tolist()
+            self.options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
             self.is_updated, self.largest = bool(is_updated), largest
-
-
-def _starts(options: SequenceOptions) -> Starts:
-    return Starts(options.needed, options.needed_at_start, options.period)
+        self._go_through(found["sequence_steps"], 1.0)
+        if self.options is not None:
+            is_start = self.tree.leaves > 0
+            self.tree.restore(np.where(is_start, found["sequence_priorities"], 0.0))
 
 
 def _described(options: SequenceOptions) -> str:
@@ -434,10 +386,10 @@ class SequenceDraws:
 def set_leaf(tree, starts, leaf, value):
     """Write a value to a leaf and refresh the sums above."""
     tree[leaf] = value
-    rows, node = nodes_of(tree), leaf
+    node = leaf
     for level in range(1, starts.shape[0]):
         node = node >> 4
-        tree[starts[level] + node] = sum_node(rows, (starts[level - 1] >> 4) + node)
+        tree[starts[level] + node] = sum_node(tree, starts[level - 1] + 16 * node)
 
 
 @njit(cache=True)
@@ -448,12 +400,13 @@ def follow_rows(rows, live, known, kept, tree, wanted, value):
         rows: links int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the rows;
             environments int32 (rows,); and is_open bool (N,), the newest row of the env did not end
             its episode.
-        live: `Live`.
+        live: The numbers that can be drawn, from .. to, int64 (R,); rows of a ring.
         known: int64 (R,) each, rows of each ring taken note of, and those of them that are gone;
             brought up to date.
         kept: `Steps`, written.
         tree: Of a `SumTree`, and the starts of its levels; written.
-        wanted: `Starts`.
+        wanted: Steps that have to be there from the first one on, and if that begins its episode;
+            and of how many steps one begins a sequence, 0 as long as none does.
         value: Of new sequences.
     """
     links, row_envs, is_open = rows
@@ -475,7 +428,6 @@ def follow_rows(rows, live, known, kept, tree, wanted, value):
                 reaches[env] -= 1
             if tails[env] == row + 1:
                 tails[env] = 0
-            step_of[row] = -1
         dead[ring] = begin[ring]
         for number in range(max(done[ring], begin[ring]), end[ring]):
             row = ring * span + number % span
@@ -506,51 +458,6 @@ def follow_rows(rows, live, known, kept, tree, wanted, value):
                 candidates[env] = following[start]
                 reaches[env] -= 1
         done[ring] = end[ring]
-
-
-@njit(cache=True)
-def mark_starts(live, kept, wanted, remaining, is_start):
-    """Find the rows that begin a sequence.
-
-    Args:
-        live: `Live`.
-        kept: `Steps`, of whose per_env candidates and reaches are written.
-        wanted: `Starts`.
-        remaining: int32 (rows,), written: steps from the row to the last known of its episode.
-        is_start: bool (rows,), zeros; written.
-    """
-    begin, end, span = live
-    following, step_of, env_of, per_env = kept
-    needed, needed_at_start, period = wanted
-    tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
-    candidates[:] = 0
-    for ring in range(begin.shape[0]):
-        for age in range(end[ring] - begin[ring]):  # from the newest row
-            row = ring * span + (end[ring] - 1 - age) % span
-            after, env = following[row], env_of[row]
-            remaining[row] = remaining[after - 1] + 1 if after else 1
-            if remaining[row] >= (needed if step_of[row] else needed_at_start):
-                is_start[row] = step_of[row] % period == 0
-            # The open episode is the one that the rows not marked yet lead to the tail of.
-            elif tails[env] == row + 1 or (after and candidates[env] == after):
-                candidates[env] = row + 1
-                reaches[env] = remaining[row]
-
-
-@njit(cache=True)
-def restore_rows(links, row_envs, live, kept):
-    """Fill following, env_of and tails of all rows that hold something; see `follow_rows`."""
-    begin, end, span = live
-    following, step_of, env_of, per_env = kept
-    tails, num_rows = per_env[0], links.shape[0]
-    tails[:] = 0
-    for ring in range(begin.shape[0]):
-        for number in range(begin[ring], end[ring]):
-            row = ring * span + number % span
-            env_of[row] = row_envs[row]
-            tails[env_of[row]] = row + 1
-            following[row] = links[row] if 0 < links[row] <= num_rows else 0
-            step_of[row] = max(step_of[row], 0)
 
 
 @njit(nogil=True, cache=True)

@@ -28,6 +28,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,32 +43,27 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["MAX_WRITERS", "Address", "SharedMemory", "fence", "shared_bytes"]
+__all__ = ["MAX_WRITERS", "Address", "SharedMemory", "fence", "shared_bytes", "wait_for"]
 
 _VERSION = 3  # of what lies where
 _LINE = 128  # bytes, so that nobody waits for the cache line of another
 _LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
+_PAUSE = 0.001  # seconds between looks at what is waited for
 MAX_WRITERS = 4096
 
 _LIMITS = ["ratio", "least", "most"]  # samples per insert, and differences at which one waits
-HEADER = np.dtype(
-    {
-        "names": [
-            "token", "digest", "is_closed", "is_limited", "min_size", *_LIMITS, "num_sampled",
-        ],
-        "formats": ["<i8"] * 5 + ["<f8"] * 3 + ["<i8"],
-        "offsets": [*range(0, 8 * 8, 8), _LINE],
-        "itemsize": 2 * _LINE,
-    }
-)  # fmt: skip
-SLOT = np.dtype(
-    {
-        "names": ["begun", "committed", "pid", "start"],
-        "formats": ["<i8"] * 4,
-        "offsets": [0, 8, 16, 24],
-        "itemsize": _LINE,
-    }
-)
+HEADER = np.dtype({
+    "names": ["token", "digest", "is_closed", "is_limited", "min_size", *_LIMITS, "num_sampled"],
+    "formats": ["<i8"] * 5 + ["<f8"] * 3 + ["<i8"],
+    "offsets": [*range(0, 64, 8), _LINE],
+    "itemsize": 2 * _LINE,
+})  # fmt: skip
+SLOT = np.dtype({
+    "names": ["begun", "committed", "pid", "start"],
+    "formats": ["<i8"] * 4,
+    "offsets": [0, 8, 16, 24],
+    "itemsize": _LINE,
+})  # fmt: skip
 _order = threading.Lock()
 
 
@@ -86,6 +82,19 @@ class Address(NamedTuple):
     start: int  # of the process, see `process_start`
     file: int
     token: int
+
+
+def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Ask again and again, at least once.
+
+    Raises:
+        TimeoutError: It was not ready for so long; `why` says why.
+    """
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(why())
+        time.sleep(_PAUSE)
 
 
 class SharedMemory:
@@ -111,9 +120,8 @@ class SharedMemory:
     def __init__(self, plan: Plan, address: Address | None = None):
         if fcntl is None or not hasattr(os, "memfd_create") or not process_start(os.getpid()):
             raise BufferMisuseError("memory is shared between processes on Linux only")
-        self._plan, size = plan, shared_bytes(plan)
-        file = self._make(size) if address is None else self._open(address, size)
-        self._file, self._pid = file, os.getpid()
+        self._plan, size, own = plan, shared_bytes(plan), os.getpid()
+        self._file = file = self._make(size) if address is None else self._open(address, size)
         try:
             pages = np.frombuffer(mmap.mmap(file, size), np.uint8)
         except BaseException:
@@ -121,20 +129,17 @@ class SharedMemory:
             raise
         if address is None:
             pages.fill(0)  # takes the memory now rather than in the middle of training
-        places = _places(plan)
-        self.header = pages[: places[0]].view(HEADER)[0]
-        self.slots = pages[places[0] : places[1]].view(SLOT)
-        self.envs = pages[places[1] :][: plan.num_envs * ENVS.itemsize].view(ENVS)
-        self.rows = torch.from_numpy(pages[places[2] :].reshape(-1, plan.layout.stride))
-        self._release = weakref.finalize(
-            self, _let_go, file, self.header, address is None, self._pid
-        )
+        slots, envs, rows = _places(plan)
+        self.header = pages[:slots].view(HEADER)[0]
+        self.slots = pages[slots:envs].view(SLOT)
+        self.envs = pages[envs:][: plan.num_envs * ENVS.itemsize].view(ENVS)
+        self.rows = torch.from_numpy(pages[rows:].reshape(-1, plan.layout.stride))
+        # Closes the file; of the process that made it, it lets writers know. Views stay.
+        self.close = weakref.finalize(self, _let_go, file, self.header, address is None, own)
+        self.address = address or Address(own, process_start(own), file, secrets.randbits(63))
         if address is None:
-            token = secrets.randbits(63)
-            self.address = Address(self._pid, process_start(self._pid), file, token)
-            self.header["digest"], self.header["token"] = _digest(plan), token
+            self.header["digest"], self.header["token"] = _digest(plan), self.address.token
         else:
-            self.address = address
             self.check_open()
 
     def _make(self, size: int) -> int:
@@ -153,46 +158,29 @@ class SharedMemory:
 
     def _open(self, address: Address, size: int) -> int:
         """The file, opened anew, so that a lock of it is nobody else's."""
-        if process_start(address.pid) != address.start:
-            raise self._ended(address)
         try:
+            if process_start(address.pid) != address.start:
+                raise FileNotFoundError
             file = os.open(f"/proc/{address.pid}/fd/{address.file}", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise self._ended(address) from None
         except PermissionError as error:
             raise BufferMisuseError(
                 f"the memory of process {address.pid} may not be opened ({error.strerror}); "
                 "writers have to run as the same user as the learner"
             ) from None
-        except OSError as error:  # the number has become that of something else
-            raise self._ended(address) from error
+        except OSError as error:  # it is not there, or the number has become that of another file
+            raise _ended(address) from error
         token, digest = np.frombuffer(os.pread(file, 16, 0).ljust(16, b"\0"), np.int64)
-        if token != address.token:
-            error = self._ended(address)
-        elif digest != _digest(self._plan) or os.fstat(file).st_size != size:
-            error = BufferMisuseError(
-                "the shared memory has another layout of rows than that of this process: it was "
-                "made by another version of this package, or for other spaces; let all processes "
-                "use the same"
-            )
-        else:
+        is_own = token == address.token
+        if is_own and digest == _digest(self._plan) and os.fstat(file).st_size == size:
             return file
         os.close(file)
-        raise error
-
-    def _ended(self, address: Address) -> BufferClosedError:
-        return BufferClosedError(
-            f"the buffer of process {address.pid} is gone: that process has ended, closed the "
-            "buffer, or runs on another machine or in another container; writers write where the "
-            "learner is"
+        if not is_own:
+            raise _ended(address)
+        raise BufferMisuseError(
+            "the shared memory has another layout of rows than that of this process: it was made "
+            "by another version of this package, or for other spaces; let all processes use the "
+            "same"
         )
-
-    def close(self) -> None:
-        """Close the file; of the process that made it: let writers know, and no other open it.
-
-        The memory stays for as long as there are views of it.
-        """
-        self._release()
 
     # Writers
 
@@ -208,18 +196,18 @@ class SharedMemory:
             BufferMisuseError: There is none.
         """
         chosen = range(self._plan.num_rings) if index is None else [index]
-        self._lock()
         assert fcntl is not None
+        wait_for(self._lock, _LOCK_TIMEOUT, lambda: (
+            f"another process has been joining the buffer of process {self.address.pid} for "
+            f"{_LOCK_TIMEOUT:.0f} s; end it and try again"
+        ))  # fmt: skip
         try:
-            pids = {}
-            for each in chosen:
-                if pid := self.writer_pid(each):
-                    pids[each] = pid
-                    continue
-                own = os.getpid()
-                self.slots["start"][each] = process_start(own)
-                self.slots["pid"][each] = own
-                return each
+            pids = {each: self.writer_pid(each) for each in chosen}
+            for each, pid in pids.items():
+                if not pid:
+                    self.slots["start"][each] = process_start(os.getpid())
+                    self.slots["pid"][each] = os.getpid()
+                    return each
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         taken = ", ".join(f"{each} by process {pid}" for each, pid in pids.items())
@@ -232,25 +220,25 @@ class SharedMemory:
         """Be that writer no longer."""
         self.slots["pid"][index] = 0
 
-    def _lock(self) -> None:
-        deadline = time.monotonic() + _LOCK_TIMEOUT
+    def _lock(self) -> bool:
         assert fcntl is not None
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"another process has been joining the buffer of process "
-                        f"{self.address.pid} for {_LOCK_TIMEOUT:.0f} s; end it and try again"
-                    ) from None
-            time.sleep(0.001)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def check_open(self) -> None:
         """Raise BufferClosedError if the buffer was closed, or its process has ended."""
         if self.header["is_closed"] or process_start(self.address.pid) != self.address.start:
-            raise self._ended(self.address)
+            raise _ended(self.address)
+
+
+def _ended(address: Address) -> BufferClosedError:
+    return BufferClosedError(
+        f"the buffer of process {address.pid} is gone: that process has ended, closed the buffer, "
+        "or runs on another machine or in another container; writers write where the learner is"
+    )
 
 
 def _let_go(file: int, header: Any, is_owner: bool, pid: int) -> None:

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from gymnasium import Space
 
 from buffers.core.arguments import resolve_device
 from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.rows import row_views
-from buffers.core.sequences import read_sequences
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
     Block,
@@ -34,8 +34,7 @@ from buffers.core.state import (
     name_fields,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.frames import FrameStack
-from buffers.replay.plan import Plan, own_settings
+from buffers.replay.plan import FrameStack, Plan, own_settings
 from buffers.replay.table import Table
 
 __all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
@@ -43,9 +42,9 @@ __all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
 STATE_VERSION = 4
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_PLAIN = frozenset((
+_SAVED = frozenset((
     "num_envs", "n_step", "gamma", "store_next", "track_env", "track_episodes", "over", "device",
-    "staged",
+    "staged", "frame_stack", "extra_columns",
 ))  # fmt: skip
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
@@ -84,7 +83,7 @@ class TableState(SavedBuffer):
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raise BufferMisuseError unless the arrays of a state fit."""
         if self._sequences is not None:
-            self._sequences.check(state, read_sequences, has_priorities=self._has_weights)
+            self._sequences.check(state)
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over arrays that were checked; the table was taken over before."""
@@ -100,8 +99,7 @@ class TableState(SavedBuffer):
     def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
         self._settle()
-        if table.is_torn:
-            table.recover()
+        table.mend()
         arrays: dict[str, Any] = {
             "rings": table.rings.view(np.int64).reshape(-1, 2),
             "generator": self._random.get_state(),
@@ -170,14 +168,11 @@ class TableState(SavedBuffer):
         if self._folder is not None:
             return None
         _, (capacity, *spaces), options = self._made_by
-        made = {name: _plain(options[name]) for name in sorted(_PLAIN & options.keys())}
-        frames, extras = options.get("frame_stack"), options.get("extra_columns")
-        if frames is not None:
-            stack = frames if isinstance(frames, FrameStack) else FrameStack(frames)
-            made["frame_stack"] = {name: _plain(value) for name, value in asdict(stack).items()}
-        if extras is not None:
-            made["extra_columns"] = {name: describe_space(extras[name]) for name in extras}
-        return {"capacity": int(capacity), "spaces": [*map(describe_space, spaces)], **made}
+        given = {name: options[name] for name in sorted(_SAVED & options.keys())}
+        if isinstance(given.get("frame_stack"), int | np.integer):
+            given["frame_stack"] = FrameStack(given["frame_stack"])
+        made = {name: _plain(value) for name, value in given.items() if value is not None}
+        return {"capacity": int(capacity), "spaces": _plain(spaces), **made}
 
     @classmethod
     def from_file(
@@ -224,7 +219,15 @@ class TableState(SavedBuffer):
 
 
 def _plain(value: Any) -> Any:
-    """A number as Python's, a device as its name; all else as it is."""
+    """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
+    if isinstance(value, Space):
+        return describe_space(value)
+    if isinstance(value, FrameStack):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
     if isinstance(value, torch.device):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -232,21 +235,15 @@ def _plain(value: Any) -> Any:
 
 def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) -> dict[str, Any]:
     """Arguments of a constructor, from a file; raise one of _MALFORMED if they are none."""
-    observation_space, action_space = map(space_of, made["spaces"])
-    found: dict[str, Any] = {name: made[name] for name in _PLAIN & made.keys()}
-    if "frame_stack" in made:
-        found["frame_stack"] = FrameStack(**made["frame_stack"])
-    if "extra_columns" in made:
-        extras = made["extra_columns"].items()
+    found: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
+    if "frame_stack" in found:
+        found["frame_stack"] = FrameStack(**found["frame_stack"])
+    if "extra_columns" in found:
+        extras = found["extra_columns"].items()
         found["extra_columns"] = {name: space_of(described) for name, described in extras}
-    if device is not None:
-        found["device"] = device
-    return {
-        "capacity": made["capacity"],
-        "observation_space": observation_space,
-        "action_space": action_space,
-        **found,
-    }
+    found |= {} if device is None else {"device": device}
+    found["observation_space"], found["action_space"] = map(space_of, made["spaces"])
+    return {"capacity": made["capacity"], **found}
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,6 +309,30 @@ def _split(plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]) -> list[
     return [next(rest) if count else blocks[0][:0] for count in counts]
 
 
+def _read_column(plan: Plan, parts: list[np.ndarray], path: str) -> np.ndarray:
+    """A column of the rows that each ring holds, as that of all rows, 0 where there is none."""
+    field = {path: plan.layout.fields[path]}
+    found = np.zeros((plan.num_rings, plan.span, *field[path].shape), field[path].dtype)
+    for column, part in zip(found, parts, strict=True):
+        is_aligned = part.flags.aligned and not part.ctypes.data % 8
+        words = (part if is_aligned else part.copy()).view(np.int64)
+        column[: len(part)] = row_views(words, field)[path]
+    return found.reshape(plan.num_rows, *field[path].shape)
+
+
+def _links_there(plan: Plan, rings: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+    """The links int32 (num_rows,) of the rows whose transitions are still there, 0 elsewhere."""
+    numbers, oldest = _numbers(plan, rings)
+    return np.where(numbers >= oldest, _read_column(plan, parts, "link"), 0)
+
+
+def _numbers(plan: Plan, rings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The newest committed number of each row, and the oldest that is still in its ring."""
+    begun, committed = np.repeat(rings.T, plan.span, axis=1)
+    newest, places = committed - 1, np.arange(plan.num_rows) % plan.span
+    return newest - (newest - places) % plan.span, np.maximum(begun - plan.span, 0)
+
+
 def check_table(
     table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
 ) -> None:
@@ -325,128 +346,90 @@ def check_table(
     Raises:
         BufferMisuseError: It does not fit the table, or its parts not one another.
     """
-    plan, rings = table.plan, state["rings"]
-    span, num_rows = plan.span, plan.num_rows
+    plan, rings, fields = table.plan, state["rings"], table.plan.layout.fields
     begun, committed = rings.T
-    bad = (committed < 0) | (begun < committed) | (begun - committed > span)
+    bad = (committed < 0) | (begun < committed) | (begun - committed > plan.span)
     if bad.any() or begun.max() > _MOST_ADDED // plan.num_rings:
         raise contradiction("it has numbers of transitions that cannot be")
-    columns = _read_fields(plan, _split(plan, rings, blocks), is_checked=True)
-    is_held = (np.arange(span) < np.minimum(begun, span)[:, None]).reshape(-1)
-    held = np.flatnonzero(is_held)
-    if "env_ids" in columns:
-        _check_env_ids(plan, columns["env_ids"], held)
+    parts = _split(plan, rings, blocks)
+    for path, field in fields.items():
+        if field.dtype == np.bool_:
+            place = field.offset, field.nbytes
+            check_bools(path, parts, [place])
+    ring_of = np.arange(plan.num_envs) // max(1, plan.num_envs // plan.num_rings)
+    if "env_ids" in fields:
+        is_held = np.arange(plan.span) < np.minimum(begun, plan.span)[:, None]
+        held = np.flatnonzero(is_held)
+        ids = _read_column(plan, parts, "env_ids")[held]
+        fits = (ids >= 0) & (ids < plan.num_envs)
+        if not fits.all() or (plan.num_rings > 1 and (ring_of[ids] != held // plan.span).any()):
+            raise contradiction("it has rows of environments that there are not")
     if plan.num_envs:
         check_bools("is_open", [state["is_open"]])
-        own = committed[np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)]
-        if state["last"].min() < 0 or (state["last"] > own).any():
+        if state["last"].min() < 0 or (state["last"] > committed[ring_of]).any():
             raise contradiction("it has newest transitions that cannot be")
-    if table.once is not None:
-        table.once.check(state)
     if plan.is_linked:
-        links = np.zeros(num_rows, np.int32)
-        links[held] = columns["link"]
-        num_slots = 0 if table.once is None else len(state["units"])
-        links_there = _check_links(plan, rings, links, is_held, num_slots, state)
+        links = _links_there(plan, rings, parts)
         if table.once is not None:
-            table.once.check_links(state, links_there)
-
-
-def _read_fields(
-    plan: Plan, blocks: list[np.ndarray], *, is_checked: bool = False
-) -> dict[str, np.ndarray]:
-    """Links and env ids of the rows; bools are looked at if that is asked for."""
-    fields, found = plan.layout.fields, {}
-    bools = [path for path, field in fields.items() if is_checked and field.dtype == np.bool_]
-    for block in blocks:
-        if not block.flags.aligned or block.ctypes.data % 8:
-            block = block.copy()
-        views = row_views(block.view(np.int64), fields)
-        for path in bools:
-            check_bools(path, [views[path]])
-        for path in ("link", "env_ids"):
-            if path in views:
-                found.setdefault(path, []).append(views[path].copy())
-    return {path: np.concatenate(parts) for path, parts in found.items()}
-
-
-def _check_env_ids(plan: Plan, env_ids: np.ndarray, held: np.ndarray) -> None:
-    per_ring = plan.num_envs // plan.num_rings
-    if len(env_ids) and (
-        env_ids.min() < 0
-        or env_ids.max() >= plan.num_envs
-        or (plan.num_rings > 1 and (env_ids // per_ring != held // plan.span).any())
-    ):
-        raise contradiction("it has rows of environments that there are not")
+            table.once.check(state, links)
+        _check_links(plan, state, links, ring_of, len(state.get("units", ())))
 
 
 def _check_links(
-    plan: Plan,
-    rings: np.ndarray,
-    links: np.ndarray,
-    is_held: np.ndarray,
-    num_slots: int,
-    envs: Mapping[str, np.ndarray],
-) -> np.ndarray:
-    """Return the links of rows that hold something, int64, 0 elsewhere.
+    plan: Plan, state: Mapping[str, np.ndarray], links: np.ndarray, ring_of: np.ndarray, slots: int
+) -> None:
+    """Raise BufferMisuseError if a row leads to one that does not follow, or to none.
 
-    Raises:
-        BufferMisuseError: A row leads to one that does not follow, or to none.
+    Args:
+        plan: Of the table.
+        state: See `check_table`.
+        links: Of `_links_there`.
+        ring_of: int64 (N,), rings of environments.
+        slots: P; 0 where every row has its next observation.
     """
     span, num_rows = plan.span, plan.num_rows
-    begun, committed = np.repeat(rings.T, span, axis=1)
-    places = np.arange(num_rows) % span
-    numbers = committed - 1 - (committed - 1 - places) % span
-    is_there = is_held & (numbers >= np.maximum(begun - span, 0))
-    links = np.where(is_there, links, 0).astype(np.int64)
-    if links.min() < 0 or links.max() > num_rows + num_slots:
+    numbers, oldest = _numbers(plan, state["rings"])
+    if links.min() < 0 or links.max() > num_rows + slots:
         raise contradiction("it has rows that lead to none")
     rows = np.flatnonzero((links > 0) & (links <= num_rows))
     led = links[rows] - 1
-    wrong = ~is_there[led] | (numbers[led] <= numbers[rows]) | (led // span != rows // span)
-    if wrong.any():
-        raise contradiction(f"row {rows[np.argmax(wrong)]} says wrongly what follows it")
+    is_next = (numbers[led] > numbers[rows]) & (numbers[led] >= oldest[led])
+    if not (is_next & (led // span == rows // span)).all():
+        raise contradiction("it has rows that lead to one that does not follow")
     used = links[links > 0]
     if len(np.unique(used)) < len(used):
         raise contradiction("two rows lead to the same one")
-    if num_slots:
-        slots = envs["slot"]
-        if slots.min() < 0 or slots.max() >= num_slots:
-            raise contradiction("it has newest observations that there are not")
-    last = envs["last"] - 1
-    ring = np.arange(plan.num_envs) // (plan.num_envs // plan.num_rings)
-    alive = last >= np.maximum(rings[ring, 0] - span, 0)
-    newest = links[ring[alive] * span + last[alive] % span]
-    expected = envs["slot"][alive] + num_rows + 1 if num_slots else np.zeros(alive.sum())
-    if (newest != expected).any():
-        env = int(np.flatnonzero(alive)[np.argmax(newest != expected)])
-        raise contradiction(f"the newest transition of env {env} is another one")
-    if num_slots and (is_there & (links == 0)).any():
+    if slots and not 0 <= state["slot"].min() <= state["slot"].max() < slots:
+        raise contradiction("it has newest observations that there are not")
+    last = state["last"] - 1
+    newest = ring_of * span + last % span
+    alive = last >= oldest[newest]
+    wrong = alive & (links[newest] != (state["slot"] + num_rows + 1 if slots else 0))
+    if wrong.any():
+        raise contradiction(f"the newest transition of env {np.argmax(wrong)} is another one")
+    if slots and ((links == 0) & (numbers >= oldest)).any():
         raise contradiction("it has rows without a next observation")
-    return links
 
 
 def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]) -> None:
     """Take over a state that was checked, or is of a buffer; see `check_table`."""
+    plan, rings = table.plan, state["rings"]
     table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
-    parts = _split(table.plan, state["rings"], blocks)
-    if sum(map(len, parts)) < table.plan.num_rows:
+    parts = _split(plan, rings, blocks)
+    if sum(map(len, parts)) < plan.num_rows:
         table.rows.zero_()
-    begins = np.arange(len(parts)) * table.plan.span
-    for begin, part in zip(begins.tolist(), parts, strict=True):
+    for ring, part in enumerate(parts):
         if len(part):
+            begin = ring * plan.span
             table.rows[begin : begin + len(part)].copy_(_tensor(part))
-    if table.is_staged and len(table.links):
-        table.links[...] = 0
-        held = [begin + np.arange(len(part)) for begin, part in zip(begins, parts, strict=True)]
-        table.links[np.concatenate(held)] = _read_fields(table.plan, parts)["link"]
-    for name in _PER_ENV if table.plan.num_envs else ():
+    for name in _PER_ENV if plan.num_envs else ():
         table.envs[name] = state[name]
+    if plan.is_linked:
+        table.links[...] = _links_there(plan, rings, parts)
     if table.once is not None:
-        table.once.take(state)
-    table.begun[...], table.committed[...] = state["rings"].T
-    table.is_torn = True  # so that what follows from the rest is found out
-    table.recover()
+        table.once.take(state, table.links)
+    table.begun[...], table.committed[...] = rings.T
+    table.push()
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -718,7 +718,7 @@ def main(folder, is_broken):
     if is_broken == "True":
         from buffers.replay import state as replay_state
 
-        replay_state._check_links = lambda plan, rings, links, *_: links.astype(np.int64)
+        replay_state._check_links = lambda *_: None
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
     kinds += [state_kind(folder, str(marker)), scores_kind(folder)]

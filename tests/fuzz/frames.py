@@ -306,12 +306,12 @@ class Case:
     def check(self):
         assert len(self.once) == len(self.twin)
         assert self.once.num_added == self.twin.num_added
-        table = self.once._table
-        slots, number = table.once.free_slots()
-        before = sorted(slots[:number].tolist())
-        table._mend_links()
-        slots, number = table.once.free_slots()
-        assert sorted(slots[:number].tolist()) == before
+        table, once = self.once._table, self.once._table.once
+        slots, number = once.free_slots()
+        oldest = np.repeat(np.maximum(table.begun - table.plan.span, 0), table.plan.span)
+        is_there = table.numbers_of(np.arange(table.plan.num_rows)) >= oldest
+        used = once._used(np.where(is_there, table.links, 0), once.back).tolist()
+        assert sorted([0, *used, *slots[:number].tolist()]) == [*range(once.num_slots)]
 
 
 def compare(once, twin):

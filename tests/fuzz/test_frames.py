@@ -16,7 +16,7 @@ def test_a_few_cases_of_frames():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Table, "cut"), (Once, "complete"), (Once, "finish")],
+    [(Table, "cut"), (Once, "complete"), (Once, "commit")],
     ids=["heads kept", "nothing refused", "not counted"],
 )
 def test_what_is_left_out_is_found(where, name, monkeypatch):

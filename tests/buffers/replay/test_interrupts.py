@@ -53,7 +53,7 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         assert buffer.priorities.sum() == len(held)
 
 
-@pytest.mark.parametrize("name", ["finish", "write", "prepare"])
+@pytest.mark.parametrize("name", ["commit", "write", "choose"])
 def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3, store_next=False)
     envs, model = CountingEnvs(3), TornModel(9, 3, False)
@@ -70,7 +70,7 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(once, name, stop)
                 buffer.add(**columns_of(made))
-            if name == "finish":  # all was written, and the next call lets it count
+            if name == "commit":  # all was written, and counts
                 model.add(made)
                 check_against(buffer, model)
                 continue
@@ -81,19 +81,63 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
         model.add(made)
         check_against(buffer, model)
     before = sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
-    buffer._table._mend_links()
+    buffer.load_state_dict(buffer.state_dict())  # which finds out anew what is free
     assert before == sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
 
 
-@pytest.mark.parametrize("name", ["mend_newest", "_mend_links"])
-def test_a_link_to_the_first_row_that_is_older_is_taken_away(name):
+def test_a_link_to_the_first_row_that_is_older_is_taken_away():
     """As an interrupted add leaves it, from the newest row to one that it has not overwritten."""
     buffer = SharedReplayBuffer(4, OBS, ACTIONS, num_envs=1, seed=0, n_step=2, gamma=0.5)
     buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 8)))
     table = buffer._table
+    table.begun[:] = 9
     before = table.links.copy()
     for code in (1, 2):  # of a row, and 1
         table.links[3] = code
-        getattr(table, name)()
+        table.mend()
         assert table.links.tolist() == before.tolist()
         assert before[3] == 0
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
+def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
+    kind, option, monkeypatch
+):
+    options, made_by = OPTIONS[option], kind is PerEnvReplayBuffer
+    buffer = kind(7, OBS, ACTIONS, num_envs=2, seed=0, **options)
+    window = options.get("n_step", 1), options.get("gamma")
+    for number in range(12):
+        model, envs = TornModel(7, 2, made_by), CountingEnvs(2, number)
+        buffer.load_state_dict(kind(7, OBS, ACTIONS, num_envs=2, **options).state_dict())
+        first, many = envs.random_steps([0, 1] * 3), envs.random_steps([0, 1] * 18)
+        buffer.add(**columns_of(first))
+        model.add(first)
+        # A buffer without links keeps the newest rows at once; others add piece by piece.
+        calls, limit = [], len(many) if buffer._is_plain else 7
+        last, num_columns = number % (1 if buffer._is_plain else 3), number // 3
+
+        def stop(columns, *rest, calls=calls, last=last, num_columns=num_columns):
+            calls.append(last)
+            if len(calls) > last:
+                write_columns(dict([*columns.items()][:num_columns]), *rest)
+                raise KeyboardInterrupt
+            write_columns(columns, *rest)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(tables, "write_columns", stop)
+            buffer.add(**columns_of(many))
+        done = buffer.num_added - len(first)
+        assert done % limit == 0 and 0 <= done < len(many)
+        if done:
+            for piece in range(0, done, limit):
+                model.add(many[piece : piece + limit])
+        model.tear(many[done : done + limit])
+        check_against(buffer, model, *window)
+        buffer.cut_episodes()
+        for env in range(2):
+            envs.cut(env)
+        again = envs.random_steps([0, 1] * 12)
+        buffer.add(**columns_of(again))
+        model.add(again)
+        check_against(buffer, model, *window)

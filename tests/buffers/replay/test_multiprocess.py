@@ -156,19 +156,19 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
         raise SystemExit
 
     table = writer._table
-    write_links = table._write_links
+    link = table._link
 
     def write_half(columns, *rest):
         write_columns(dict([*columns.items()][:3]), *rest)
         stop()
 
     def stop_behind(*args):
-        write_links(*args)
+        link(*args)
         stop()
 
     owner, name, instead = {
         "begun": (table, "_write", stop), "half written": (tables, "write_columns", write_half),
-        "links": (table, "_write_links", stop_behind), "written": (table, "_finish", stop),
+        "links": (table, "_link", stop_behind), "written": (table, "_commit", stop),
     }[stage]  # fmt: skip
     monkeypatch.setattr(owner, name, instead)
     with pytest.raises(SystemExit):

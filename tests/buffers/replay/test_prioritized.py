@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.priorities import DeviceValues, SumTree, choose
+from buffers.replay.priorities import DeviceValues, SumTree
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -248,13 +248,3 @@ def test_the_largest_priority_that_errors_name_can_be_set():
     assert buffer.priorities[1] == most
     with pytest.raises(BufferMisuseError, match=r"priorities\[0\]"):
         buffer.update_priorities([1], [np.nextafter(most, np.inf)])
-
-
-@pytest.mark.parametrize(
-    ("values", "last"),
-    [((1, 0, 0, 0), 0), ((1, 2, 0, 0), 1), ((0, 2, 0, 0), 1), ((1, 0, 3, 0), 2), ((1, 2, 3, 4), 3)],
-)
-def test_a_point_behind_all_values_chooses_the_last_that_is_not_0(values, last):
-    """As rounding may give it."""
-    chosen, begin = choose(float(sum(values)), *map(float, values))
-    assert (chosen, begin) == (last, sum(values[:last]))

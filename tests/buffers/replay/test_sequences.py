@@ -366,7 +366,7 @@ def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
     buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
     batch = buffer.get(buffer.order())
     assert batch.env_ids[-2:].tolist() == [1, 0]
-    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
+    assert buffer._sequences._kept.step_of[batch.indices[-2:].numpy()].tolist() == [2, 4]
 
 
 def chi_square_fits(counts, law):
@@ -554,7 +554,6 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
     ("name", "change"),
     {
         "sequence_steps": lambda a: a.fill_(-1),
-        "sequence_following": lambda a: a.fill_(-1),
         "sequence_options": lambda a: a[0].fill_(1e18),
         "sequence_priorities": lambda a: a.fill_(-1.0),
     }.items(),
