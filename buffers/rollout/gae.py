@@ -11,23 +11,16 @@ from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.rollout.kernels import fill_advantages
 
-__all__ = ["GaeInputs", "check_discounts", "fill_advantages_there", "gae"]
+__all__ = ["GaeInputs", "check_discounts", "estimate", "gae"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
-_BOOL = np.dtype(np.bool_)
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-_OTHER = np.dtype(np.void)  # not None, which NumPy takes for float64 in comparisons of dtypes
-_NUMPY_DTYPES = {torch.float32: _FLOATS[0], torch.float64: _FLOATS[1], torch.bool: _BOOL}
+_FLOATS = (torch.float32, torch.float64)
+_OPTIONAL = ("final_values", "valid")
 
 
 class GaeInputs(NamedTuple):
-    """What advantages are computed from: all NumPy arrays, or all tensors of one device.
-
-    rewards, values (one row more) and final_values are float32 or float64; terminations,
-    truncations and valid are bool (for the compiled kernel: uint8 views). final_values and valid
-    may be None.
-    """
+    """What advantages are computed from: tensors of one device, as `gae` says."""
 
     rewards: Any
     values: Any
@@ -97,49 +90,78 @@ def gae(
     >>> gae(rewards, values, no, last, gamma=1.0, gae_lambda=1.0)[1].ravel().tolist()
     [11.0, 10.0, 9.0]
     """
-    given = rewards, values, terminations, truncations, final_values, valid
     gamma, gae_lambda = check_discounts(gamma, gae_lambda)
-    inputs = _check_inputs(GaeInputs(*map(_plain, given)))
-    rewards = inputs.rewards
-    on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
+    given = GaeInputs(rewards, values, terminations, truncations, final_values, valid)
+    if not isinstance(rewards, np.ndarray | torch.Tensor):
+        raise BufferMisuseError(
+            f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
+        )
+    inputs = _read_inputs(given)
+    is_numpy, on_cpu = isinstance(rewards, np.ndarray), inputs.rewards.device.type == "cpu"
     if compiled and not on_cpu:
         raise BufferMisuseError(
             f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
-    results: Any = _empty_pair(rewards) if out is None else out
-    if out is not None:
-        results = tuple(map(_plain, out)) if isinstance(out, tuple | list) else out
-        _check_out(results, inputs)
-    if on_cpu and compiled is not False:
-        _run_compiled(inputs, results, gamma, gae_lambda)
+    if out is None:
+        results = torch.empty_like(inputs.rewards, memory_format=torch.contiguous_format)
+        pair = results, torch.empty_like(results)
     else:
-        named = inputs._asdict().items()
-        tensors = GaeInputs(*(None if a is None else as_tensor(name, a) for name, a in named))
-        advantages, returns = map(_as_tensor, results)
-        fill_advantages_there(tensors, advantages, returns, gamma, gae_lambda)
-    return results if out is None else out
+        pair = _read_out(out, given, inputs)
+    estimate(inputs, *pair, gamma, gae_lambda, is_compiled=on_cpu and compiled is not False)
+    if out is not None:
+        return out
+    return tuple(part.numpy() for part in pair) if is_numpy else pair  # pyright: ignore
 
 
-def fill_advantages_there(
+def estimate(
+    inputs: GaeInputs,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    is_compiled: bool,
+) -> None:
+    """Fill advantages and returns, contiguous (T, N), from inputs that fit.
+
+    Args:
+        inputs: Tensors that need no gradient.
+        advantages: float (T, N), written; it shares no memory with the inputs.
+        returns: The same.
+        gamma: Discount.
+        gae_lambda: Lambda.
+        is_compiled: Use the compiled kernel, for memory of the CPU.
+    """
+    if not is_compiled:
+        _estimate_there(inputs, advantages, returns, gamma, gae_lambda)
+        return
+    arrays = [
+        None if tensor is None else tensor.contiguous().numpy().view(_viewed(tensor))
+        for tensor in inputs
+    ]
+    scalar = advantages.numpy().dtype.type
+    results = advantages.numpy(), returns.numpy()
+    fill_advantages(*arrays, scalar(gamma), scalar(gamma * gae_lambda), *results)
+
+
+def _viewed(tensor: torch.Tensor) -> Any:
+    """The dtype that the kernel reads a tensor as."""
+    return np.uint8 if tensor.dtype == torch.bool else tensor.numpy().dtype
+
+
+def _estimate_there(
     inputs: GaeInputs,
     advantages: torch.Tensor,
     returns: torch.Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> None:
-    """Fill advantages and returns, both (T, N), on the device where they are, without waiting.
+    """As `estimate`, on the device where they are, without waiting.
 
     The parts without recurrence take an operation of torch each for the whole rollout; the
     recurrence takes three for each doubling of the steps that have been added up, 21 for 128 steps.
     Memory for two more arrays (T, N) is allocated, and (T, N) bytes for the negation of `valid`, if
-    that is given.
-
-    Args:
-        inputs: Tensors that need no gradient.
-        advantages: float (T, N), written.
-        returns: float (T, N), written; holds intermediate results meanwhile.
-        gamma: Discount.
-        gae_lambda: Lambda.
+    that is given; `returns` holds intermediate results meanwhile.
     """
     values, next_values = inputs.values[:-1], inputs.values[1:]
     if inputs.final_values is None:
@@ -178,165 +200,105 @@ def _discounted_sums(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor
     return terms
 
 
-def _run_compiled(inputs: GaeInputs, results: Any, gamma: float, gae_lambda: float) -> None:
-    rewards, values, terminations, truncations, final_values, valid = map(_as_contiguous, inputs)
-    assert rewards is not None
-    assert terminations is not None
-    assert truncations is not None
-    scalar = rewards.dtype.type
-    fill_advantages(
-        rewards,
-        values,
-        terminations.view(np.uint8),
-        truncations.view(np.uint8),
-        final_values,
-        None if valid is None else valid.view(np.uint8),
-        scalar(gamma),
-        scalar(gamma * gae_lambda),
-        _as_array(results[0]),
-        _as_array(results[1]),
-    )
-
-
-def _empty_pair(like: Any) -> tuple[Any, Any]:
-    if isinstance(like, np.ndarray):
-        return np.empty(like.shape, like.dtype), np.empty(like.shape, like.dtype)
-    return like.new_empty(like.shape), like.new_empty(like.shape)
-
-
-def _as_array(array: np.ndarray | torch.Tensor) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.detach().numpy()
-
-
-def _as_contiguous(array: np.ndarray | torch.Tensor | None) -> np.ndarray | None:
-    """The array itself or a copy; read-only arrays too would be another type to compile for."""
-    if array is None:
-        return None
-    array = _as_array(array)
-    return array if array.flags.carray else np.require(array, requirements=["C", "W"])
-
-
-def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-    return array.detach() if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-
-
 def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
     """Both as floats; raise BufferMisuseError unless they are finite and within [0, 1]."""
     return read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
 
 
-def _plain(array: Any) -> Any:
-    """The same memory without a class of its own, whose attributes may say what is not so."""
-    if array is None or type(array) is np.ndarray:
-        return array
-    if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
-        return np.asarray(array)
-    if isinstance(array, torch.Tensor) and type(array) is not torch.Tensor:
-        return array.as_subclass(torch.Tensor)
-    return array
+def _read_inputs(given: GaeInputs) -> GaeInputs:
+    """The same as plain tensors, over the same memory if possible, with flags as bool.
 
-
-def _check_inputs(inputs: GaeInputs) -> GaeInputs:
-    """The same with flags as bool; raise BufferMisuseError unless all agree with rewards."""
-    rewards = inputs.rewards
-    if not isinstance(rewards, (np.ndarray, torch.Tensor)):
-        raise BufferMisuseError(
-            f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
-        )
+    Raises:
+        BufferMisuseError: They do not fit the rewards.
+    """
+    rewards: Any = given.rewards
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise BufferMisuseError(
             f"rewards has shape {tuple(rewards.shape)}, expected (T, N) with at least one step and "
             "one env; for a single env use rewards[:, None]"
         )
-    dtype = _numpy_dtype(rewards)
-    if dtype not in _FLOATS:
-        raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
-    num_steps, num_envs = rewards.shape
-    if not isinstance(rewards, np.ndarray):
-        _check_array("rewards", rewards, rewards, dtype, (num_steps, num_envs))
-    for name in ("values", "terminations", "truncations", "final_values", "valid"):
-        array = getattr(inputs, name)
-        if array is None and name in ("final_values", "valid"):
-            continue
-        wanted = dtype if name.endswith("values") else _BOOL
-        shape = (num_steps + 1, num_envs) if name == "values" else (num_steps, num_envs)
-        if wanted is _BOOL and _is_integer(array):
-            array = read_flags(name, array)
-            inputs = inputs._replace(**{name: array})
-        _check_array(name, array, rewards, wanted, shape)
-    return inputs
-
-
-def _is_integer(array: Any) -> bool:
-    if isinstance(array, np.ndarray):  # asked first: whether it is a tensor is asked in Python
-        return array.dtype.kind in "iu"
-    is_tensor = isinstance(array, torch.Tensor)
-    return is_tensor and not (
-        array.is_floating_point() or array.is_complex() or array.dtype is torch.bool
-    )
-
-
-def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype:
-    return array.dtype if isinstance(array, np.ndarray) else _NUMPY_DTYPES.get(array.dtype, _OTHER)
-
-
-def _check_array(
-    name: str, array: Any, rewards: Any, dtype: np.dtype, shape: tuple[int, int]
-) -> None:
     kind = np.ndarray if isinstance(rewards, np.ndarray) else torch.Tensor
-    if not isinstance(array, kind):
-        raise BufferMisuseError(
-            f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
-            "convert one of them"
-        )
-    if array.shape != shape:
+    num_steps, num_envs = rewards.shape
+    found = dict[str, Any]()
+    for name, array in given._asdict().items():
+        found[name] = None
+        if array is None and name in _OPTIONAL:
+            continue
+        if not isinstance(array, kind):
+            raise BufferMisuseError(
+                f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
+                "convert one of them"
+            )
+        tensor = as_tensor(name, array)
+        if name == "rewards" and tensor.dtype not in _FLOATS:
+            raise BufferMisuseError(f"rewards has dtype {array.dtype}, expected float32 or float64")
+        is_float = name == "rewards" or name.endswith("values")
+        if not is_float and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = read_flags(name, tensor)
+        rows = num_steps + (name == "values")
+        dtype = found["rewards"].dtype if name != "rewards" and is_float else tensor.dtype
+        _check(name, array, tensor, (rows, num_envs), dtype if is_float else torch.bool)
+        if name != "rewards" and tensor.device != found["rewards"].device:
+            raise BufferMisuseError(
+                f"{name} is on {tensor.device}, expected {rewards.device} like rewards; move one "
+                "of them"
+            )
+        found[name] = tensor
+    return GaeInputs(**found)
+
+
+def _check(
+    name: str, given: Any, tensor: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Raise BufferMisuseError unless what was given has this shape and dtype, and is dense."""
+    if tuple(tensor.shape) != shape:
         hint = "; it has one row more than rewards: the values after the last step"
         raise BufferMisuseError(
-            f"{name} has shape {tuple(array.shape)}, expected {shape}"
+            f"{name} has shape {tuple(tensor.shape)}, expected {shape}"
             f"{hint if name == 'values' else ''}"
         )
-    if _numpy_dtype(array) != dtype:
-        raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
-    if isinstance(array, np.ndarray):
-        return
-    if array.layout is not torch.strided:
-        raise BufferMisuseError(f"{name} has the layout {array.layout}, expected a dense tensor")
-    if array.device != rewards.device:
+    if tensor.dtype != dtype or tensor.layout is not torch.strided:
+        wanted = str(dtype).removeprefix("torch.")
         raise BufferMisuseError(
-            f"{name} is on {array.device}, expected {rewards.device} like rewards; move one of them"
+            f"{name} has dtype {given.dtype}, expected {wanted} in a dense array; convert it"
         )
 
 
-def _check_out(out: Any, inputs: GaeInputs) -> None:
-    """Raise BufferMisuseError unless out is a pair that results can be written into."""
+def _read_out(out: Any, given: GaeInputs, inputs: GaeInputs) -> tuple[Any, Any]:
+    """The pair as tensors over its memory; raise BufferMisuseError if it cannot be written into."""
     if not isinstance(out, tuple | list) or len(out) != 2:
         raise BufferMisuseError(
             f"out is {type(out).__name__}, expected a pair (advantages, returns)"
         )
-    rewards = inputs.rewards
-    for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
-        _check_array(name, array, rewards, _numpy_dtype(rewards), tuple(rewards.shape))
+    rewards, pair = inputs.rewards, []
+    others = dict(zip(GaeInputs._fields, inputs, strict=True))
+    for name, array in zip(("advantages", "returns"), out, strict=True):
         is_numpy = isinstance(array, np.ndarray)
+        if is_numpy is not isinstance(given.rewards, np.ndarray) or (
+            not is_numpy and not isinstance(array, torch.Tensor)
+        ):
+            raise BufferMisuseError(
+                f"out's {name} is {type(array).__name__}, expected the type of rewards"
+            )
         if not (array.flags.carray if is_numpy else array.is_contiguous()):
             raise BufferMisuseError(
-                f"{name} must be C-contiguous, aligned and writeable; pass a new array"
+                f"out's {name} must be C-contiguous, aligned and writeable; pass a new array"
             )
-    others = [*zip(GaeInputs._fields, inputs, strict=True), ("itself", out[1])]
-    for number, result in enumerate(out):
-        for name, array in others[: len(others) - number]:
-            if array is not None and _overlap(result, array):
+        tensor = torch.from_numpy(array) if is_numpy else array.detach()
+        _check(f"out's {name}", array, tensor, tuple(rewards.shape), rewards.dtype)
+        for other, read in others.items():
+            if read is not None and _overlap(tensor, read):
                 raise BufferMisuseError(
-                    f"out shares memory with {name}; the inputs are read while out is written, "
+                    f"out shares memory with {other}; the inputs are read while out is written, "
                     "so pass separate arrays"
                 )
+        others["itself"] = tensor
+        pair.append(tensor)
+    return pair[0], pair[1]
 
 
-def _overlap(left: Any, right: Any) -> bool:
-    """Whether the address ranges of two arrays meet."""
-    if isinstance(left, np.ndarray):
-        if left.flags.owndata and right.flags.owndata:  # memory of their own; asked for speed
-            return left is right
-        return np.may_share_memory(left, right)
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether the address ranges of two tensors meet."""
     (left_low, left_high), (right_low, right_high) = _address_range(left), _address_range(right)
     return left_low < right_high and right_low < left_high
 

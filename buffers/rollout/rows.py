@@ -1,0 +1,350 @@
+"""What follows from the steps of a rollout: which rows count, episodes, faults, orders of rows.
+
+All of it is operations of torch on the memory that envs write to. On a device nothing is read back,
+so that it can be captured in a CUDA graph; what is wrong is noted there until somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.rollout.kernels import shuffle
+from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
+
+__all__ = ["RolloutRows", "Split", "split_evenly"]
+
+_LAST_KEY = 2**63 - 1
+_NO_FINAL = 5
+_FAULTS = (
+    "no results; step the environment into slot(t) for each step",
+    "no valid, but others have; an env that writes into slot(t).valid must write all its rows",
+    "a reward that is not finite; find what makes it, or leave the row out of `valid`",
+    "no log_probs; call put(t, actions=..., log_probs=..., values=...) for every step, or "
+    "compute_advantages(..., policy_outputs=False), which takes zeros where nothing was written",
+    "no values; call put(t, actions=..., log_probs=..., values=...) for every step, or "
+    "compute_advantages(..., policy_outputs=False), which takes zeros where nothing was written",
+)
+
+
+class Split(NamedTuple):
+    """How a pass is cut into batches."""
+
+    size: int  # of batches
+    most: int  # batches there can be
+    is_by_size: bool  # the user gave the size
+
+    def number(self, count: int) -> int:
+        """How many batches `count` rows make."""
+        return -(-count // self.size) if self.is_by_size else min(self.most, count)
+
+
+def split_evenly(count: int, parts: int) -> Iterator[int]:
+    """Sizes of parts of `count` rows that differ by one at most.
+
+    >>> list(split_evenly(7, 3))
+    [3, 2, 2]
+    """
+    return (count // parts + (part < count % parts) for part in range(parts))
+
+
+class RolloutRows:
+    """Marks, counts, checks and shuffles the rows of a rollout.
+
+    Args:
+        storage: Its memory.
+        seed: Of the order of rows; None takes entropy of the system.
+
+    Attributes:
+        is_on_host: Envs write to the host, so that reading costs nothing.
+        generator: Of the order of rows.
+        num_valid: int64 (), of the rollout that was computed last.
+        is_counted: bool (), whether the episodes of this rollout were added up.
+        faults: int64 (6,), by kind, the first row that lacks something, or T * N.
+    """
+
+    def __init__(self, storage: RolloutStorage, seed: int | None):
+        columns, device = storage.at_env, storage.at_env["rewards"].device
+        self._storage, self.is_on_host = storage, not storage.is_on_device
+        self._is_next_step = storage.layout.is_next_step
+        self._shape = storage.layout.num_steps, storage.layout.num_envs
+        self._num_rows = self._shape[0] * self._shape[1]
+        self._rewards, self._valid = columns["rewards"], columns["valid"]
+        self._ends, self._cuts = columns["terminations"], columns["truncations"]
+        self._is_first, self._has_final = columns["is_first"], columns.get("has_final")
+        self._over_before, self._episodes = columns["over_before"], columns["episodes"]
+        self._running = columns["running_returns"], columns["running_lengths"]
+        self._listed = columns["rows"]
+        self.is_counted = torch.zeros((), dtype=torch.bool, device=device)
+        self.num_valid = torch.zeros((), dtype=torch.int64, device=device)
+        self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, device=device)
+        self.generator: Any = HostGenerator(seed)
+        if not self.is_on_host:
+            self.generator = DeviceGenerator(seed, device)
+
+    # Steps.
+
+    def start(self) -> None:
+        """Forget episodes under way, as after a reset of all envs."""
+        for tensor in (self._over_before, *self._running):
+            tensor.zero_()
+        self._is_first[0] = True
+
+    def begin(self) -> None:
+        """Forget what was known of the steps of the last rollout."""
+        self._valid.fill_(True)
+        self.is_counted.fill_(False)
+        if self._has_final is not None:
+            self._has_final.fill_(False)
+
+    def advance(self) -> None:
+        """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        last = self.mark_first(self._shape[0], self._shape[0] + 1)
+        self._over_before.copy_(self._ends[-1] | self._cuts[-1])
+        self._is_first[0].copy_(last[0])
+
+    def _acting(self, steps: slice = slice(None)) -> Tensor | None:
+        """Which rows acted in some steps, uint8 (K, N) with marks; None if the env says nothing."""
+        acting = self._storage.acting
+        if acting is not None:
+            acting = acting[steps]
+            if self.is_on_host and bool((acting == UNWRITTEN_FLAG).all()):
+                return None
+        return acting
+
+    def mark_first(self, first: int, stop: int) -> Tensor:
+        """Write whether observations begin episodes, of steps `first` (1 or more) to `stop` - 1.
+
+        See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
+
+        Returns:
+            bool (K, N), a view of what was written.
+        """
+        rows = self._is_first[first:stop]
+        lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
+        steps = slice(max(first - lag, 0), stop - lag)
+        begins = self._ends[steps] | self._cuts[steps]
+        if first < lag:
+            begins = torch.cat([self._over_before[None], begins])
+        before = slice(first - 1, stop - 1)
+        acting = self._acting(before)
+        if acting is not None:
+            if self._has_final is not None:
+                is_known = self._has_final[before] | (acting == UNWRITTEN_FLAG)
+                begins = self._ends[before] | (self._cuts[before] & is_known)
+            begins = begins | (acting == 0)
+        return rows.copy_(begins)
+
+    def mark_valid(self) -> None:
+        """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
+        if self._is_next_step:
+            self._valid[0].logical_and_(~self._over_before)
+            self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
+        acting = self._acting()
+        if acting is not None:
+            self._valid.logical_and_(acting != 0)
+
+    def list_valid(self) -> None:
+        """Count the valid rows, and list them on the host."""
+        if self.is_on_host:
+            found = self._valid.reshape(-1).nonzero()[:, 0]
+            self._listed[: len(found)] = found
+            self.num_valid.fill_(len(found))
+        else:
+            self.num_valid.copy_(self._valid.sum())
+
+    def give_final(self, t: int, where: Tensor) -> None:
+        """Note that the final values of some rows of step t were given: ids (K,) or a mask (N,)."""
+        assert self._has_final is not None
+        if where.dtype == torch.bool:
+            self._has_final[t].logical_or_(where)
+        else:
+            self._has_final[t].index_fill_(0, where, True)
+
+    def fill_final(self, final_values: Tensor, values: Tensor) -> None:
+        """Take the next rows' values for those not given, where agents' games go on."""
+        if self._has_final is not None and self._acting() is not None:
+            is_given = self._has_final.to(values.device)
+            torch.where(is_given, final_values, values[1:], out=final_values)
+
+    # Episodes.
+
+    def count_episodes(self) -> None:
+        """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
+        is_done = self.is_counted
+        if self.is_on_host and bool(is_done):
+            return
+        self.mark_valid()
+        valid, over = self._valid, self._ends | self._cuts
+        steps = torch.stack([torch.where(valid, self._rewards, 0.0), valid]).double()
+        for part, running in zip(steps, self._running, strict=True):
+            part[0] += running
+        # What lies between the ends of two episodes is the difference of two sums from the start.
+        sums = steps.cumsum(1)
+        numbers = torch.arange(self._shape[0], device=over.device)[:, None]
+        last_end = torch.where(over, numbers, -1).cummax(0).values
+        before = pad(last_end[:-1], (0, 0, 1, 0), value=-1)
+        earlier = sums.gather(1, before.clamp(min=0).expand(2, -1, -1))
+        found = sums - torch.where(before >= 0, earlier, 0.0)
+        for part, running in zip(found, self._running, strict=True):
+            left = torch.where(over[-1], 0.0, part[-1]).to(running.dtype)
+            torch.where(is_done, running, left, out=running)
+        ended = torch.where(over & valid, found, 0.0)
+        torch.where(is_done, self._episodes, ended, out=self._episodes)
+        is_done.fill_(True)
+
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
+        has_ended = self._episodes[1] > 0
+        returns, lengths = (part[has_ended].cpu() for part in self._episodes)
+        return returns.numpy(), lengths.long().numpy()
+
+    # Faults.
+
+    def look_for_results(self, *, is_any: bool) -> None:
+        """Note what the env did not write; nothing was if not `is_any`."""
+        missing = self._rewards.view(torch.int32) == UNWRITTEN
+        self._note(0, missing if is_any else torch.ones_like(missing))
+        acting = self._acting()
+        if acting is not None:
+            unwritten = acting == UNWRITTEN_FLAG
+            self._note(1, unwritten & ~unwritten.all())
+
+    def look_for_rewards(self) -> None:
+        """Note rewards of valid rows that are not finite."""
+        self._note(2, ~torch.isfinite(self._rewards) & self._valid)
+
+    def look_for_outputs(self, log_probs: Tensor, values: Tensor) -> None:
+        """Note rows whose log_probs (T, N) or values (T + 1, N), marked, were not written."""
+        valid, device = self._valid, self._valid.device
+        needed = torch.ones_like(valid)  # in dead steps too, as values of final observations
+        if self._acting() is not None:
+            needed = valid.clone()
+            needed[1:] |= valid[:-1]
+        self._note(3, (log_probs.view(torch.int32) == UNWRITTEN).to(device) & valid)
+        self._note(4, (values[:-1].view(torch.int32) == UNWRITTEN).to(device) & needed)
+
+    def look_for_finals(self) -> None:
+        """Note truncated episodes whose final observation is not the next row, and has no value."""
+        if self._has_final is None:
+            return
+        missing = self._cuts & ~self._ends & self._valid & ~self._has_final
+        acting = self._acting()
+        if acting is not None:
+            # An agent that acts in the next step, too, was in a game that was reset, so that its
+            # next row has another observation; in the last step that is not known.
+            missing[:-1] &= acting[1:] != 0
+            missing[-1] = False
+        self._note(_NO_FINAL, missing)
+
+    def _note(self, kind: int, mask: Tensor) -> None:
+        if self.is_on_host and not bool(mask.any()):
+            return
+        places = torch.arange(self._num_rows, device=mask.device)
+        first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
+        self.faults[kind] = torch.minimum(self.faults[kind], first)
+
+    def raise_faults(self) -> None:
+        """Raise BufferMisuseError for what was noted, and forget it; waits."""
+        found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
+        if not found:
+            return
+        self.faults.fill_(self._num_rows)
+        kind, (t, env_id) = found[0][0], divmod(found[0][1], self._shape[1])
+        if kind == _NO_FINAL:
+            raise BufferMisuseError(
+                f"env {env_id} was truncated in step {t}, but the value of its final observation "
+                f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
+                f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
+            )
+        late = "" if self.is_on_host else "; the advantages of that rollout were wrong"
+        raise BufferMisuseError(f"env {env_id} in step {t} had {_FAULTS[kind]}{late}")
+
+    # Orders.
+
+    def order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
+        """The valid rows in random order.
+
+        Returns:
+            Sizes of the batches, and int64 (K,) their rows. If they are to have one size, also
+            float32 (K,), 1 where a row comes first and 0 where it is repeated to fill a batch.
+        """
+        if not self.is_on_host:
+            rows = self._shuffled(self._valid.reshape(-1))
+            padded = _pad(rows, self.num_valid, split.most, split.size)
+            return [split.size] * split.most, [padded[0], padded[1].float()]
+        rows = self._listed[: int(self.num_valid)]
+        shuffle(rows.numpy(), self.generator.words)
+        number = split.number(len(rows))
+        if not is_fixed:
+            return list(split_evenly(len(rows), number)), [rows.clone()]
+        order, weights = _pad(rows, len(rows), number, split.size)
+        return [split.size] * number, [order, weights.float()]
+
+    def sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
+        """The rows of sequences that have a valid one, in random order, in batches of one size.
+
+        Returns:
+            Sizes in rows, and int64 and float32 (batches * length * size,), rows and weights: each
+            batch step after step. Where a sequence is shorter its last row comes again, of weight
+            0, as rows that are not valid, and sequences that only fill a batch.
+        """
+        (num_steps, num_envs), valid, number = self._shape, self._valid, split.most
+        num_chunks = -(-num_steps // length)
+        missing = num_chunks * length - num_steps
+        chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
+        has_row = chunks.any(1).reshape(-1)
+        if self.is_on_host:
+            ids = has_row.nonzero()[:, 0]
+            shuffle(ids.numpy(), self.generator.words)
+            count: Any = len(ids)
+            number = split.number(count)
+        else:
+            ids, count = self._shuffled(has_row), has_row.sum()
+        ids, is_own = _pad(ids, count, number, split.size)
+        ids, is_own = (part.view(number, 1, split.size) for part in (ids, is_own))
+        step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
+        last = step.clamp(max=num_steps - 1)
+        rows = (last * num_envs + ids % num_envs).reshape(-1)
+        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
+        return [length * split.size] * number, [rows, weights.float()]
+
+    def _shuffled(self, mask: Tensor) -> Tensor:
+        """Places in a mask bool (K,), in random order, those where it is set first."""
+        keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
+        keys.random_(generator=self.generator.torch)
+        return keys.masked_fill_(~mask, _LAST_KEY).argsort()
+
+
+def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
+    """The first `count` rows int64 (K,), spread evenly over batches and repeated to fill these.
+
+    Repeated rows are spread evenly over a batch, so that each half of it has rows of its own. Where
+    there are fewer rows than batches, one of them fills each batch that would have none.
+
+    Args:
+        rows: To be spread.
+        count: An int, or int64 () on the device.
+        num_batches: Their number.
+        size: Of every batch.
+
+    Returns:
+        int64 and bool (num_batches * size,), the rows and whether they count.
+    """
+    batch = torch.arange(num_batches, device=rows.device)[:, None]
+    place = torch.arange(size, device=rows.device)[None]
+    each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
+    own = each + (batch < longer)
+    start = batch * each + batch.clamp(max=longer)
+    # Up to and with a place ceil((place + 1) * own / size) rows are taken.
+    taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
+    weights = (taken > before) | ((own == 0) & (place == 0))
+    chosen = (start + taken - 1).clamp_(min=0)
+    return rows[chosen.reshape(-1)], weights.reshape(-1)
