@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,13 @@ import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, resolve_device
+from buffers.core.arguments import (
+    read_distinct_ids,
+    read_nest,
+    read_number,
+    read_tensor,
+    resolve_device,
+)
 from buffers.core.columns import Allocate, spec_bytes
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
@@ -24,7 +32,7 @@ from buffers.core.state import (
     check_settings,
     contradiction,
 )
-from buffers.rollout.gae import GaeInputs, check_discounts, estimate
+from buffers.rollout.gae import GaeInputs, estimate
 from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
 from buffers.rollout.rows import RolloutRows
@@ -34,8 +42,6 @@ __all__ = ["EpisodeStats", "RolloutBuffer"]
 
 _STATE_VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
-_OUTPUTS = ("log_probs", "values")
-_COUNTS = ("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks", "_is_computed")
 
 
 class EpisodeStats(NamedTuple):
@@ -43,6 +49,20 @@ class EpisodeStats(NamedTuple):
 
     returns: np.ndarray  # float64 (K,), undiscounted sums of rewards
     lengths: np.ndarray  # int64 (K,), numbers of steps
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a rollout has come."""
+
+    policy: bytearray  # by step, whether it went through `put`
+    extras: dict[str, bytearray]  # the same of extra columns
+    uploaded: bytearray  # by row of observations, whether it is on the device
+    open_steps: int  # T while steps may be written, else 0: checks both the range and the time
+    num_taken: int = 0  # steps whose slots were taken
+    num_sent: int = 0  # steps whose results are on the device
+    has_marks: bool = False  # rewards can be read until the first slot is taken
+    is_computed: bool = False
 
 
 def _result(name: str) -> Any:
@@ -78,8 +98,8 @@ class RolloutBuffer(StatefulBuffer):
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
     row, its value bootstraps a truncation. SAME_STEP and DISABLED: all rows are transitions, and
     the value of the true final observation of every truncated episode must be given to
-    `set_final_values`. To leave out more rows set elements of `valid_pages` to False before
-    `compute_advantages`.
+    `set_final_values`. To leave out more rows set elements of `valid_pages` (of envs on a device:
+    `valid`) to False before `compute_advantages`.
 
     Where a row is an agent of a game, agents die before their game ends, and others come later. The
     environment then writes into `slot(t).valid` which rows acted in step t; the others are no
@@ -87,17 +107,15 @@ class RolloutBuffer(StatefulBuffer):
     agent's life was cut off with is that of the next row, unless its game was reset in that step,
     as under SAME_STEP: then give it to `set_final_values`.
 
-    **Where the memory is.** Envs on the CPU write host pages; on the CPU the tensors are these
-    pages. With another device `obs_at` enqueues the copy of one row, `compute_advantages` that of
-    rewards and flags, unless these were changed on the device; `put` and `env_actions` wait for the
-    device, as the environment needs the actions.
+    Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
+    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
+    `env_actions` wait for the device, as the environment needs the actions.
 
-    With `allocate=envs.allocate` of an environment on the same device all is there and nothing
-    passes through the host: the device marks rows, adds up episodes and shuffles. No call waits but
-    `check`, `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids, and all that is
-    made from `obs_at` to `advance` can be captured in CUDA graphs (register `generator` with that
-    of the minibatches, which have to be `fixed`). What would be an error is found on the device,
-    and raised by `check`. Rows are left out by `valid`.
+    With `allocate=envs.allocate` of envs on the same device nothing passes through the host: the
+    device marks rows, adds up episodes and shuffles. No call waits but `check`, `episodes`,
+    `num_valid`, `state_dict` and `set_final_values` with ids, and all that is made from `obs_at` to
+    `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
+    which have to be `fixed`). What would be an error is found there, and raised by `check`.
 
     Attributes:
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, and
@@ -106,9 +124,8 @@ class RolloutBuffer(StatefulBuffer):
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs: float32 (T, N).
         values: float32 (T + 1, N).
-        rewards: float32 (T, N). On another device than the env's, each look at this, and the next
-            two, enqueues the copy of steps the env has written since; what is then changed there
-            counts.
+        rewards: float32 (T, N). On another device than the env's, a look at this, or the next two,
+            enqueues the copy of steps written since; what is then changed there counts.
         terminations: bool (T, N).
         truncations: bool (T, N).
         valid: bool (T, N), complete after `compute_advantages`.
@@ -182,44 +199,41 @@ class RolloutBuffer(StatefulBuffer):
         game_columns: Mapping[str, Space] | None = None,
         agents_per_game: int | None = None,
     ):
-        gamma, gae_lambda = check_discounts(gamma, gae_lambda)
-        layout = plan_rollout(
+        self.gamma = read_number("gamma", gamma)
+        self.gae_lambda = read_number("gae_lambda", gae_lambda)
+        layout = self._layout = plan_rollout(
             num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
             extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
         )  # fmt: skip
         _check_mode_of_owner(allocate, layout)
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
-        self.autoreset_mode = layout.autoreset_mode
-        self.device = resolve_device(device)
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.autoreset_mode, self.device = layout.autoreset_mode, resolve_device(device)
         is_apart = self._is_apart or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
-            storage = RolloutStorage(layout, self.device, allocate, is_apart=is_apart)
+            storage = self._storage = RolloutStorage(
+                layout, self.device, allocate, is_apart=is_apart
+            )
             self._rows = RolloutRows(storage, seed)
-        self._storage, self._layout = storage, layout
         self._sampler = Sampler(storage, self._rows)
         tensors = storage.tensors
-        self.obs, self.actions = storage.all_obs, tensors["actions"]
-        self.log_probs, self.values = (tensors[name] for name in _OUTPUTS)
+        self.obs, self.actions = storage.nest(storage.obs), tensors["actions"]
+        self.log_probs, self.values = tensors["log_probs"], tensors["values"]
         self.advantages, self.returns = tensors["advantages"], tensors["returns"]
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
-        self._action_shape, self._row_shape = self.actions.shape[1:], (self.num_envs,)
-        # By step, whether it went through `put`; of extra columns too; and is on the device.
-        self._has_policy = bytearray(self.num_steps)
-        self._has_extras = {name: bytearray(self.num_steps) for name in self.extras}
-        self._is_uploaded = bytearray(self.num_steps + 1)
-        # T while steps may be written, else 0: one comparison checks both the range and the time.
-        self._open_steps = 0
-        self._num_taken = self._num_sent = 0  # steps whose slots were taken, and that were copied
-        self._is_started = self._has_marks = self._is_computed = False
+        self._is_started, self._at = False, self._new_progress(0)
         self._remember(
             RolloutBuffer, num_steps, num_envs, observation_space, action_space,
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
             extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
         )  # fmt: skip
+
+    def _new_progress(self, open_steps: int) -> _Progress:
+        size = self.num_steps
+        extras = {name: bytearray(size) for name in self.extras}
+        return _Progress(bytearray(size), extras, bytearray(size + 1), open_steps)
 
     @classmethod
     def nbytes_for(
@@ -289,14 +303,10 @@ class RolloutBuffer(StatefulBuffer):
 
     def _begin(self) -> None:
         """Open all steps for writing; the device has been waited for."""
-        for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
-            marks[:] = bytes(len(marks))
         self._storage.mark_policy_outputs()
         self._rows.begin()
         self._sampler.stop()
-        self._open_steps, self._num_taken, self._num_sent = self.num_steps, 0, 0
-        self._has_marks = False  # rewards can be read until the first slot is taken
-        self._is_started, self._is_computed = True, False
+        self._is_started, self._at = True, self._new_progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
         """Observations before step t, or after the last step for t = T.
@@ -310,9 +320,9 @@ class RolloutBuffer(StatefulBuffer):
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("obs_at", t, self.num_steps)
-        if self._storage.is_apart and self._open_steps:
+        if self._storage.is_apart and self._at.open_steps:
             self._storage.upload_obs(t)
-            self._is_uploaded[t] = 1
+            self._at.uploaded[t] = 1
         return self._storage.obs_rows[t]
 
     def is_first_at(self, t: int) -> torch.Tensor:
@@ -366,7 +376,7 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: t out of range, or obs does not fit; nothing was changed.
         """
-        if not (0 <= t <= self.num_steps and self._open_steps):
+        if not (0 <= t <= self.num_steps and self._at.open_steps):
             raise self._refusal("write_obs", t, self.num_steps)
         t = operator.index(t)  # what is equal to an integer indexes otherwise
         leaves = self._read_obs(obs)
@@ -375,9 +385,9 @@ class RolloutBuffer(StatefulBuffer):
 
     def _take_back_obs(self, t: int) -> None:
         """Let the host pages of observations t be written that may be on their way to a device."""
-        if self._is_uploaded[t]:
+        if self._at.uploaded[t]:
             self._storage.wait_for_device()
-            self._is_uploaded[t] = 0
+            self._at.uploaded[t] = 0
 
     def put(
         self,
@@ -410,28 +420,28 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: t out of range, wrong shape or dtype, an unknown column, or the
                 rollout is complete or was not started; nothing was changed.
         """
-        if not 0 <= t < self._open_steps:
+        if not 0 <= t < self._at.open_steps:
             raise self._refusal("put", t, self.num_steps - 1)
         read = {name: self._read_extra(name, given) for name, given in extras.items()}
-        given = {"actions": actions, "log_probs": log_probs, "values": values}
-        missing = [name for name, column in given.items() if column is None]
-        if missing and not (read and len(missing) == len(given)):
+        outputs = {"actions": actions, "log_probs": log_probs, "values": values}
+        missing = [name for name, given in outputs.items() if given is None]
+        if missing and not (read and len(missing) == len(outputs)):
             raise BufferMisuseError(
                 f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
                 "log_probs and values together, or extra columns alone"
             )
         if not missing:
+            rows = self._storage.policy_rows[t]
             found = [
-                read_tensor("actions", actions, self._action_shape, self.actions.dtype),
-                read_tensor("log_probs", log_probs, self._row_shape, torch.float32),
-                read_tensor("values", values, self._row_shape, torch.float32),
+                read_tensor(name, given, row.shape, row.dtype)
+                for row, (name, given) in zip(rows, outputs.items(), strict=True)
             ]
-            for row, column in zip(self._storage.policy_rows[t], found, strict=True):
+            for row, column in zip(rows, found, strict=True):
                 row.copy_(column)
-            self._has_policy[t] = 1
+            self._at.policy[t] = 1
         for name, column in read.items():
             self.extras[name][t].copy_(column)
-            self._has_extras[name][t] = 1
+            self._at.extras[name][t] = 1
         return self._storage.action_rows[t] if missing else self.env_actions(t)
 
     def _read_extra(self, name: str, given: Any) -> torch.Tensor:
@@ -452,7 +462,7 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
-        if not 0 <= t < self._open_steps:
+        if not 0 <= t < self._at.open_steps:
             raise self._refusal("env_actions", t, self.num_steps - 1)
         if self._storage.is_apart:
             self._storage.at_env["actions"][t].copy_(self.actions[t])
@@ -470,29 +480,27 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
-        if not 0 <= t < self._open_steps:
+        if not 0 <= t < self._at.open_steps:
             raise self._refusal("slot", t, self.num_steps - 1)
-        if not self._has_marks:
+        if not self._at.has_marks:
             self._storage.mark_results()
-            self._has_marks = True
+            self._at.has_marks = True
         if self._storage.is_apart:
             t = operator.index(t)
             self._take_back_obs(t + 1)
-            self._num_taken, self._num_sent = max(self._num_taken, t + 1), min(self._num_sent, t)
+            at = self._at
+            at.num_taken, at.num_sent = max(at.num_taken, t + 1), min(at.num_sent, t)
         return self._storage.slots[t]
 
     def _send_results(self) -> None:
         """Enqueue the copy of steps that were made since the last time; changes there stay."""
-        if not self._storage.is_apart:
-            return
-        steps = slice(self._num_sent, self._num_taken)
+        steps = slice(self._at.num_sent, self._at.num_taken)  # none, unless host pages are apart
         if steps.start < steps.stop:
             for name in RESULTS:
                 self._storage.upload(name, steps)
             # A step of which something is missing comes once more.
-            marks = self._storage.at_env["rewards"][steps].view(torch.int32) == UNWRITTEN
-            whole = ~marks.any(1)
-            self._num_sent += int(whole.long().cumprod(0).sum())
+            is_whole = ~self._storage.unwritten_rewards()[steps].any(1)
+            self._at.num_sent += int(is_whole.long().cumprod(0).sum())
 
     def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
         """Give the values of the observations that episodes truncated in step t ended with.
@@ -509,7 +517,7 @@ class RolloutBuffer(StatefulBuffer):
                 NEXT_STEP, where the final observation is the next row and has its value already.
                 Nothing was changed.
         """
-        if not 0 <= t < self._open_steps:
+        if not 0 <= t < self._at.open_steps:
             raise self._refusal("set_final_values", t, self.num_steps - 1)
         if self.final_values is None:
             raise BufferMisuseError(
@@ -529,7 +537,7 @@ class RolloutBuffer(StatefulBuffer):
             and (env_ids.device, env_ids.dtype) == (row.device, torch.bool)
             and env_ids.shape == row.shape
         ):
-            found = read_tensor("values", values, self._row_shape, float32)
+            found = read_tensor("values", values, row.shape, float32)
             torch.where(env_ids, found.to(self.device, float32), row, out=row)
             self._rows.give_final(t, env_ids)
             return
@@ -571,57 +579,45 @@ class RolloutBuffer(StatefulBuffer):
                 continued.
         """
         self._require_started("compute_advantages")
-        last = read_tensor("last_values", last_values, self._row_shape, torch.float32)
-        rows, storage, tensors = self._rows, self._storage, self._storage.tensors
+        last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
+        rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         self._finish_results()
-        is_unsure = storage.is_on_device or 0 in self._has_policy  # steps not all `put`
+        is_unsure = storage.is_on_device or 0 in self._at.policy  # not all steps were `put`
         if policy_outputs:
             if is_unsure:
-                rows.look_for_outputs(self.log_probs, self.values)
+                rows.look_for_outputs(*outputs)
             self._require_extras()
         rows.look_for_finals()
-        self._raise_on_host()
+        rows.settle()
         rows.count_episodes()
         if is_unsure:  # what was not written, and need not be, is zero
-            for name in _OUTPUTS:
-                bits = tensors[name].view(torch.int32)
+            for column in outputs:
+                bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
         if self.final_values is not None:
             rows.fill_final(self.final_values, self.values)
         if storage.is_apart:
             for t in range(self.num_steps + 1):
-                if not self._is_uploaded[t]:
+                if not self._at.uploaded[t]:
                     storage.upload_obs(t)
             storage.upload("valid")
+        flags = self.terminations, self.truncations, self.final_values, self.valid
         estimate(
-            GaeInputs(
-                self.rewards, self.values, self.terminations, self.truncations, self.final_values,
-                self.valid,
-            ),
-            self.advantages, self.returns, self.gamma, self.gae_lambda,
+            GaeInputs(self.rewards, self.values, *flags), self.advantages, self.returns,
+            self.gamma, self.gae_lambda,
             is_compiled=not (storage.is_apart or storage.is_on_device),
         )  # fmt: skip
         self._sampler.stop()
         rows.list_valid()
-        self._is_computed = True
-        self._open_steps = 0  # until the next rollout begins
+        self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
     def _finish_results(self) -> None:
-        """Complete `valid`; look for rows that were not written, or have wrong rewards."""
-        is_any = self._has_marks or self._storage.is_on_device
-        self._rows.look_for_results(is_any=is_any)
-        self._raise_on_host()  # before flags that nobody wrote clear `valid`
-        self._rows.mark_valid()
-        self._rows.look_for_rewards()
-        self._raise_on_host()
-
-    def _raise_on_host(self) -> None:
-        if self._rows.is_on_host:
-            self._rows.raise_faults()
+        """Complete `valid`, from what envs wrote; on hosts raise if some did not."""
+        self._rows.finish(is_any=self._at.has_marks or self._storage.is_on_device)
 
     def _require_extras(self) -> None:
-        for name, marks in self._has_extras.items():
+        for name, marks in self._at.extras.items():
             if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
                 steps = ", ".join(str(t) for t, is_there in enumerate(marks) if not is_there)
                 raise BufferMisuseError(
@@ -722,7 +718,7 @@ class RolloutBuffer(StatefulBuffer):
                 "the host does not know how many rows are valid of envs on a device: pass "
                 "fixed=True"
             )
-        return self._sampler.minibatches(
+        return self._sampler.draw(
             num_minibatches, batch_size, columns, is_fixed=fixed, normalizes=normalize_advantages
         )
 
@@ -767,9 +763,15 @@ class RolloutBuffer(StatefulBuffer):
         """
         self._require_computed("sequences")
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
-        batches = self._sampler.sequences(
-            num_minibatches, batch_size, columns, length=length, initial_states=names,
-            normalizes=normalize_advantages,
+        for name in names:
+            if name not in self._layout.extras:
+                raise BufferMisuseError(
+                    f"initial_states has {name!r}, expected names of extra columns, which are "
+                    f"{sorted(self._layout.extras)}; name it in extra_columns of the constructor"
+                )
+        batches = self._sampler.draw(
+            num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
+            length=self.num_steps if length is None else length,
         )  # fmt: skip
         self._rows.mark_first(1, self.num_steps + 1)
         self._storage.upload("is_first")
@@ -781,7 +783,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _require_computed(self, method: str) -> None:
         # With envs on a device it may be a graph that has computed them.
-        if not self._is_computed and self._rows.is_on_host:
+        if not self._at.is_computed and self._rows.is_on_host:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
@@ -811,15 +813,12 @@ class RolloutBuffer(StatefulBuffer):
 
     def _copied_state(self) -> dict[str, Any]:
         columns, acting = self._storage.columns, self._storage.acting
-        marks = {"policy": self._has_policy, **self._has_extras}
-        counts = {name: getattr(self, name) for name in _COUNTS}
         return {
             "columns": {name: column.copied_pages() for name, column in columns.items()},
             "acting": None if acting is None else acting.numpy(),
-            "marks": {name: bytes(mark) for name, mark in marks.items()},
-            "counts": {**counts, "_num_taken": self._num_taken, "_num_sent": self._num_sent},
+            "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
             "generator": self._rows.generator.get_state(),
-            "row_counts": (int(self._rows.num_valid), bool(self._rows.is_counted)),
+            "counts": (int(self._rows.num_valid), bool(self._rows.is_counted)),
         }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -829,15 +828,13 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.acting_row(0)
             assert self._storage.acting is not None
             self._storage.acting.numpy()[:] = state["acting"]
-        marks = {"policy": self._has_policy, **self._has_extras}
-        for name, mark in state["marks"].items():
-            marks[name][:] = mark
-        for name, count in state["counts"].items():
-            setattr(self, name, count)
+        progress = copy.deepcopy(state["progress"])
+        self._is_started, self._at, self.gamma, self.gae_lambda = progress
         self._rows.generator.set_state(state["generator"])
-        num_valid, is_counted = state["row_counts"]
-        self._rows.num_valid.fill_(num_valid)
-        self._rows.is_counted.fill_(is_counted)
+        for count, value in zip(
+            (self._rows.num_valid, self._rows.is_counted), state["counts"], strict=True
+        ):
+            count.fill_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
@@ -851,9 +848,9 @@ class RolloutBuffer(StatefulBuffer):
         return super().state_dict()
 
     def _described(self) -> dict[str, Any]:
-        bits = self._storage.at_env["rewards"].view(torch.int32)
-        has_results = self._has_marks and bool((bits != UNWRITTEN).any())
-        if not self._open_steps or any(self._has_policy) or has_results:
+        at = self._at
+        has_results = at.has_marks and not bool(self._storage.unwritten_rewards().all())
+        if not at.open_steps or any(at.policy) or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
@@ -877,22 +874,20 @@ class RolloutBuffer(StatefulBuffer):
 
     def _carried(self) -> dict[str, torch.Tensor]:
         """What the next rollout starts from, as views."""
-        at_env, leaves = self._storage.at_env, self._layout.obs_leaves
+        at_env = self._storage.at_env
         rows = {name: at_env[name] for name in _CARRIED}
-        rows["is_first"] = at_env["is_first"][0]
-        first = self._storage.first_obs()
-        return {**rows, **{leaf.path: row for leaf, row in zip(leaves, first, strict=True)}}
+        firsts = ("is_first", *(leaf.path for leaf in self._layout.obs_leaves))
+        return {**rows, **{name: at_env[name][0] for name in firsts}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
-        saved: dict[str, list[Block]] = {name: [row] for name, row in self._carried().items()}
+        saved: dict[str, list[Block]] = {
+            name: [row.cpu().numpy()] for name, row in self._carried().items()
+        }
         return {**saved, "generator": [self._rows.generator.get_state()]}
 
     def _wanted_arrays(self) -> Wanted:
-        saved = {name: blocks[0] for name, blocks in self._saved_arrays().items()}
-        arrays = {
-            n: b.cpu().numpy() if isinstance(b, torch.Tensor) else b for n, b in saved.items()
-        }
-        return {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        saved: Any = self._saved_arrays().items()
+        return {name: (array.dtype, array.shape) for name, (array,) in saved}
 
     def _check_arrays(self, state: LoadedState) -> None:
         for name, row in state.small.items():

@@ -6,17 +6,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.rollout.kernels import fill_advantages
 
-__all__ = ["GaeInputs", "check_discounts", "estimate", "gae"]
+__all__ = ["GaeInputs", "estimate", "gae"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-
-_FLOATS = (torch.float32, torch.float64)
-_OPTIONAL = ("final_values", "valid")
 
 
 class GaeInputs(NamedTuple):
@@ -90,79 +88,46 @@ def gae(
     >>> gae(rewards, values, no, last, gamma=1.0, gae_lambda=1.0)[1].ravel().tolist()
     [11.0, 10.0, 9.0]
     """
-    gamma, gae_lambda = check_discounts(gamma, gae_lambda)
+    gamma, gae_lambda = read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
     given = GaeInputs(rewards, values, terminations, truncations, final_values, valid)
-    if not isinstance(rewards, np.ndarray | torch.Tensor):
-        raise BufferMisuseError(
-            f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
-        )
     inputs = _read_inputs(given)
-    is_numpy, on_cpu = isinstance(rewards, np.ndarray), inputs.rewards.device.type == "cpu"
+    on_cpu = inputs.rewards.device.type == "cpu"
     if compiled and not on_cpu:
         raise BufferMisuseError(
             f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
     if out is None:
-        results = torch.empty_like(inputs.rewards, memory_format=torch.contiguous_format)
-        pair = results, torch.empty_like(results)
+        pair: Any = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
     else:
-        pair = _read_out(out, given, inputs)
+        pair = _read_out(out, rewards, inputs)
     estimate(inputs, *pair, gamma, gae_lambda, is_compiled=on_cpu and compiled is not False)
     if out is not None:
         return out
-    return tuple(part.numpy() for part in pair) if is_numpy else pair  # pyright: ignore
+    return tuple(part.numpy() if isinstance(rewards, np.ndarray) else part for part in pair)
 
 
 def estimate(
     inputs: GaeInputs,
-    advantages: torch.Tensor,
-    returns: torch.Tensor,
+    advantages: Tensor,
+    returns: Tensor,
     gamma: float,
     gae_lambda: float,
     *,
     is_compiled: bool,
 ) -> None:
-    """Fill advantages and returns, contiguous (T, N), from inputs that fit.
+    """Fill advantages and returns, contiguous (T, N), from inputs that fit and share no memory.
 
-    Args:
-        inputs: Tensors that need no gradient.
-        advantages: float (T, N), written; it shares no memory with the inputs.
-        returns: The same.
-        gamma: Discount.
-        gae_lambda: Lambda.
-        is_compiled: Use the compiled kernel, for memory of the CPU.
+    By the compiled kernel, for memory of the CPU, or by operations of torch where the tensors are,
+    without waiting: the parts without recurrence take one for the whole rollout; the recurrence
+    takes three for each doubling of the steps that have been added up, 21 for 128 steps.
     """
-    if not is_compiled:
-        _estimate_there(inputs, advantages, returns, gamma, gae_lambda)
+    if is_compiled:
+        arrays = [None if tensor is None else tensor.contiguous().numpy() for tensor in inputs]
+        arrays = [a.view(np.uint8) if a is not None and a.dtype == bool else a for a in arrays]
+        results = advantages.numpy(), returns.numpy()
+        scalar = results[0].dtype.type
+        fill_advantages(*arrays, scalar(gamma), scalar(gamma * gae_lambda), *results)
         return
-    arrays = [
-        None if tensor is None else tensor.contiguous().numpy().view(_viewed(tensor))
-        for tensor in inputs
-    ]
-    scalar = advantages.numpy().dtype.type
-    results = advantages.numpy(), returns.numpy()
-    fill_advantages(*arrays, scalar(gamma), scalar(gamma * gae_lambda), *results)
-
-
-def _viewed(tensor: torch.Tensor) -> Any:
-    """The dtype that the kernel reads a tensor as."""
-    return np.uint8 if tensor.dtype == torch.bool else tensor.numpy().dtype
-
-
-def _estimate_there(
-    inputs: GaeInputs,
-    advantages: torch.Tensor,
-    returns: torch.Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> None:
-    """As `estimate`, on the device where they are, without waiting.
-
-    The parts without recurrence take an operation of torch each for the whole rollout; the
-    recurrence takes three for each doubling of the steps that have been added up, 21 for 128 steps.
-    Memory for two more arrays (T, N) is allocated, and (T, N) bytes for the negation of `valid`, if
-    that is given; `returns` holds intermediate results meanwhile.
-    """
     values, next_values = inputs.values[:-1], inputs.values[1:]
     if inputs.final_values is None:
         torch.mul(next_values, gamma, out=returns)
@@ -182,7 +147,7 @@ def _estimate_there(
     torch.add(advantages, values, out=returns)
 
 
-def _discounted_sums(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def _discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     """What solves sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); both are changed.
 
     After a round each row is the sum of `span` terms, and its factor the product of as many.
@@ -200,92 +165,84 @@ def _discounted_sums(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor
     return terms
 
 
-def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
-    """Both as floats; raise BufferMisuseError unless they are finite and within [0, 1]."""
-    return read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
-
-
 def _read_inputs(given: GaeInputs) -> GaeInputs:
-    """The same as plain tensors, over the same memory if possible, with flags as bool.
-
-    Raises:
-        BufferMisuseError: They do not fit the rewards.
-    """
-    rewards: Any = given.rewards
+    """The same as plain tensors, over the same memory if possible, with flags as bool."""
+    rewards = given.rewards
+    if not isinstance(rewards, np.ndarray | Tensor):
+        raise BufferMisuseError(
+            f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
+        )
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise BufferMisuseError(
             f"rewards has shape {tuple(rewards.shape)}, expected (T, N) with at least one step and "
             "one env; for a single env use rewards[:, None]"
         )
-    kind = np.ndarray if isinstance(rewards, np.ndarray) else torch.Tensor
+    like = as_tensor("rewards", rewards)
+    if like.dtype not in (torch.float32, torch.float64):
+        raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
     num_steps, num_envs = rewards.shape
-    found = dict[str, Any]()
+    found = dict[str, Tensor | None]()
     for name, array in given._asdict().items():
-        found[name] = None
-        if array is None and name in _OPTIONAL:
+        if array is None and name in ("final_values", "valid"):
+            found[name] = None
             continue
-        if not isinstance(array, kind):
-            raise BufferMisuseError(
-                f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
-                "convert one of them"
-            )
-        tensor = as_tensor(name, array)
-        if name == "rewards" and tensor.dtype not in _FLOATS:
-            raise BufferMisuseError(f"rewards has dtype {array.dtype}, expected float32 or float64")
-        is_float = name == "rewards" or name.endswith("values")
-        if not is_float and not (tensor.is_floating_point() or tensor.is_complex()):
-            tensor = read_flags(name, tensor)
-        rows = num_steps + (name == "values")
-        dtype = found["rewards"].dtype if name != "rewards" and is_float else tensor.dtype
-        _check(name, array, tensor, (rows, num_envs), dtype if is_float else torch.bool)
-        if name != "rewards" and tensor.device != found["rewards"].device:
-            raise BufferMisuseError(
-                f"{name} is on {tensor.device}, expected {rewards.device} like rewards; move one "
-                "of them"
-            )
-        found[name] = tensor
+        dtype = like.dtype if name == "rewards" or name.endswith("values") else torch.bool
+        shape = num_steps + (name == "values"), num_envs
+        found[name] = _read(name, array, rewards, shape, dtype)
     return GaeInputs(**found)
 
 
-def _check(
-    name: str, given: Any, tensor: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
-) -> None:
-    """Raise BufferMisuseError unless what was given has this shape and dtype, and is dense."""
+def _read(
+    name: str, array: Any, rewards: Any, shape: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    """An array like the rewards as a plain tensor of this shape and dtype.
+
+    Raises:
+        BufferMisuseError: It does not fit.
+    """
+    kind = np.ndarray if isinstance(rewards, np.ndarray) else Tensor
+    if not isinstance(array, kind):
+        raise BufferMisuseError(
+            f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
+            "convert one of them"
+        )
+    tensor = as_tensor(name, array)
     if tuple(tensor.shape) != shape:
         hint = "; it has one row more than rewards: the values after the last step"
         raise BufferMisuseError(
             f"{name} has shape {tuple(tensor.shape)}, expected {shape}"
             f"{hint if name == 'values' else ''}"
         )
+    if dtype == torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = read_flags(name, tensor)
     if tensor.dtype != dtype or tensor.layout is not torch.strided:
         wanted = str(dtype).removeprefix("torch.")
         raise BufferMisuseError(
-            f"{name} has dtype {given.dtype}, expected {wanted} in a dense array; convert it"
+            f"{name} has dtype {array.dtype}, expected {wanted} in a dense array; convert it"
         )
+    if kind is Tensor and tensor.device != rewards.device:
+        raise BufferMisuseError(
+            f"{name} is on {tensor.device}, expected {rewards.device} like rewards; move one of "
+            "them"
+        )
+    return tensor
 
 
-def _read_out(out: Any, given: GaeInputs, inputs: GaeInputs) -> tuple[Any, Any]:
+def _read_out(out: Any, rewards: Any, inputs: GaeInputs) -> list[Tensor]:
     """The pair as tensors over its memory; raise BufferMisuseError if it cannot be written into."""
     if not isinstance(out, tuple | list) or len(out) != 2:
         raise BufferMisuseError(
             f"out is {type(out).__name__}, expected a pair (advantages, returns)"
         )
-    rewards, pair = inputs.rewards, []
-    others = dict(zip(GaeInputs._fields, inputs, strict=True))
-    for name, array in zip(("advantages", "returns"), out, strict=True):
+    pair, others = list[Tensor](), inputs._asdict()
+    like = inputs.rewards
+    for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
+        tensor = _read(name, array, rewards, tuple(like.shape), like.dtype)
         is_numpy = isinstance(array, np.ndarray)
-        if is_numpy is not isinstance(given.rewards, np.ndarray) or (
-            not is_numpy and not isinstance(array, torch.Tensor)
-        ):
-            raise BufferMisuseError(
-                f"out's {name} is {type(array).__name__}, expected the type of rewards"
-            )
         if not (array.flags.carray if is_numpy else array.is_contiguous()):
             raise BufferMisuseError(
-                f"out's {name} must be C-contiguous, aligned and writeable; pass a new array"
+                f"{name} must be C-contiguous, aligned and writeable; pass a new array"
             )
-        tensor = torch.from_numpy(array) if is_numpy else array.detach()
-        _check(f"out's {name}", array, tensor, tuple(rewards.shape), rewards.dtype)
         for other, read in others.items():
             if read is not None and _overlap(tensor, read):
                 raise BufferMisuseError(
@@ -294,16 +251,16 @@ def _read_out(out: Any, given: GaeInputs, inputs: GaeInputs) -> tuple[Any, Any]:
                 )
         others["itself"] = tensor
         pair.append(tensor)
-    return pair[0], pair[1]
+    return pair
 
 
-def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _overlap(left: Tensor, right: Tensor) -> bool:
     """Whether the address ranges of two tensors meet."""
     (left_low, left_high), (right_low, right_high) = _address_range(left), _address_range(right)
     return left_low < right_high and right_low < left_high
 
 
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+def _address_range(tensor: Tensor) -> tuple[int, int]:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in steps)
     return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()

@@ -47,6 +47,15 @@ class RolloutLayout(NamedTuple):
         """Whether an env is reset by a step of its own, so that the next row is the final one."""
         return self.autoreset_mode is AutoresetMode.NEXT_STEP
 
+    @property
+    def num_rows(self) -> int:
+        """T * N."""
+        return self.num_steps * self.num_envs
+
+    def num_chunks(self, length: int) -> int:
+        """How many sequences of so many steps an env has; the last one may be shorter."""
+        return -(-self.num_steps // length)
+
 
 def plan_rollout(
     num_steps: int,

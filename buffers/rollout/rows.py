@@ -75,7 +75,7 @@ class RolloutRows:
         self._storage, self.is_on_host = storage, not storage.is_on_device
         self._is_next_step = storage.layout.is_next_step
         self._shape = storage.layout.num_steps, storage.layout.num_envs
-        self._num_rows = self._shape[0] * self._shape[1]
+        self._num_rows = storage.layout.num_rows
         self._rewards, self._valid = columns["rewards"], columns["valid"]
         self._ends, self._cuts = columns["terminations"], columns["truncations"]
         self._is_first, self._has_final = columns["is_first"], columns.get("has_final")
@@ -208,18 +208,18 @@ class RolloutRows:
 
     # Faults.
 
-    def look_for_results(self, *, is_any: bool) -> None:
-        """Note what the env did not write; nothing was if not `is_any`."""
-        missing = self._rewards.view(torch.int32) == UNWRITTEN
+    def finish(self, *, is_any: bool) -> None:
+        """Complete `valid`; note what the env did not write, nothing if not `is_any`."""
+        missing = self._storage.unwritten_rewards()
         self._note(0, missing if is_any else torch.ones_like(missing))
         acting = self._acting()
         if acting is not None:
             unwritten = acting == UNWRITTEN_FLAG
             self._note(1, unwritten & ~unwritten.all())
-
-    def look_for_rewards(self) -> None:
-        """Note rewards of valid rows that are not finite."""
+        self.settle()  # before flags that nobody wrote clear `valid`
+        self.mark_valid()
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
+        self.settle()
 
     def look_for_outputs(self, log_probs: Tensor, values: Tensor) -> None:
         """Note rows whose log_probs (T, N) or values (T + 1, N), marked, were not written."""
@@ -250,6 +250,11 @@ class RolloutRows:
         places = torch.arange(self._num_rows, device=mask.device)
         first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
         self.faults[kind] = torch.minimum(self.faults[kind], first)
+
+    def settle(self) -> None:
+        """Raise what was noted, if nobody has to wait for that."""
+        if self.is_on_host:
+            self.raise_faults()
 
     def raise_faults(self) -> None:
         """Raise BufferMisuseError for what was noted, and forget it; waits."""
@@ -297,7 +302,7 @@ class RolloutRows:
             0, as rows that are not valid, and sequences that only fill a batch.
         """
         (num_steps, num_envs), valid, number = self._shape, self._valid, split.most
-        num_chunks = -(-num_steps // length)
+        num_chunks = self._storage.layout.num_chunks(length)
         missing = num_chunks * length - num_steps
         chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
         has_row = chunks.any(1).reshape(-1)

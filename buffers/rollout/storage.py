@@ -145,7 +145,7 @@ class RolloutStorage:
         leaves = [columns[leaf.path] for leaf in layout.obs_leaves]
         self.obs = [column.tensor for column in leaves]
         self._leaf_rows = [column.rows() for column in leaves]
-        self.obs_rows = [self._nest(rows) for rows in zip(*self._leaf_rows, strict=True)]
+        self.obs_rows = [self.nest(rows) for rows in zip(*self._leaf_rows, strict=True)]
         at_env = [self.at_env[leaf.path].unbind(0) for leaf in layout.obs_leaves]
         self._leaf_rows_at_env = at_env
         written = [self._rows_at_env(columns[name]) for name in RESULTS]
@@ -153,20 +153,16 @@ class RolloutStorage:
         next(obs)
         self.slots = []
         for t, (row, *results) in enumerate(zip(obs, *written, strict=True)):
-            slot: Any = _Slot(self._nest(row), *results)
+            slot: Any = _Slot(self.nest(row), *results)
             slot._storage, slot._t, slot.autoreset_mode = self, t, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env(columns["actions"])
         names = ("actions", "log_probs", "values")
         self.policy_rows = list(zip(*(columns[n].rows() for n in names), strict=False))
 
-    def _nest(self, leaves: Any) -> Any:
+    def nest(self, leaves: Any) -> Any:
+        """Leaves of observations, nested like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
-
-    @property
-    def all_obs(self) -> Any:
-        """Observations of all steps, (T + 1, N, *obs_shape), nested like the space."""
-        return self._nest(self.obs)
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -198,6 +194,10 @@ class RolloutStorage:
         if self.acting is not None:
             self.acting.fill_(UNWRITTEN_FLAG)
 
+    def unwritten_rewards(self) -> torch.Tensor:
+        """Which rewards the env has not written yet, bool (T, N)."""
+        return self.at_env["rewards"].view(torch.int32) == UNWRITTEN
+
     def mark_policy_outputs(self) -> None:
         """Mark log_probs and values as not written yet; they read as NaN."""
         for name in ("log_probs", "values"):
@@ -212,10 +212,6 @@ class RolloutStorage:
         """Copy the last observations into the first row."""
         for rows in self._leaf_rows_at_env:
             rows[0].copy_(rows[-1])
-
-    def first_obs(self) -> list[torch.Tensor]:
-        """The leaves of the first observations, where envs write."""
-        return [rows[0] for rows in self._leaf_rows_at_env]
 
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from host pages to the device."""
