@@ -61,7 +61,6 @@ class _Progress:
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
     num_taken: int = 0  # steps whose slots were taken
     num_sent: int = 0  # steps whose results are on the device
-    has_marks: bool = False  # rewards can be read until the first slot is taken
     is_computed: bool = False
 
 
@@ -72,12 +71,9 @@ def _result(name: str) -> Any:
         self._send_results()
         return self._storage.tensors[name]
 
-    def put_back(self: Any, tensor: Any) -> None:
-        # `rollout.rewards /= 10` changes the tensor and puts it back.
+    def put_back(self: Any, tensor: Any) -> None:  # as `rollout.rewards /= 10` does
         if tensor is not self._storage.tensors[name]:
-            raise AttributeError(
-                f"{name} is memory of the buffer: write into it, as by rollout.{name}[:] = ..."
-            )
+            raise AttributeError(f"{name} is memory of the buffer: write into rollout.{name}[:]")
 
     return property(look, put_back)
 
@@ -303,7 +299,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _begin(self) -> None:
         """Open all steps for writing; the device has been waited for."""
-        self._storage.mark_policy_outputs()
+        self._storage.begin()
         self._rows.begin()
         self._sampler.stop()
         self._is_started, self._at = True, self._new_progress(self.num_steps)
@@ -422,37 +418,34 @@ class RolloutBuffer(StatefulBuffer):
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("put", t, self.num_steps - 1)
-        read = {name: self._read_extra(name, given) for name, given in extras.items()}
         outputs = {"actions": actions, "log_probs": log_probs, "values": values}
         missing = [name for name, given in outputs.items() if given is None]
-        if missing and not (read and len(missing) == len(outputs)):
+        if missing and not (extras and len(missing) == len(outputs)):
             raise BufferMisuseError(
                 f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
                 "log_probs and values together, or extra columns alone"
             )
-        if not missing:
-            rows = self._storage.policy_rows[t]
-            found = [
-                read_tensor(name, given, row.shape, row.dtype)
-                for row, (name, given) in zip(rows, outputs.items(), strict=True)
-            ]
-            for row, column in zip(rows, found, strict=True):
-                row.copy_(column)
-            self._at.policy[t] = 1
-        for name, column in read.items():
-            self.extras[name][t].copy_(column)
-            self._at.extras[name][t] = 1
-        return self._storage.action_rows[t] if missing else self.env_actions(t)
-
-    def _read_extra(self, name: str, given: Any) -> torch.Tensor:
-        column = self.extras.get(name)
-        if column is None:
-            declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
-            raise BufferMisuseError(
-                f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
-                "game_columns of the constructor"
-            )
-        return read_tensor(name, given, column.shape[1:], column.dtype)
+        given, marks = extras if missing else {**outputs, **extras}, self._at.extras
+        for name in extras:
+            if name not in marks:
+                declared = f"only {sorted(marks)}" if marks else "and none was declared"
+                raise BufferMisuseError(
+                    f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
+                    "game_columns of the constructor"
+                )
+        rows = [self._storage.tensors[name][t] for name in given]
+        found = [
+            read_tensor(name, column, row.shape, row.dtype)
+            for row, (name, column) in zip(rows, given.items(), strict=True)
+        ]
+        for row, column in zip(rows, found, strict=True):
+            row.copy_(column)
+        for name in extras:
+            marks[name][t] = 1
+        if missing:
+            return self._storage.action_rows[t]
+        self._at.policy[t] = 1
+        return self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
         """The actions of step t as a NumPy view (N, *action_shape) of the host pages.
@@ -482,15 +475,14 @@ class RolloutBuffer(StatefulBuffer):
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("slot", t, self.num_steps - 1)
-        if not self._at.has_marks:
-            self._storage.mark_results()
-            self._at.has_marks = True
-        if self._storage.is_apart:
+        storage, at = self._storage, self._at
+        if not storage.is_marked:
+            storage.mark_results()
+        if storage.is_apart:
             t = operator.index(t)
             self._take_back_obs(t + 1)
-            at = self._at
             at.num_taken, at.num_sent = max(at.num_taken, t + 1), min(at.num_sent, t)
-        return self._storage.slots[t]
+        return storage.slots[t]
 
     def _send_results(self) -> None:
         """Enqueue the copy of steps that were made since the last time; changes there stay."""
@@ -555,7 +547,8 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
-        self._count_episodes("advance")
+        self._require_started("advance")
+        self._rows.count_episodes()
         self._storage.wait_for_device()
         self._storage.carry_obs()
         self._rows.advance()
@@ -581,7 +574,7 @@ class RolloutBuffer(StatefulBuffer):
         self._require_started("compute_advantages")
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
-        self._finish_results()
+        rows.finish()
         is_unsure = storage.is_on_device or 0 in self._at.policy  # not all steps were `put`
         if policy_outputs:
             if is_unsure:
@@ -589,7 +582,7 @@ class RolloutBuffer(StatefulBuffer):
             self._require_extras()
         rows.look_for_finals()
         rows.settle()
-        rows.count_episodes()
+        rows.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
             for column in outputs:
                 bits = column.view(torch.int32)
@@ -611,10 +604,6 @@ class RolloutBuffer(StatefulBuffer):
         self._sampler.stop()
         rows.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
-
-    def _finish_results(self) -> None:
-        """Complete `valid`, from what envs wrote; on hosts raise if some did not."""
-        self._rows.finish(is_any=self._at.has_marks or self._storage.is_on_device)
 
     def _require_extras(self) -> None:
         for name, marks in self._at.extras.items():
@@ -644,12 +633,7 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: As `episodes`.
         """
-        self._count_episodes("count_episodes")
-
-    def _count_episodes(self, method: str) -> None:
-        self._require_started(method)
-        if self._rows.is_on_host:
-            self._finish_results()
+        self._require_started("count_episodes")
         self._rows.count_episodes()
 
     def episodes(self) -> EpisodeStats:
@@ -665,7 +649,7 @@ class RolloutBuffer(StatefulBuffer):
         """
         self._require_started("episodes")
         if self._rows.is_on_host:
-            self._count_episodes("episodes")
+            self._rows.count_episodes()
         return EpisodeStats(*self._rows.episodes())
 
     def minibatches(
@@ -817,8 +801,10 @@ class RolloutBuffer(StatefulBuffer):
             "columns": {name: column.copied_pages() for name, column in columns.items()},
             "acting": None if acting is None else acting.numpy(),
             "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
+            "is_marked": self._storage.is_marked,
             "generator": self._rows.generator.get_state(),
-            "counts": (int(self._rows.num_valid), bool(self._rows.is_counted)),
+            "num_valid": int(self._rows.num_valid),
+            "is_counted": bool(self._rows.is_counted),
         }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -830,11 +816,10 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.acting.numpy()[:] = state["acting"]
         progress = copy.deepcopy(state["progress"])
         self._is_started, self._at, self.gamma, self.gae_lambda = progress
+        self._storage.is_marked = state["is_marked"]
         self._rows.generator.set_state(state["generator"])
-        for count, value in zip(
-            (self._rows.num_valid, self._rows.is_counted), state["counts"], strict=True
-        ):
-            count.fill_(value)
+        self._rows.num_valid.fill_(state["num_valid"])
+        self._rows.is_counted.fill_(state["is_counted"])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
@@ -848,8 +833,8 @@ class RolloutBuffer(StatefulBuffer):
         return super().state_dict()
 
     def _described(self) -> dict[str, Any]:
-        at = self._at
-        has_results = at.has_marks and not bool(self._storage.unwritten_rewards().all())
+        storage, at = self._storage, self._at
+        has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
         if not at.open_steps or any(at.policy) or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
@@ -875,15 +860,13 @@ class RolloutBuffer(StatefulBuffer):
     def _carried(self) -> dict[str, torch.Tensor]:
         """What the next rollout starts from, as views."""
         at_env = self._storage.at_env
-        rows = {name: at_env[name] for name in _CARRIED}
         firsts = ("is_first", *(leaf.path for leaf in self._layout.obs_leaves))
-        return {**rows, **{name: at_env[name][0] for name in firsts}}
+        return {**{n: at_env[n] for n in _CARRIED}, **{n: at_env[n][0] for n in firsts}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
-        saved: dict[str, list[Block]] = {
-            name: [row.cpu().numpy()] for name, row in self._carried().items()
-        }
-        return {**saved, "generator": [self._rows.generator.get_state()]}
+        rows = {name: row.cpu().numpy() for name, row in self._carried().items()}
+        rows["generator"] = self._rows.generator.get_state()
+        return {name: [row] for name, row in rows.items()}
 
     def _wanted_arrays(self) -> Wanted:
         saved: Any = self._saved_arrays().items()
@@ -891,8 +874,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _check_arrays(self, state: LoadedState) -> None:
         for name, row in state.small.items():
-            if row.dtype == np.bool_:
-                check_bools(name, [row])
+            check_bools(name, [row] if row.dtype == np.bool_ else [])
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
         if not self._rows.generator.accepts_state(state.small["generator"]):

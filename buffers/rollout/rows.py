@@ -176,12 +176,16 @@ class RolloutRows:
 
     # Episodes.
 
-    def count_episodes(self) -> None:
+    def count_episodes(self, *, is_finished: bool = False) -> None:
         """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
         is_done = self.is_counted
-        if self.is_on_host and bool(is_done):
-            return
-        self.mark_valid()
+        if self.is_on_host:
+            if bool(is_done):
+                return
+            if not is_finished:
+                self.finish()
+        else:
+            self.mark_valid()
         valid, over = self._valid, self._ends | self._cuts
         steps = torch.stack([torch.where(valid, self._rewards, 0.0), valid]).double()
         for part, running in zip(steps, self._running, strict=True):
@@ -208,10 +212,9 @@ class RolloutRows:
 
     # Faults.
 
-    def finish(self, *, is_any: bool) -> None:
-        """Complete `valid`; note what the env did not write, nothing if not `is_any`."""
-        missing = self._storage.unwritten_rewards()
-        self._note(0, missing if is_any else torch.ones_like(missing))
+    def finish(self) -> None:
+        """Complete `valid`; note what the env did not write, and wrong rewards."""
+        self._note(0, self._storage.unwritten_rewards())
         acting = self._acting()
         if acting is not None:
             unwritten = acting == UNWRITTEN_FLAG

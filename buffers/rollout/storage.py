@@ -90,6 +90,7 @@ class RolloutStorage:
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
+        is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`. None before anyone asked for a slot's `valid`.
     """
@@ -119,6 +120,7 @@ class RolloutStorage:
             for name, column in self.columns.items():
                 if column.is_twofold:
                     self.at_env[name] = torch.from_numpy(column.host)
+        self.is_marked = False
         self._acting_column: Column | None = None
         self._acting_rows: list[Any] = []
         self.acting: torch.Tensor | None = None
@@ -157,8 +159,6 @@ class RolloutStorage:
             slot._storage, slot._t, slot.autoreset_mode = self, t, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env(columns["actions"])
-        names = ("actions", "log_probs", "values")
-        self.policy_rows = list(zip(*(columns[n].rows() for n in names), strict=False))
 
     def nest(self, leaves: Any) -> Any:
         """Leaves of observations, nested like the space."""
@@ -188,20 +188,24 @@ class RolloutStorage:
             self.acting.fill_(UNWRITTEN_FLAG)
         return self._acting_rows[t]
 
+    def begin(self) -> None:
+        """Mark log_probs and values as not written yet; they read as NaN."""
+        self.is_marked = False
+        for name in ("log_probs", "values"):
+            self.tensors[name].view(torch.int32).fill_(UNWRITTEN)
+
     def mark_results(self) -> None:
-        """Mark all rewards as not written yet; they read as NaN. So too which rows acted."""
+        """Mark rewards, and which rows acted, as not written yet."""
+        self.is_marked = True
         self.at_env["rewards"].view(torch.int32).fill_(UNWRITTEN)
         if self.acting is not None:
             self.acting.fill_(UNWRITTEN_FLAG)
 
     def unwritten_rewards(self) -> torch.Tensor:
-        """Which rewards the env has not written yet, bool (T, N)."""
-        return self.at_env["rewards"].view(torch.int32) == UNWRITTEN
-
-    def mark_policy_outputs(self) -> None:
-        """Mark log_probs and values as not written yet; they read as NaN."""
-        for name in ("log_probs", "values"):
-            self.tensors[name].view(torch.int32).fill_(UNWRITTEN)
+        """Which rewards the env has not written in this rollout, bool (T, N)."""
+        is_marked = self.is_marked or self.is_on_device  # there a graph may have marked them
+        bits = self.at_env["rewards"].view(torch.int32)
+        return bits == UNWRITTEN if is_marked else torch.ones_like(bits, dtype=torch.bool)
 
     def write_obs(self, t: int, leaves: Any) -> None:
         """Copy checked observations into row t, where envs write."""
