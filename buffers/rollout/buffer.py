@@ -83,12 +83,9 @@ class RolloutBuffer(StatefulBuffer):
 
     One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
-    Columns are allocated by the constructor; batches have memory of their own.
 
-    A rollout begins with log_probs and values marked as not written; they read as NaN. Its first
-    slot marks the rewards likewise. What the environment did not write into `slot(t)`, or the
-    policy's outputs that were neither `put` nor written into the tensors below, is an error when
-    advantages are computed, never trained on.
+    A rollout begins with log_probs and values marked as not written (they read as NaN); its first
+    slot marks the rewards. What is still marked when advantages are computed is an error.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -97,11 +94,11 @@ class RolloutBuffer(StatefulBuffer):
     `set_final_values`. To leave out more rows set elements of `valid_pages` (of envs on a device:
     `valid`) to False before `compute_advantages`.
 
-    Where a row is an agent of a game, agents die before their game ends, and others come later. The
-    environment then writes into `slot(t).valid` which rows acted in step t; the others are no
-    transitions. Every step of a rollout must have it, or none. The value of the observation an
-    agent's life was cut off with is that of the next row, unless its game was reset in that step,
-    as under SAME_STEP: then give it to `set_final_values`.
+    Where rows are agents of games, some die before their game ends, and others come later. The
+    environment then writes into `slot(t).valid`, of all steps or none, which rows acted in step t;
+    the others are no transitions. The value of the observation an agent's life was cut off with is
+    that of the next row, unless its game was reset in that step: then give it to
+    `set_final_values`.
 
     Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
     `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
@@ -114,9 +111,8 @@ class RolloutBuffer(StatefulBuffer):
     which have to be `fixed`). What would be an error is found there, and raised by `check`.
 
     Attributes:
-        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, and
-            on the CPU over the same memory as the slots. Write into it; putting another in its
-            place has no effect, or is an error.
+        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
+            to be written into; putting another in its place has no effect, or is an error.
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs: float32 (T, N).
         values: float32 (T + 1, N).
@@ -138,22 +134,20 @@ class RolloutBuffer(StatefulBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. That of the vector
-            env is compared with it where both are known: with `allocate=envs.allocate`, and in
-            `step(out=rollout.slot(t))`.
+        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. With
+            `allocate=envs.allocate`, and in `step(out=rollout.slot(t))`, envs compare it to theirs.
         gamma: Discount.
         gae_lambda: Lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
-        allocate: `envs.allocate`, so that the env's results need no copy: called with (shape,
-            dtype) for observations, actions, rewards and flags. None for own memory. If the env is
-            on a device, slots, and actions that `put` returns, are tensors there.
+        allocate: `envs.allocate`, so that results need no copy: called with (shape, dtype) for
+            observations, actions, rewards and flags. None for own memory. If the envs are on a
+            device, slots, and actions that `put` returns, are tensors there.
         extra_columns: Names and spaces of further values per step, such as costs: `put` writes
             them, batches have them in `extras`.
-        game_columns: The same of values that a game's agents share, such as its state for a central
-            critic: stored once per game, (T, N / agents_per_game, ...), and given so to `put`;
-            batches have in `extras` for every row those of its game.
-        agents_per_game: So many neighbouring rows of a step are one game.
+        game_columns: The same of values that a game's agents share, such as its state: stored, and
+            given to `put`, once per game, (T, N / A, ...); batches have them for every row.
+        agents_per_game: A; so many neighbouring rows of a step are one game.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -247,11 +241,9 @@ class RolloutBuffer(StatefulBuffer):
     ) -> int:
         """Bytes the constructor would allocate for envs on the CPU, on host and device together.
 
-        Batches are not included. Nothing is allocated.
-
         >>> from gymnasium.spaces import Box, Discrete
         >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
-        69677056
+        69939200
         """
         layout = plan_rollout(
             num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
@@ -267,7 +259,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column, host and device together."""
-        return self._storage.nbytes
+        return {name: column.nbytes for name, column in self._storage.columns.items()}
 
     @property
     def num_valid(self) -> int:
@@ -308,8 +300,8 @@ class RolloutBuffer(StatefulBuffer):
         """Observations before step t, or after the last step for t = T.
 
         Returns:
-            Tensors (N, *obs_shape) on `device`, nested like the space: views made once. On another
-            device than the env's this enqueues the copy from the host pages.
+            Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
+            the copy of host pages is enqueued, if that is another memory.
 
         Raises:
             BufferMisuseError: t is outside 0 .. T, or nothing was started.
@@ -328,9 +320,8 @@ class RolloutBuffer(StatefulBuffer):
         the flags of the steps before t, which must have been made. NEXT_STEP: the observation after
         the one that ended the episode. DISABLED: as if envs were reset right after the end.
 
-        Where the env writes `slot(t).valid`, also the rows that did not act in the step before:
-        those that begin to act in this step, and those that still do not. Under SAME_STEP and
-        DISABLED an agent that was truncated observes the end of its life, unless
+        Where the env writes `slot(t).valid`, also rows that did not act in the step before. Under
+        SAME_STEP and DISABLED an agent that was truncated observes the end of its life, unless
         `set_final_values` was given the value of that.
 
         Args:
@@ -464,11 +455,10 @@ class RolloutBuffer(StatefulBuffer):
     def slot(self, t: int) -> RolloutSlot:
         """Where the environment writes the results of step t.
 
-        Observations go into row t + 1, the rest into row t. The views are made once and written
-        anew in every rollout. Asking for a slot does not count as filling it: the first one taken
-        in a rollout marks all rewards as not written (they read as NaN), and `compute_advantages`,
-        `episodes` and `advance` refuse while such marks are left, as after an environment that
-        raised. Take the slot again then, and step into it.
+        Observations go into row t + 1, the rest into row t, of memory that is written anew in every
+        rollout. The first slot taken in a rollout marks all rewards as not written, and
+        `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
+        environment that raised. Take the slot again then, and step into it.
 
         Raises:
             BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
@@ -663,27 +653,22 @@ class RolloutBuffer(StatefulBuffer):
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
-        The batches of one pass differ in size by one row at most, also where the number of valid
-        rows is no multiple: none is left with a few rows only.
-
-        With `fixed` all batches of all rollouts have one size instead, so that a compiled learner
-        sees one shape: `batch_size`, or T * N / num_minibatches rounded up. Valid rows are spread
-        as evenly as without, and some of a batch are repeated, evenly too, to fill it.
-        `batch.weights` float32 (B,) is 1 where a row comes first and 0 where it is repeated, so
-        that means are ``(weights * x).sum() / weights.sum()``; one of a batch is 1 at least.
-        Without `fixed` weights are None.
+        The batches of one pass differ in size by one row at most. With `fixed` all batches of all
+        rollouts have one size instead, so that a compiled learner sees one shape: `batch_size`, or
+        T * N / num_minibatches rounded up. Valid rows are spread as evenly as without, and some of
+        a batch are repeated, evenly too, to fill it. `batch.weights` float32 (B,) is 1 where a row
+        comes first, at least one of a batch, and 0 where it is repeated, so that means are
+        ``(weights * x).sum() / weights.sum()``. Without `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             batch_size: Instead: the largest size of a batch, 1 to T * N.
             fixed: Make all batches of one size; needed if envs are on a device.
             normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
-                their standard deviation (unbiased, + 1e-8), over its rows of weight 1. By
-                minibatch, as in baselines, CleanRL and stable-baselines3; `rollout.advantages`
-                remain as they are.
-            columns: Names of the columns to gather, extra and game columns among them, such as
-                ("obs", "actions"); None for all. `indices`, and `weights` with `fixed`, always
-                come. The rows are the same whatever columns are named.
+                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as in
+                baselines, CleanRL and stable-baselines3. `rollout.advantages` remain.
+            columns: Names of the columns to gather, extra and game columns among them; None for
+                all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
             Batches in memory of their own, so `list(...)` may keep them all. One pass at a time:
@@ -691,16 +676,14 @@ class RolloutBuffer(StatefulBuffer):
             first then is an error.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, not exactly one number
-                is given, or there is no such column; or, at the next batch, another pass or
-                rollout has begun.
+            BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
+                given, or there is no such column; or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
         if not (fixed or self._rows.is_on_host):
             raise BufferMisuseError(
-                "the host does not know how many rows are valid of envs on a device: pass "
-                "fixed=True"
+                "of envs on a device the host does not know how many rows are valid; pass fixed=True"
             )
         return self._sampler.draw(
             num_minibatches, batch_size, columns, is_fixed=fixed, normalizes=normalize_advantages
@@ -719,20 +702,18 @@ class RolloutBuffer(StatefulBuffer):
         """Go once through the rollout in sequences of steps of one environment, in random order.
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
-        (length, sequences of a batch, ...): where a sequence is shorter its last step is repeated,
-        and where sequences are too few for the batches some are repeated (with envs on a device
-        also if there are fewer than batches: the host does not know). `batch.weights` float32
-        (L, S) is 0 there and where rows are not valid (the step of NEXT_STEP that only resets), and
-        1 elsewhere. Sequences without valid row are left out, so that each batch has a weight of 1.
+        (L, S, ...): where a sequence is shorter its last step is repeated, and where sequences are
+        too few for the batches some are repeated. `batch.weights` float32 (L, S) is 0 there and
+        where rows are not valid (the step of NEXT_STEP that only resets), and 1 elsewhere.
+        Sequences without valid row are left out, so that each batch has a weight of 1.
 
         Args:
-            num_minibatches: Number of batches, 1 to the number of sequences; fewer if there are
-                fewer with valid rows.
+            num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
+                on a device some are repeated instead: the host does not know).
             batch_size: Instead: the number of sequences of a batch.
             length: L, 1 to T; None for T, which splits the rollout by environments.
-            initial_states: Names of extra columns that hold the state of the policy before each
-                step: of these a batch has the first rows only, (S, ...), in `initial_states`
-                instead of `extras`.
+            initial_states: Names of extra columns with the policy's state before each step: of
+                these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
             normalize_advantages: As in `minibatches`, over the rows of weight 1.
             columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
 
@@ -742,7 +723,7 @@ class RolloutBuffer(StatefulBuffer):
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, a number is out of range,
-                there is no such column; or, at the next batch, another pass or rollout has begun.
+                there is no such column; or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("sequences")
@@ -796,10 +777,9 @@ class RolloutBuffer(StatefulBuffer):
             )
 
     def _copied_state(self) -> dict[str, Any]:
-        columns, acting = self._storage.columns, self._storage.acting
+        columns = self._storage.columns
         return {
             "columns": {name: column.copied_pages() for name, column in columns.items()},
-            "acting": None if acting is None else acting.numpy(),
             "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
             "is_marked": self._storage.is_marked,
             "generator": self._rows.generator.get_state(),
@@ -810,10 +790,6 @@ class RolloutBuffer(StatefulBuffer):
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         for name, pages in state["columns"].items():
             self._storage.columns[name].take_copied_pages(pages)
-        if state["acting"] is not None:
-            self._storage.acting_row(0)
-            assert self._storage.acting is not None
-            self._storage.acting.numpy()[:] = state["acting"]
         progress = copy.deepcopy(state["progress"])
         self._is_started, self._at, self.gamma, self.gae_lambda = progress
         self._storage.is_marked = state["is_marked"]
@@ -824,8 +800,8 @@ class RolloutBuffer(StatefulBuffer):
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Only tensors, numbers, strings and a dict, all copies, so that `torch.save` and safe loading
-        work. Steps are not saved: call it between rollouts, right after `advance` or `start`.
+        Only copied tensors, numbers, strings and a dict. Steps are not saved: call it between
+        rollouts, right after `advance` or `start`.
 
         Raises:
             BufferMisuseError: A rollout is in progress or complete, or none was started.

@@ -25,7 +25,7 @@ _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
     "running_lengths", "episodes", "has_final", "indices", "extras", "minibatches", "memory",
-    "size", "self", "t", "weights", "is_first", "initial_states",
+    "size", "self", "t", "weights", "is_first", "initial_states", "acting",
 ))  # fmt: skip
 
 
@@ -102,7 +102,9 @@ def plan_rollout(
         columns.append(ColumnSpec(leaf.path, shape, leaf.dtype, "both", True))
     shape = num_steps, num_envs, *action.shape
     columns.append(ColumnSpec("actions", shape, action.dtype, "both", True))
-    for name, dtype in (("rewards", "f4"), ("terminations", "?"), ("truncations", "?")):
+    for name, dtype in zip(
+        ("rewards", "terminations", "truncations", "acting"), "f???", strict=True
+    ):
         columns.append(ColumnSpec(name, (num_steps, num_envs), np.dtype(dtype), "both", True))
     add("both", "?", "valid")
     add("both", "?", "is_first", shape=(num_steps + 1, num_envs))

@@ -79,6 +79,7 @@ class RolloutRows:
         self._rewards, self._valid = columns["rewards"], columns["valid"]
         self._ends, self._cuts = columns["terminations"], columns["truncations"]
         self._is_first, self._has_final = columns["is_first"], columns.get("has_final")
+        self._acting = storage.acting
         self._over_before, self._episodes = columns["over_before"], columns["episodes"]
         self._running = columns["running_returns"], columns["running_lengths"]
         self._listed = columns["rows"]
@@ -110,15 +111,6 @@ class RolloutRows:
         self._over_before.copy_(self._ends[-1] | self._cuts[-1])
         self._is_first[0].copy_(last[0])
 
-    def _acting(self, steps: slice = slice(None)) -> Tensor | None:
-        """Which rows acted in some steps, uint8 (K, N) with marks; None if the env says nothing."""
-        acting = self._storage.acting
-        if acting is not None:
-            acting = acting[steps]
-            if self.is_on_host and bool((acting == UNWRITTEN_FLAG).all()):
-                return None
-        return acting
-
     def mark_first(self, first: int, stop: int) -> Tensor:
         """Write whether observations begin episodes, of steps `first` (1 or more) to `stop` - 1.
 
@@ -134,22 +126,18 @@ class RolloutRows:
         if first < lag:
             begins = torch.cat([self._over_before[None], begins])
         before = slice(first - 1, stop - 1)
-        acting = self._acting(before)
-        if acting is not None:
-            if self._has_final is not None:
-                is_known = self._has_final[before] | (acting == UNWRITTEN_FLAG)
-                begins = self._ends[before] | (self._cuts[before] & is_known)
-            begins = begins | (acting == 0)
-        return rows.copy_(begins)
+        acting = self._acting[before]
+        if self._has_final is not None:
+            is_known = self._has_final[before] | (acting == UNWRITTEN_FLAG)
+            begins = self._ends[before] | (self._cuts[before] & is_known)
+        return rows.copy_(begins | (acting == 0))
 
     def mark_valid(self) -> None:
         """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
         if self._is_next_step:
             self._valid[0].logical_and_(~self._over_before)
             self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
-        acting = self._acting()
-        if acting is not None:
-            self._valid.logical_and_(acting != 0)
+        self._valid.logical_and_(self._acting != 0)
 
     def list_valid(self) -> None:
         """Count the valid rows, and list them on the host."""
@@ -170,8 +158,9 @@ class RolloutRows:
 
     def fill_final(self, final_values: Tensor, values: Tensor) -> None:
         """Take the next rows' values for those not given, where agents' games go on."""
-        if self._has_final is not None and self._acting() is not None:
-            is_given = self._has_final.to(values.device)
+        if self._has_final is not None:
+            is_given = self._has_final | (self._acting == UNWRITTEN_FLAG)
+            is_given = is_given.to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
 
     # Episodes.
@@ -215,10 +204,8 @@ class RolloutRows:
     def finish(self) -> None:
         """Complete `valid`; note what the env did not write, and wrong rewards."""
         self._note(0, self._storage.unwritten_rewards())
-        acting = self._acting()
-        if acting is not None:
-            unwritten = acting == UNWRITTEN_FLAG
-            self._note(1, unwritten & ~unwritten.all())
+        unwritten = self._acting == UNWRITTEN_FLAG
+        self._note(1, unwritten & ~unwritten.all())
         self.settle()  # before flags that nobody wrote clear `valid`
         self.mark_valid()
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
@@ -227,10 +214,9 @@ class RolloutRows:
     def look_for_outputs(self, log_probs: Tensor, values: Tensor) -> None:
         """Note rows whose log_probs (T, N) or values (T + 1, N), marked, were not written."""
         valid, device = self._valid, self._valid.device
-        needed = torch.ones_like(valid)  # in dead steps too, as values of final observations
-        if self._acting() is not None:
-            needed = valid.clone()
-            needed[1:] |= valid[:-1]
+        # In dead steps too, as values of final observations.
+        needed = valid | (self._acting == UNWRITTEN_FLAG)
+        needed[1:] |= valid[:-1]
         self._note(3, (log_probs.view(torch.int32) == UNWRITTEN).to(device) & valid)
         self._note(4, (values[:-1].view(torch.int32) == UNWRITTEN).to(device) & needed)
 
@@ -239,12 +225,10 @@ class RolloutRows:
         if self._has_final is None:
             return
         missing = self._cuts & ~self._ends & self._valid & ~self._has_final
-        acting = self._acting()
-        if acting is not None:
-            # An agent that acts in the next step, too, was in a game that was reset, so that its
-            # next row has another observation; in the last step that is not known.
-            missing[:-1] &= acting[1:] != 0
-            missing[-1] = False
+        # An agent that acts in the next step, too, was in a game that was reset, so that its next
+        # row has another observation; in the last step that is not known.
+        missing[:-1] &= self._acting[1:] != 0
+        missing[-1] &= self._acting[-1] == UNWRITTEN_FLAG
         self._note(_NO_FINAL, missing)
 
     def _note(self, kind: int, mask: Tensor) -> None:

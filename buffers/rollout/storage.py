@@ -9,15 +9,13 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any, NamedTuple
-from weakref import WeakMethod
 
 import numpy as np
 import torch
 
 from buffers.core.arguments import as_tensor
-from buffers.core.columns import Allocate, Column, ColumnSpec, allocate_columns
+from buffers.core.columns import Allocate, Column, allocate_columns
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import build_tree
 from buffers.rollout.layout import RolloutLayout
@@ -30,8 +28,6 @@ RESULTS = ("rewards", "terminations", "truncations")
 UNWRITTEN = 0x7FC5EED1
 UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
 
-_ADVICE = "use fewer steps or envs, or smaller observations"
-
 
 class RolloutSlot(NamedTuple):
     """Where an environment writes the results of one step: views of the buffer's host pages.
@@ -43,8 +39,8 @@ class RolloutSlot(NamedTuple):
 
     Its attribute `valid`, bool (N,), is for envs of which not all rows act in every step, as those
     with agents that die: which rows acted in this step, so that their reward, flags and next
-    observation are a transition. Such an env writes all elements in every step. The memory is
-    allocated when the attribute is first read; other envs leave it alone.
+    observation are a transition. Such an env writes all elements in every step; others leave it
+    alone.
     """
 
     obs: Any  # (N, *obs_shape), nested like the observation space
@@ -61,14 +57,9 @@ class RolloutSlot(NamedTuple):
 
 
 class _Slot(RolloutSlot):
-    """A slot of a buffer, which knows whose and which it is."""
+    """A slot of a buffer."""
 
-    _storage: RolloutStorage
-    _t: int
-
-    @property
-    def valid(self) -> np.ndarray:
-        return self._storage.acting_row(self._t)
+    valid: Any = None
 
 
 class RolloutStorage:
@@ -92,7 +83,7 @@ class RolloutStorage:
         action_rows: T views (N, *action_shape) of actions as envs take them.
         is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
-            `UNWRITTEN_FLAG`. None before anyone asked for a slot's `valid`.
+            `UNWRITTEN_FLAG`.
     """
 
     def __init__(
@@ -112,8 +103,14 @@ class RolloutStorage:
                 "device=envs.device"
             )
         self.is_apart = is_apart and not self.is_on_device
-        what = f"a rollout of {layout.num_steps} steps of {layout.num_envs} envs"
-        self.columns = self._allocate(what, layout.columns, allocate)
+        specs = layout.columns
+        if self.is_on_device:
+            specs = [spec._replace(place="device", is_on_device=spec.is_shared) for spec in specs]
+        self.columns = allocate_columns(
+            f"a rollout of {layout.num_steps} steps of {layout.num_envs} envs", specs, device,
+            staged=self.is_apart or self.is_on_device, allocate=allocate,
+            advice="use fewer steps or envs, or smaller observations",
+        )  # fmt: skip
         self.tensors = {name: column.tensor for name, column in self.columns.items()}
         self.at_env = dict(self.tensors)
         if self.is_apart:
@@ -121,23 +118,9 @@ class RolloutStorage:
                 if column.is_twofold:
                     self.at_env[name] = torch.from_numpy(column.host)
         self.is_marked = False
-        self._acting_column: Column | None = None
-        self._acting_rows: list[Any] = []
-        self.acting: torch.Tensor | None = None
-        # The buffer does not keep the vector env alive.
-        is_method = isinstance(allocate, MethodType)
-        self._allocator: Any = WeakMethod(allocate) if is_method else lambda: allocate
+        self.acting = self.at_env["acting"].view(torch.uint8)
+        self.acting.fill_(UNWRITTEN_FLAG)
         self._make_views()
-
-    def _allocate(
-        self, what: str, specs: list[ColumnSpec], allocate: Allocate | None
-    ) -> dict[str, Column]:
-        if self.is_on_device:
-            specs = [spec._replace(place="device", is_on_device=spec.is_shared) for spec in specs]
-        is_staged = self.is_apart or self.is_on_device
-        return allocate_columns(
-            what, specs, self.device, staged=is_staged, allocate=allocate, advice=_ADVICE
-        )
 
     def _rows_at_env(self, column: Column) -> list[Any]:
         return list(column.rows() if self.is_on_device else column.host)
@@ -150,43 +133,18 @@ class RolloutStorage:
         self.obs_rows = [self.nest(rows) for rows in zip(*self._leaf_rows, strict=True)]
         at_env = [self.at_env[leaf.path].unbind(0) for leaf in layout.obs_leaves]
         self._leaf_rows_at_env = at_env
-        written = [self._rows_at_env(columns[name]) for name in RESULTS]
-        obs = zip(*map(self._rows_at_env, leaves), strict=True)
-        next(obs)
+        written = [self._rows_at_env(columns[name]) for name in (*RESULTS, "acting")]
+        obs = [self.nest(rows) for rows in zip(*map(self._rows_at_env, leaves), strict=True)]
         self.slots = []
-        for t, (row, *results) in enumerate(zip(obs, *written, strict=True)):
-            slot: Any = _Slot(self.nest(row), *results)
-            slot._storage, slot._t, slot.autoreset_mode = self, t, layout.autoreset_mode
+        for *fields, valid in zip(obs[1:], *written, strict=True):
+            slot: Any = _Slot(*fields)
+            slot.valid, slot.autoreset_mode = valid, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env(columns["actions"])
 
     def nest(self, leaves: Any) -> Any:
         """Leaves of observations, nested like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
-
-    @property
-    def nbytes(self) -> dict[str, int]:
-        """Bytes held by name of column, host and device together."""
-        sizes = {name: column.nbytes for name, column in self.columns.items()}
-        if self._acting_column is not None:
-            sizes["valid"] += self._acting_column.nbytes
-        return sizes
-
-    def acting_row(self, t: int) -> Any:
-        """Where an env writes which rows acted in step t, bool (N,).
-
-        Raises:
-            BufferMemoryError: It is the first to be asked for, and memory for all is missing.
-        """
-        if self._acting_column is None:
-            size = self.layout.num_steps, self.layout.num_envs
-            spec = ColumnSpec("valid", size, np.dtype(np.bool_), "host", is_shared=True)
-            what = f"which of {size[1]} rows act in {size[0]} steps"
-            column = self._allocate(what, [spec], self._allocator())["valid"]
-            self._acting_column, self._acting_rows = column, self._rows_at_env(column)
-            self.acting = column.tensor.view(torch.uint8)
-            self.acting.fill_(UNWRITTEN_FLAG)
-        return self._acting_rows[t]
 
     def begin(self) -> None:
         """Mark log_probs and values as not written yet; they read as NaN."""
@@ -198,8 +156,7 @@ class RolloutStorage:
         """Mark rewards, and which rows acted, as not written yet."""
         self.is_marked = True
         self.at_env["rewards"].view(torch.int32).fill_(UNWRITTEN)
-        if self.acting is not None:
-            self.acting.fill_(UNWRITTEN_FLAG)
+        self.acting.fill_(UNWRITTEN_FLAG)
 
     def unwritten_rewards(self) -> torch.Tensor:
         """Which rewards the env has not written in this rollout, bool (T, N)."""
