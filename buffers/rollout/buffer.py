@@ -506,27 +506,30 @@ class RolloutBuffer(StatefulBuffer):
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
                 "the next row, and values[t + 1] its value; leave the call out"
             )
-        t = operator.index(t)
         if env_ids is None:
             raise BufferMisuseError(
                 "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
                 'mask such as infos["_final_obs"]'
             )
-        row, float32 = self.final_values[t], torch.float32
+        row, has_final = self.final_values[operator.index(t)], self._rows.has_final
+        assert has_final is not None
         if (
             self._storage.is_on_device
             and isinstance(env_ids, torch.Tensor)
             and (env_ids.device, env_ids.dtype) == (row.device, torch.bool)
             and env_ids.shape == row.shape
         ):
-            found = read_tensor("values", values, row.shape, float32)
-            torch.where(env_ids, found.to(self.device, float32), row, out=row)
-            self._rows.give_final(t, env_ids)
-            return
-        ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
-        found = read_tensor("values", values, (len(ids),), float32).to(self.device, float32)
-        row.index_copy_(0, ids.to(self.device), found)
-        self._rows.give_final(t, ids.to(self.device) if self._storage.is_on_device else ids)
+            mask, found = env_ids, read_tensor("values", values, row.shape, row.dtype)
+        else:
+            ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
+            given = read_tensor("values", values, ids.shape, row.dtype)
+            mask, found = (
+                torch.zeros(row.shape, dtype=torch.bool, device="cpu"),
+                torch.zeros(row.shape, device="cpu"),
+            )
+            mask[ids], found[ids] = True, given.to("cpu", row.dtype)
+        torch.where(mask.to(row.device), found.to(row.device, row.dtype), row, out=row)
+        has_final[operator.index(t)].logical_or_(mask.to(has_final.device))
 
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
@@ -567,11 +570,8 @@ class RolloutBuffer(StatefulBuffer):
         rows.finish()
         is_unsure = storage.is_on_device or 0 in self._at.policy  # not all steps were `put`
         if policy_outputs:
-            if is_unsure:
-                rows.look_for_outputs(*outputs)
             self._require_extras()
-        rows.look_for_finals()
-        rows.settle()
+        rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
         rows.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
             for column in outputs:
@@ -683,7 +683,8 @@ class RolloutBuffer(StatefulBuffer):
         self._require_computed("minibatches")
         if not (fixed or self._rows.is_on_host):
             raise BufferMisuseError(
-                "of envs on a device the host does not know how many rows are valid; pass fixed=True"
+                "the host does not know how many rows are valid of envs on a device; pass "
+                "fixed=True"
             )
         return self._sampler.draw(
             num_minibatches, batch_size, columns, is_fixed=fixed, normalizes=normalize_advantages

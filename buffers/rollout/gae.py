@@ -41,7 +41,7 @@ def gae(
     out: tuple[Array, Array] | None = None,
     compiled: bool | None = None,
 ) -> tuple[Array, Array]:
-    """Compute the advantages of generalised advantage estimation, and the returns.
+    """Compute advantages by generalised advantage estimation, and returns.
 
     With ``over = terminated or truncated``, backwards in time::
 
@@ -50,11 +50,9 @@ def gae(
         advantage  = delta + gamma * gae_lambda * (not over[t]) * advantage of t + 1
         return     = advantage + values[t]
 
-    A row with ``valid`` False gets advantage 0, and nothing in it reaches another row.
-
-    ``final_values`` is the value of the observation the truncated episode really ended with. Leave
-    it out only if ``values[t + 1]`` is that value already, as under autoreset NEXT_STEP, where the
-    row after the end holds the final observation (and is itself not valid).
+    A row with ``valid`` False gets advantage 0, and nothing in it reaches another row. Leave
+    ``final_values``, of the observations that truncated episodes really ended with, out only if
+    ``values[t + 1]`` are these already, as under autoreset NEXT_STEP.
 
     Args:
         rewards: float32 or float64 (T, N). Time first.
@@ -68,13 +66,12 @@ def gae(
         gae_lambda: Lambda, 0 to 1.
         out: Pair (advantages, returns), same dtype (T, N), C-contiguous, filled and returned. It
             must not overlap the inputs. Without it two new arrays are allocated.
-        compiled: Use the compiled kernel. By default that is so for memory of the CPU. False uses
-            torch operations, as on devices, which they do not wait for.
+        compiled: Use the compiled kernel, as by default for memory of the CPU, or operations of
+            torch, as on devices, which they do not wait for.
 
     Returns:
         advantages and returns (T, N), of the type, dtype and device of rewards. Inputs that are
-        C-contiguous and writeable are read where they lie, others are copied first. Gradients do
-        not flow through.
+        C-contiguous and writeable are read where they lie. Gradients do not flow through.
 
     Raises:
         BufferMisuseError: An array of wrong type, shape, dtype or device, or gamma or gae_lambda
@@ -169,9 +166,8 @@ def _read_inputs(given: GaeInputs) -> GaeInputs:
     """The same as plain tensors, over the same memory if possible, with flags as bool."""
     rewards = given.rewards
     if not isinstance(rewards, np.ndarray | Tensor):
-        raise BufferMisuseError(
-            f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
-        )
+        kind = type(rewards).__name__
+        raise BufferMisuseError(f"rewards is {kind}, expected a NumPy array or a torch tensor")
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise BufferMisuseError(
             f"rewards has shape {tuple(rewards.shape)}, expected (T, N) with at least one step and "
@@ -180,26 +176,19 @@ def _read_inputs(given: GaeInputs) -> GaeInputs:
     like = as_tensor("rewards", rewards)
     if like.dtype not in (torch.float32, torch.float64):
         raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
-    num_steps, num_envs = rewards.shape
-    found = dict[str, Tensor | None]()
+    found = list[Tensor | None]()
     for name, array in given._asdict().items():
-        if array is None and name in ("final_values", "valid"):
-            found[name] = None
-            continue
         dtype = like.dtype if name == "rewards" or name.endswith("values") else torch.bool
-        shape = num_steps + (name == "values"), num_envs
-        found[name] = _read(name, array, rewards, shape, dtype)
-    return GaeInputs(**found)
+        shape = len(rewards) + (name == "values"), rewards.shape[1]
+        is_left_out = array is None and name in ("final_values", "valid")
+        found.append(None if is_left_out else _read(name, array, rewards, shape, dtype))
+    return GaeInputs(*found)
 
 
 def _read(
     name: str, array: Any, rewards: Any, shape: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """An array like the rewards as a plain tensor of this shape and dtype.
-
-    Raises:
-        BufferMisuseError: It does not fit.
-    """
+    """An array like the rewards as a plain tensor; raise BufferMisuseError if it does not fit."""
     kind = np.ndarray if isinstance(rewards, np.ndarray) else Tensor
     if not isinstance(array, kind):
         raise BufferMisuseError(
@@ -209,10 +198,8 @@ def _read(
     tensor = as_tensor(name, array)
     if tuple(tensor.shape) != shape:
         hint = "; it has one row more than rewards: the values after the last step"
-        raise BufferMisuseError(
-            f"{name} has shape {tuple(tensor.shape)}, expected {shape}"
-            f"{hint if name == 'values' else ''}"
-        )
+        hint = hint if name == "values" else ""
+        raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}{hint}")
     if dtype == torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
         tensor = read_flags(name, tensor)
     if tensor.dtype != dtype or tensor.layout is not torch.strided:
@@ -256,11 +243,9 @@ def _read_out(out: Any, rewards: Any, inputs: GaeInputs) -> list[Tensor]:
 
 def _overlap(left: Tensor, right: Tensor) -> bool:
     """Whether the address ranges of two tensors meet."""
-    (left_low, left_high), (right_low, right_high) = _address_range(left), _address_range(right)
-    return left_low < right_high and right_low < left_high
-
-
-def _address_range(tensor: Tensor) -> tuple[int, int]:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+    ends = []
+    for tensor in (left, right):
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps)
+        ends.append(tensor.data_ptr() + span * tensor.element_size())
+    return left.data_ptr() < ends[1] and right.data_ptr() < ends[0]

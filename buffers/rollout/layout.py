@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -40,7 +40,7 @@ class RolloutLayout(NamedTuple):
     games: list[str]  # the columns with one row per game
     agents_per_game: int  # rows of a step that share one of these
     autoreset_mode: AutoresetMode
-    columns: list[ColumnSpec]  # "host" is where the envs write, "device" where the tensors live
+    columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
     @property
     def is_next_step(self) -> bool:
@@ -92,35 +92,32 @@ def plan_rollout(
     games = extra_leaves(game_columns, taken, "game column")
     mode = parse_autoreset_mode(autoreset_mode)
 
-    columns: list[ColumnSpec] = []
+    steps, later = (num_steps, num_envs), (num_steps + 1, num_envs)
+    columns = [ColumnSpec(o.path, (*later, *o.shape), o.dtype, "both", True) for o in obs]
+    columns.append(ColumnSpec("actions", (*steps, *action.shape), action.dtype, "both", True))
 
-    def add(place: str, dtype: str, *names: str, shape: tuple[int, ...] = (num_steps, num_envs)):
-        columns.extend(ColumnSpec(n, shape, np.dtype(dtype), place) for n in names)
+    def add(place: Any, dtype: Any, shape: tuple[int, ...], *names: str, is_shared: bool = False):
+        columns.extend(ColumnSpec(n, shape, np.dtype(dtype), place, is_shared) for n in names)
 
-    for leaf in obs:
-        shape = num_steps + 1, num_envs, *leaf.shape
-        columns.append(ColumnSpec(leaf.path, shape, leaf.dtype, "both", True))
-    shape = num_steps, num_envs, *action.shape
-    columns.append(ColumnSpec("actions", shape, action.dtype, "both", True))
-    for name, dtype in zip(
-        ("rewards", "terminations", "truncations", "acting"), "f???", strict=True
-    ):
-        columns.append(ColumnSpec(name, (num_steps, num_envs), np.dtype(dtype), "both", True))
-    add("both", "?", "valid")
-    add("both", "?", "is_first", shape=(num_steps + 1, num_envs))
-    add("device", "f4", "log_probs", "advantages", "returns")
-    add("device", "f4", "values", shape=(num_steps + 1, num_envs))
-    add("host", "i8", "rows", shape=(num_steps * num_envs,))  # the valid ones
-    add("host", "?", "over_before", shape=(num_envs,))
-    add("host", "f8", "running_returns", shape=(num_envs,))
-    add("host", "i8", "running_lengths", shape=(num_envs,))
-    add("host", "f8", "episodes", shape=(2, num_steps, num_envs))  # where they ended, else 0
-    for leaf in (*extras, *games):
-        count = num_envs if leaf in extras else num_envs // agents
-        add("device", leaf.dtype.str, leaf.path, shape=(num_steps, count, *leaf.shape))
+    add("both", "f4", steps, "rewards", is_shared=True)
+    add("both", "?", steps, "terminations", "truncations", is_shared=True)
+    add("host", "?", steps, "acting", is_shared=True)
+    add("both", "?", steps, "valid")
+    add("both", "?", later, "is_first")
+    add("device", "f4", steps, "log_probs", "advantages", "returns")
+    add("device", "f4", later, "values")
+    add("host", "i8", (num_steps * num_envs,), "rows")  # the valid ones
+    add("host", "?", (num_envs,), "over_before")
+    add("host", "f8", (num_envs,), "running_returns")
+    add("host", "i8", (num_envs,), "running_lengths")
+    add("host", "f8", (2, *steps), "episodes")  # returns and lengths where they ended, else 0
+    for leaf in extras:
+        add("device", leaf.dtype, (*steps, *leaf.shape), leaf.path)
+    for leaf in games:
+        add("device", leaf.dtype, (num_steps, num_envs // agents, *leaf.shape), leaf.path)
     if mode is not AutoresetMode.NEXT_STEP:
-        add("device", "f4", "final_values")
-        add("host", "?", "has_final")
+        add("device", "f4", steps, "final_values")
+        add("host", "?", steps, "has_final")
     names = [[leaf.path for leaf in leaves] for leaves in (extras, games)]
     return RolloutLayout(num_steps, num_envs, observation_space, obs, *names, agents, mode, columns)
 

@@ -23,14 +23,15 @@ __all__ = ["RolloutRows", "Split", "split_evenly"]
 
 _LAST_KEY = 2**63 - 1
 _NO_FINAL = 5
+_PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
+    "compute_advantages(..., policy_outputs=False) take zeros where nothing was written"
+)
 _FAULTS = (
     "no results; step the environment into slot(t) for each step",
     "no valid, but others have; an env that writes into slot(t).valid must write all its rows",
     "a reward that is not finite; find what makes it, or leave the row out of `valid`",
-    "no log_probs; call put(t, actions=..., log_probs=..., values=...) for every step, or "
-    "compute_advantages(..., policy_outputs=False), which takes zeros where nothing was written",
-    "no values; call put(t, actions=..., log_probs=..., values=...) for every step, or "
-    "compute_advantages(..., policy_outputs=False), which takes zeros where nothing was written",
+    f"no log_probs; {_PUT}",
+    f"no values; {_PUT}",
 )
 
 
@@ -65,6 +66,7 @@ class RolloutRows:
     Attributes:
         is_on_host: Envs write to the host, so that reading costs nothing.
         generator: Of the order of rows.
+        has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
         num_valid: int64 (), of the rollout that was computed last.
         is_counted: bool (), whether the episodes of this rollout were added up.
         faults: int64 (6,), by kind, the first row that lacks something, or T * N.
@@ -78,7 +80,7 @@ class RolloutRows:
         self._num_rows = storage.layout.num_rows
         self._rewards, self._valid = columns["rewards"], columns["valid"]
         self._ends, self._cuts = columns["terminations"], columns["truncations"]
-        self._is_first, self._has_final = columns["is_first"], columns.get("has_final")
+        self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
         self._acting = storage.acting
         self._over_before, self._episodes = columns["over_before"], columns["episodes"]
         self._running = columns["running_returns"], columns["running_lengths"]
@@ -102,8 +104,8 @@ class RolloutRows:
         """Forget what was known of the steps of the last rollout."""
         self._valid.fill_(True)
         self.is_counted.fill_(False)
-        if self._has_final is not None:
-            self._has_final.fill_(False)
+        if self.has_final is not None:
+            self.has_final.fill_(False)
 
     def advance(self) -> None:
         """Carry over to the next rollout what this one ends with; its episodes are counted."""
@@ -127,8 +129,8 @@ class RolloutRows:
             begins = torch.cat([self._over_before[None], begins])
         before = slice(first - 1, stop - 1)
         acting = self._acting[before]
-        if self._has_final is not None:
-            is_known = self._has_final[before] | (acting == UNWRITTEN_FLAG)
+        if self.has_final is not None:
+            is_known = self.has_final[before] | (acting == UNWRITTEN_FLAG)
             begins = self._ends[before] | (self._cuts[before] & is_known)
         return rows.copy_(begins | (acting == 0))
 
@@ -148,19 +150,10 @@ class RolloutRows:
         else:
             self.num_valid.copy_(self._valid.sum())
 
-    def give_final(self, t: int, where: Tensor) -> None:
-        """Note that the final values of some rows of step t were given: ids (K,) or a mask (N,)."""
-        assert self._has_final is not None
-        if where.dtype == torch.bool:
-            self._has_final[t].logical_or_(where)
-        else:
-            self._has_final[t].index_fill_(0, where, True)
-
     def fill_final(self, final_values: Tensor, values: Tensor) -> None:
         """Take the next rows' values for those not given, where agents' games go on."""
-        if self._has_final is not None:
-            is_given = self._has_final | (self._acting == UNWRITTEN_FLAG)
-            is_given = is_given.to(values.device)
+        if self.has_final is not None:
+            is_given = (self.has_final | (self._acting == UNWRITTEN_FLAG)).to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
 
     # Episodes.
@@ -206,30 +199,31 @@ class RolloutRows:
         self._note(0, self._storage.unwritten_rewards())
         unwritten = self._acting == UNWRITTEN_FLAG
         self._note(1, unwritten & ~unwritten.all())
-        self.settle()  # before flags that nobody wrote clear `valid`
+        self.raise_faults(waits=False)  # before flags that nobody wrote clear `valid`
         self.mark_valid()
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
-        self.settle()
+        self.raise_faults(waits=False)
 
-    def look_for_outputs(self, log_probs: Tensor, values: Tensor) -> None:
-        """Note rows whose log_probs (T, N) or values (T + 1, N), marked, were not written."""
-        valid, device = self._valid, self._valid.device
-        # In dead steps too, as values of final observations.
-        needed = valid | (self._acting == UNWRITTEN_FLAG)
-        needed[1:] |= valid[:-1]
-        self._note(3, (log_probs.view(torch.int32) == UNWRITTEN).to(device) & valid)
-        self._note(4, (values[:-1].view(torch.int32) == UNWRITTEN).to(device) & needed)
+    def look_for_gaps(self, *outputs: Tensor) -> None:
+        """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
 
-    def look_for_finals(self) -> None:
-        """Note truncated episodes whose final observation is not the next row, and has no value."""
-        if self._has_final is None:
-            return
-        missing = self._cuts & ~self._ends & self._valid & ~self._has_final
-        # An agent that acts in the next step, too, was in a game that was reset, so that its next
-        # row has another observation; in the last step that is not known.
-        missing[:-1] &= self._acting[1:] != 0
-        missing[-1] &= self._acting[-1] == UNWRITTEN_FLAG
-        self._note(_NO_FINAL, missing)
+        And truncated episodes whose final observation is not the next row, and has no value.
+        """
+        valid, unwritten = self._valid, self._acting == UNWRITTEN_FLAG
+        if outputs:
+            missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
+            self._note(3, missing[0].to(valid.device) & valid)
+            needed = valid | unwritten  # values in dead steps too, as those of final observations
+            needed[1:] |= valid[:-1]
+            self._note(4, missing[1].to(valid.device) & needed)
+        if self.has_final is not None:
+            cut_off = self._cuts & ~self._ends & valid & ~self.has_final
+            # An agent that acts in the next step, too, was in a game that was reset, so that its
+            # next row has another observation; in the last step that is not known.
+            cut_off[:-1] &= self._acting[1:] != 0
+            cut_off[-1] &= unwritten[-1]
+            self._note(_NO_FINAL, cut_off)
+        self.raise_faults(waits=False)
 
     def _note(self, kind: int, mask: Tensor) -> None:
         if self.is_on_host and not bool(mask.any()):
@@ -238,13 +232,13 @@ class RolloutRows:
         first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
         self.faults[kind] = torch.minimum(self.faults[kind], first)
 
-    def settle(self) -> None:
-        """Raise what was noted, if nobody has to wait for that."""
-        if self.is_on_host:
-            self.raise_faults()
+    def raise_faults(self, *, waits: bool = True) -> None:
+        """Raise BufferMisuseError for what was noted, and forget it.
 
-    def raise_faults(self) -> None:
-        """Raise BufferMisuseError for what was noted, and forget it; waits."""
+        Unless it `waits` only if nobody has to wait for that.
+        """
+        if not (waits or self.is_on_host):
+            return
         found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
         if not found:
             return
@@ -262,22 +256,21 @@ class RolloutRows:
     # Orders.
 
     def order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
-        """The valid rows in random order.
+        """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
 
-        Returns:
-            Sizes of the batches, and int64 (K,) their rows. If they are to have one size, also
-            float32 (K,), 1 where a row comes first and 0 where it is repeated to fill a batch.
+        If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
+        repeated to fill a batch.
         """
-        if not self.is_on_host:
+        number, count = split.most, self.num_valid
+        if self.is_on_host:
+            rows = self._listed[: int(count)]
+            shuffle(rows.numpy(), self.generator.words)
+            number, count = split.number(len(rows)), len(rows)
+            if not is_fixed:
+                return list(split_evenly(count, number)), [rows.clone()]
+        else:
             rows = self._shuffled(self._valid.reshape(-1))
-            padded = _pad(rows, self.num_valid, split.most, split.size)
-            return [split.size] * split.most, [padded[0], padded[1].float()]
-        rows = self._listed[: int(self.num_valid)]
-        shuffle(rows.numpy(), self.generator.words)
-        number = split.number(len(rows))
-        if not is_fixed:
-            return list(split_evenly(len(rows), number)), [rows.clone()]
-        order, weights = _pad(rows, len(rows), number, split.size)
+        order, weights = _pad(rows, count, number, split.size)
         return [split.size] * number, [order, weights.float()]
 
     def sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:

@@ -49,17 +49,11 @@ class RolloutSlot(NamedTuple):
     truncations: np.ndarray  # bool (N,)
 
     autoreset_mode = None
-
-    @property
-    def valid(self) -> np.ndarray:
-        """Where to write which rows acted in this step, bool (N,)."""
-        raise AttributeError("this slot belongs to no buffer, so it has no memory for valid")
+    valid = None
 
 
 class _Slot(RolloutSlot):
-    """A slot of a buffer."""
-
-    valid: Any = None
+    """A slot of a buffer, which has the attributes."""
 
 
 class RolloutStorage:

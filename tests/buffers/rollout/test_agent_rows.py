@@ -237,25 +237,19 @@ def made(mode=NEXT_STEP, num_steps=4, num_envs=3, **options):
     return rollout
 
 
-def test_valid_is_allocated_when_it_is_first_read_and_from_the_given_memory():
+def test_valid_is_written_into_the_given_memory():
     taken = []
 
     def allocate(shape, dtype):
-        taken.append((shape, np.dtype(dtype)))
-        return np.zeros(shape, dtype)
+        taken.append(np.zeros(shape, dtype))
+        return taken[-1]
 
     rollout = made(allocate=allocate)
-    before, nbytes = list(taken), rollout.nbytes
-    filled(rollout).compute_advantages(torch.zeros(3))
-    assert taken == before
-    rollout.advance()
     slot = rollout.slot(0)
     assert slot.valid.dtype == np.bool_
     assert slot.valid.shape == (3,)
     assert slot.valid is slot.valid
-    assert taken == [*before, ((4, 3), np.dtype(bool))]
-    assert rollout.nbytes == nbytes + 12
-    assert np.shares_memory(slot.valid, rollout.slot(0).valid)
+    assert sum(np.shares_memory(slot.valid, memory) for memory in taken) == 1
     assert not np.shares_memory(slot.valid, rollout.valid_pages)
 
 

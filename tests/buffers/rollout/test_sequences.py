@@ -304,7 +304,11 @@ def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
         ((), {"batch_size": 9, "length": 3}, "batch_size is 9, but the rollout has 8 sequences"),
         ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
         ((1,), {"length": 0}, "length must be a positive integer, got 0"),
-        ((1,), {"columns": ["hiden"]}, r"columns is \['hiden'\], expected .* 'is_first', .*'hidden'"),
+        (
+            (1,),
+            {"columns": ["hiden"]},
+            r"columns is \['hiden'\], expected .* 'is_first', .*'hidden'",
+        ),
         ((1,), {"columns": ["obs"], "normalize_advantages": True}, 'add "advantages" to columns'),
         ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden', 'masks'\]"),
     ],

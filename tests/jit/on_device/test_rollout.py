@@ -256,7 +256,7 @@ def test_what_a_rollout_on_a_device_lacks_is_told_by_check():
     with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results"):
         rollout.check()
     rollout.compute_advantages(torch.ones(N), policy_outputs=False)
-    with pytest.raises(BufferMisuseError, match="the host does not know how many rows are"):
+    with pytest.raises(BufferMisuseError, match="the host does not know how many rows are valid"):
         rollout.minibatches(3)
 
 
