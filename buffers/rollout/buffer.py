@@ -207,7 +207,7 @@ class RolloutBuffer(StatefulBuffer):
             self._rows = RolloutRows(storage, seed)
         self._sampler = Sampler(storage, self._rows)
         tensors = storage.tensors
-        self.obs, self.actions = storage.nest(storage.obs), tensors["actions"]
+        self.obs, self.actions = storage.obs, tensors["actions"]
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
         self.advantages, self.returns = tensors["advantages"], tensors["returns"]
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")

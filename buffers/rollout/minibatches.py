@@ -14,7 +14,6 @@ from buffers.core.arguments import check_count, read_columns
 from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import check_fits
-from buffers.core.spaces import build_tree
 from buffers.rollout.rows import RolloutRows, Split
 from buffers.rollout.storage import RolloutStorage
 
@@ -205,8 +204,7 @@ class Sampler:
                 states = {name: state.index_select(0, first) for name, state in plan.states.items()}
                 found["initial_states"] = states
             if leaves[0] in found:
-                obs = [found.pop(path) for path in leaves]
-                found["obs"] = build_tree(layout.observation_space, obs)
+                found["obs"] = self._storage.nest(found.pop(path) for path in leaves)
             found["extras"] = {name: found.pop(name) for name in extras if name in found}
             kind = RolloutBatch if length is None else RolloutSequenceBatch
             batches.append(kind._made_of(found))

@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from buffers.core.arguments import as_tensor
-from buffers.core.columns import Allocate, Column, allocate_columns
+from buffers.core.columns import Allocate, allocate_columns
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import build_tree
 from buffers.rollout.layout import RolloutLayout
@@ -71,7 +72,7 @@ class RolloutStorage:
         columns: All columns by name.
         tensors: Those of the learner, on the device; of what only the host has, there.
         at_env: The same, but of what envs write and what follows from it alone, where they do.
-        obs: The tensors of the observation leaves.
+        obs: Those of observations, nested like the space.
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
@@ -114,30 +115,25 @@ class RolloutStorage:
         self.is_marked = False
         self.acting = self.at_env["acting"].view(torch.uint8)
         self.acting.fill_(UNWRITTEN_FLAG)
-        self._make_views()
+        self._paths = [leaf.path for leaf in layout.obs_leaves]
+        self.obs = self.nest(self.tensors[path] for path in self._paths)
+        rows = (self.tensors[path].unbind(0) for path in self._paths)
+        self.obs_rows = [self.nest(leaves) for leaves in zip(*rows, strict=True)]
+        obs = zip(*map(self._rows_at_env, self._paths), strict=True)
+        written = map(self._rows_at_env, (*RESULTS, "acting"))
+        self.slots = []
+        for leaves, *results, acting in zip(islice(obs, 1, None), *written, strict=True):
+            slot: Any = _Slot(self.nest(leaves), *results)
+            slot.valid, slot.autoreset_mode = acting, layout.autoreset_mode
+            self.slots.append(slot)
+        self.action_rows = self._rows_at_env("actions")
 
-    def _rows_at_env(self, column: Column) -> list[Any]:
+    def _rows_at_env(self, name: str) -> list[Any]:
+        column = self.columns[name]
         return list(column.rows() if self.is_on_device else column.host)
 
-    def _make_views(self) -> None:
-        layout, columns = self.layout, self.columns
-        leaves = [columns[leaf.path] for leaf in layout.obs_leaves]
-        self.obs = [column.tensor for column in leaves]
-        self._leaf_rows = [column.rows() for column in leaves]
-        self.obs_rows = [self.nest(rows) for rows in zip(*self._leaf_rows, strict=True)]
-        at_env = [self.at_env[leaf.path].unbind(0) for leaf in layout.obs_leaves]
-        self._leaf_rows_at_env = at_env
-        written = [self._rows_at_env(columns[name]) for name in (*RESULTS, "acting")]
-        obs = [self.nest(rows) for rows in zip(*map(self._rows_at_env, leaves), strict=True)]
-        self.slots = []
-        for *fields, valid in zip(obs[1:], *written, strict=True):
-            slot: Any = _Slot(*fields)
-            slot.valid, slot.autoreset_mode = valid, layout.autoreset_mode
-            self.slots.append(slot)
-        self.action_rows = self._rows_at_env(columns["actions"])
-
     def nest(self, leaves: Any) -> Any:
-        """Leaves of observations, nested like the space."""
+        """Observations of leaves, nested like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
@@ -160,18 +156,17 @@ class RolloutStorage:
 
     def write_obs(self, t: int, leaves: Any) -> None:
         """Copy checked observations into row t, where envs write."""
-        for rows, leaf in zip(self._leaf_rows_at_env, leaves, strict=True):
-            rows[t].copy_(as_tensor("obs", leaf))
+        for path, leaf in zip(self._paths, leaves, strict=True):
+            self.at_env[path][t].copy_(as_tensor("obs", leaf))
 
     def carry_obs(self) -> None:
         """Copy the last observations into the first row."""
-        for rows in self._leaf_rows_at_env:
-            rows[0].copy_(rows[-1])
+        self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
 
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from host pages to the device."""
-        for rows, pages in zip(self._leaf_rows, self._leaf_rows_at_env, strict=True):
-            rows[t].copy_(pages[t], non_blocking=True)
+        for path in self._paths:
+            self.upload(path, slice(t, t + 1))
 
     def upload(self, name: str, steps: slice = slice(None)) -> None:
         """Enqueue the copy of a column from host pages to the device, if these are apart."""

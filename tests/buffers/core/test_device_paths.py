@@ -346,7 +346,6 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
 
     note("wait_for_device", "wait")
     note("write_obs", "write")
-    note("carry_obs", "write")
     rollout.obs_at(1)
     for t, expected in ((2, ["write"]), (1, ["wait", "write"])):  # nothing reads row 2 yet
         order.clear()
