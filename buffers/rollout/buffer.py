@@ -40,7 +40,6 @@ from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStor
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 
-_STATE_VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
 
 
@@ -102,13 +101,12 @@ class RolloutBuffer(StatefulBuffer):
 
     Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
     `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
-    `env_actions` wait for the device, as the environment needs the actions.
+    `env_actions` wait for the actions.
 
-    With `allocate=envs.allocate` of envs on the same device nothing passes through the host: the
-    device marks rows, adds up episodes and shuffles. No call waits but `check`, `episodes`,
-    `num_valid`, `state_dict` and `set_final_values` with ids, and all that is made from `obs_at` to
-    `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
-    which have to be `fixed`). What would be an error is found there, and raised by `check`.
+    With `allocate=envs.allocate` of envs on the same device nothing passes through the host. No
+    call waits but `check`, which raises what would be an error, `episodes`, `num_valid`,
+    `state_dict` and `set_final_values` with ids, and all from `obs_at` to `advance` can be captured
+    in CUDA graphs (register `generator` with that of the minibatches, which have to be `fixed`).
 
     Attributes:
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
@@ -264,7 +262,7 @@ class RolloutBuffer(StatefulBuffer):
     @property
     def num_valid(self) -> int:
         """Number of valid rows, which `minibatches` draws from; after `compute_advantages`."""
-        self._require_computed("num_valid")
+        self._require("num_valid", is_computed=True)
         return int(self._rows.num_valid)
 
     @property
@@ -316,9 +314,9 @@ class RolloutBuffer(StatefulBuffer):
     def is_first_at(self, t: int) -> torch.Tensor:
         """Whether the observations before step t are the first of an episode, as after `start`.
 
-        A recurrent policy forgets its state there, when it acts as when it learns. It follows from
-        the flags of the steps before t, which must have been made. NEXT_STEP: the observation after
-        the one that ended the episode. DISABLED: as if envs were reset right after the end.
+        A recurrent policy forgets its state there. It follows from the flags of the steps before t.
+        NEXT_STEP: the observation after the one that ended the episode. DISABLED: as if envs were
+        reset right after the end.
 
         Where the env writes `slot(t).valid`, also rows that did not act in the step before. Under
         SAME_STEP and DISABLED an agent that was truncated observes the end of its life, unless
@@ -396,16 +394,14 @@ class RolloutBuffer(StatefulBuffer):
                 without changing kind. Like the others a tensor or an array; gradients are dropped.
             log_probs: float (N,), logarithms of the probabilities (densities) of the actions.
             values: float (N,), estimated values of the observations.
-            extras: Extra columns by name, (N, ...), all of them or some; and game columns, one row
-                per game.
+            extras: Extra columns by name, (N, ...), and game columns, one row per game.
 
         Returns:
-            The actions as a NumPy view (N, *action_shape) of the host pages, for the environment;
-            a tensor if that is on the device.
+            The actions for the environment, as `env_actions`.
 
         Raises:
-            BufferMisuseError: t out of range, wrong shape or dtype, an unknown column, or the
-                rollout is complete or was not started; nothing was changed.
+            BufferMisuseError: t out of range or at the wrong time, wrong shape or dtype, an unknown
+                column; nothing was changed.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("put", t, self.num_steps - 1)
@@ -439,7 +435,7 @@ class RolloutBuffer(StatefulBuffer):
         return self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
-        """The actions of step t as a NumPy view (N, *action_shape) of the host pages.
+        """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
 
         `put` returns them too; this is for actions written into `actions[t]` directly.
 
@@ -495,9 +491,8 @@ class RolloutBuffer(StatefulBuffer):
                 the device: (N,), of which those are taken.
 
         Raises:
-            BufferMisuseError: t out of range, env_ids or values do not fit, or the mode is
-                NEXT_STEP, where the final observation is the next row and has its value already.
-                Nothing was changed.
+            BufferMisuseError: t, env_ids or values do not fit, or the mode is NEXT_STEP, where the
+                next row has the value already. Nothing was changed.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("set_final_values", t, self.num_steps - 1)
@@ -534,13 +529,12 @@ class RolloutBuffer(StatefulBuffer):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
-        Log_probs and values are marked as not written; `obs`, `rewards`, flags, `advantages` and
-        `returns` can be read until they are written anew.
+        All but log_probs and values can be read until it is written anew.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
-        self._require_started("advance")
+        self._require("advance")
         self._rows.count_episodes()
         self._storage.wait_for_device()
         self._storage.carry_obs()
@@ -556,15 +550,14 @@ class RolloutBuffer(StatefulBuffer):
 
         Args:
             last_values: float (N,), values of `obs_at(T)`.
-            policy_outputs: False if the rollout needs no actions, log_probs and values: those that
-                were not written are zero then, instead of an error.
+            policy_outputs: False lets actions, log_probs and values that were not written be zero,
+                instead of an error.
 
         Raises:
             BufferMisuseError: Steps without results or policy outputs, a reward that is not finite,
-                wrong shape or dtype, or a truncated episode without final value. The rollout can be
-                continued.
+                a truncated episode without final value. The rollout can be continued.
         """
-        self._require_started("compute_advantages")
+        self._require("compute_advantages")
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         rows.finish()
@@ -605,12 +598,10 @@ class RolloutBuffer(StatefulBuffer):
                 )
 
     def check(self) -> None:
-        """Wait, and raise what `compute_advantages` has found since last time of envs on a device.
-
-        Of other envs it raises at once; for them this does nothing.
+        """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
 
         Raises:
-            BufferMisuseError: As `compute_advantages` says, of the first row that lacks something.
+            BufferMisuseError: As by `compute_advantages`, which raises it at once of other envs.
         """
         self._rows.raise_faults()
 
@@ -623,21 +614,20 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: As `episodes`.
         """
-        self._require_started("count_episodes")
+        self._require("count_episodes")
         self._rows.count_episodes()
 
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
 
         Rewards are added up across rollouts from `start` on, as they are when this,
-        `count_episodes` or `compute_advantages` is first called. If envs are on a device, they are
-        those that were counted last. Dead steps and rows left out of `valid` do not count, and an
-        episode ending in a row left out by the user is dropped.
+        `count_episodes` or `compute_advantages` is first called (of envs on a device not by this).
+        Dead steps and rows left out of `valid` do not count; an episode ending in one is dropped.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
         """
-        self._require_started("episodes")
+        self._require("episodes")
         if self._rows.is_on_host:
             self._rows.count_episodes()
         return EpisodeStats(*self._rows.episodes())
@@ -671,16 +661,15 @@ class RolloutBuffer(StatefulBuffer):
                 all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
-            Batches in memory of their own, so `list(...)` may keep them all. One pass at a time:
-            beginning another, of `sequences` too, shuffles the rows anew, and going on with the
-            first then is an error.
+            Batches in memory of their own. One pass at a time: beginning another, of `sequences`
+            too, shuffles the rows anew, and going on with the first then is an error.
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
                 given, or there is no such column; or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
-        self._require_computed("minibatches")
+        self._require("minibatches", is_computed=True)
         if not (fixed or self._rows.is_on_host):
             raise BufferMisuseError(
                 "the host does not know how many rows are valid of envs on a device; pass "
@@ -727,7 +716,7 @@ class RolloutBuffer(StatefulBuffer):
                 there is no such column; or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
-        self._require_computed("sequences")
+        self._require("sequences", is_computed=True)
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
         for name in names:
             if name not in self._layout.extras:
@@ -743,13 +732,11 @@ class RolloutBuffer(StatefulBuffer):
         self._storage.upload("is_first")
         return batches
 
-    def _require_started(self, method: str) -> None:
+    def _require(self, method: str, *, is_computed: bool = False) -> None:
+        """Raise unless the rollout was started, or computed; on devices a graph may have done so."""
         if not self._is_started:
             raise self._refusal(method, 0, 0)
-
-    def _require_computed(self, method: str) -> None:
-        # With envs on a device it may be a graph that has computed them.
-        if not self._at.is_computed and self._rows.is_on_host:
+        if is_computed and not self._at.is_computed and self._rows.is_on_host:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
@@ -801,8 +788,7 @@ class RolloutBuffer(StatefulBuffer):
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Only copied tensors, numbers, strings and a dict. Steps are not saved: call it between
-        rollouts, right after `advance` or `start`.
+        Steps are not saved: call it between rollouts, right after `advance` or `start`.
 
         Raises:
             BufferMisuseError: A rollout is in progress or complete, or none was started.
@@ -817,22 +803,17 @@ class RolloutBuffer(StatefulBuffer):
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return {"version": _STATE_VERSION, "settings": self._settings()}
+        return self._settings()
 
     def _settings(self) -> dict[str, Any]:
-        """Settings that a state must share with the buffer it is loaded into."""
+        """Version, and settings that a state must share with the buffer it is loaded into."""
         _, _, made = self._made_by  # gamma and lambda may have been changed since
         settings = {name: made[name] for name in ("gamma", "gae_lambda")}
-        return {"autoreset_mode": self.autoreset_mode.value, **settings}
+        return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **settings}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        version, made = meta.get("version"), meta.get("settings")
-        if type(version) is not int or version != _STATE_VERSION:
-            raise BufferMisuseError(
-                f"state has version {version!r:.99}, expected {_STATE_VERSION}; pass what "
-                "state_dict() returned"
-            )
-        check_settings(made if isinstance(made, Mapping) else {"settings": made}, self._settings())
+        own = self._settings()
+        check_settings({name: meta.get(name) for name in own}, own)
 
     def _carried(self) -> dict[str, torch.Tensor]:
         """What the next rollout starts from, as views."""
@@ -868,8 +849,7 @@ class RolloutBuffer(StatefulBuffer):
 def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
     """Raise BufferMisuseError if `allocate` is a method of a vector env of another mode."""
     envs = getattr(allocate, "__self__", None)
-    metadata = getattr(envs, "metadata", None)
-    given = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    given = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
     if given is not None and (mode := parse_autoreset_mode(given)) is not layout.autoreset_mode:
         raise BufferMisuseError(
             f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "

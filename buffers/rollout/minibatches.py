@@ -85,12 +85,7 @@ class _Plan(NamedTuple):
 
 
 class Sampler:
-    """Draws the passes through a finished rollout, one at a time.
-
-    Args:
-        storage: Of the rollout.
-        rows: Says which rows there are, and in what order they come.
-    """
+    """Draws the passes through a finished rollout, one at a time."""
 
     def __init__(self, storage: RolloutStorage, rows: RolloutRows):
         self._storage, self._rows = storage, rows
@@ -241,11 +236,7 @@ def _read_split(
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:
     """Subtract each batch's mean and divide by its standard deviation, in place.
 
-    Args:
-        advantages: float32 (K,), batch after batch.
-        sizes: Of the batches.
-        weights: float32 (K,), 1 of the rows that mean and deviation are of, at least one of each
-            batch, else 0; or None: all.
+    They are of the rows of weight 1, at least one of each batch: weights float32 (K,), or None.
     """
     start = 0
     for size, batches in groupby(sizes):

@@ -48,20 +48,12 @@ class Split(NamedTuple):
 
 
 def split_evenly(count: int, parts: int) -> Iterator[int]:
-    """Sizes of parts of `count` rows that differ by one at most.
-
-    >>> list(split_evenly(7, 3))
-    [3, 2, 2]
-    """
+    """Sizes of parts of `count` rows that differ by one at most."""
     return (count // parts + (part < count % parts) for part in range(parts))
 
 
 class RolloutRows:
-    """Marks, counts, checks and shuffles the rows of a rollout.
-
-    Args:
-        storage: Its memory.
-        seed: Of the order of rows; None takes entropy of the system.
+    """Marks, counts, checks and shuffles the rows of a rollout, whose memory is given.
 
     Attributes:
         is_on_host: Envs write to the host, so that reading costs nothing.
@@ -114,12 +106,9 @@ class RolloutRows:
         self._is_first[0].copy_(last[0])
 
     def mark_first(self, first: int, stop: int) -> Tensor:
-        """Write whether observations begin episodes, of steps `first` (1 or more) to `stop` - 1.
+        """Write and return whether observations begin episodes, of steps 1 <= first to stop - 1.
 
         See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
-
-        Returns:
-            bool (K, N), a view of what was written.
         """
         rows = self._is_first[first:stop]
         lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
@@ -233,10 +222,7 @@ class RolloutRows:
         self.faults[kind] = torch.minimum(self.faults[kind], first)
 
     def raise_faults(self, *, waits: bool = True) -> None:
-        """Raise BufferMisuseError for what was noted, and forget it.
-
-        Unless it `waits` only if nobody has to wait for that.
-        """
+        """Raise BufferMisuseError for what was noted, and forget it; without waiting, if asked."""
         if not (waits or self.is_on_host):
             return
         found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
@@ -276,10 +262,8 @@ class RolloutRows:
     def sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
         """The rows of sequences that have a valid one, in random order, in batches of one size.
 
-        Returns:
-            Sizes in rows, and int64 and float32 (batches * length * size,), rows and weights: each
-            batch step after step. Where a sequence is shorter its last row comes again, of weight
-            0, as rows that are not valid, and sequences that only fill a batch.
+        Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
+        sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
         """
         (num_steps, num_envs), valid, number = self._shape, self._valid, split.most
         num_chunks = self._storage.layout.num_chunks(length)
@@ -309,16 +293,10 @@ class RolloutRows:
 
 
 def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
-    """The first `count` rows int64 (K,), spread evenly over batches and repeated to fill these.
+    """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
 
-    Repeated rows are spread evenly over a batch, so that each half of it has rows of its own. Where
-    there are fewer rows than batches, one of them fills each batch that would have none.
-
-    Args:
-        rows: To be spread.
-        count: An int, or int64 () on the device.
-        num_batches: Their number.
-        size: Of every batch.
+    Each is repeated, evenly too, to fill its batch, so that each half of it has rows of its own.
+    Where there are fewer rows than batches, one of them fills each batch that would have none.
 
     Returns:
         int64 and bool (num_batches * size,), the rows and whether they count.
