@@ -112,18 +112,15 @@ class RolloutBuffer(StatefulBuffer):
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
             to be written into; putting another in its place has no effect, or is an error.
         actions: (T, N, *action_shape), of the dtype of the space.
-        log_probs: float32 (T, N).
+        log_probs, advantages, returns: float32 (T, N); the last are advantages + values.
         values: float32 (T + 1, N).
         rewards: float32 (T, N). On another device than the env's, a look at this, or the next two,
             enqueues the copy of steps written since; what is then changed there counts.
-        terminations: bool (T, N).
-        truncations: bool (T, N).
+        terminations, truncations: bool (T, N).
         valid: bool (T, N), complete after `compute_advantages`.
         valid_pages: The same as a NumPy array of host pages, for rows to leave out; None if envs
             are on a device.
         final_values: float32 (T, N), or None under NEXT_STEP.
-        advantages: float32 (T, N).
-        returns: float32 (T, N), advantages + values.
         extras: The extra columns by name, (T, N, ...); and game columns, (T, N / A, ...).
 
     Args:
@@ -134,8 +131,7 @@ class RolloutBuffer(StatefulBuffer):
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
         autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. With
             `allocate=envs.allocate`, and in `step(out=rollout.slot(t))`, envs compare it to theirs.
-        gamma: Discount.
-        gae_lambda: Lambda of generalised advantage estimation.
+        gamma, gae_lambda: Discount, and lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
         allocate: `envs.allocate`, so that results need no copy: called with (shape, dtype) for
@@ -219,9 +215,9 @@ class RolloutBuffer(StatefulBuffer):
         )  # fmt: skip
 
     def _new_progress(self, open_steps: int) -> _Progress:
-        size = self.num_steps
-        extras = {name: bytearray(size) for name in self.extras}
-        return _Progress(bytearray(size), extras, bytearray(size + 1), open_steps)
+        marks = [bytearray(self.num_steps) for _ in range(1 + len(self.extras))]
+        extras = dict(zip(self.extras, marks[1:], strict=True))
+        return _Progress(marks[0], extras, bytearray(self.num_steps + 1), open_steps)
 
     @classmethod
     def nbytes_for(
@@ -733,7 +729,7 @@ class RolloutBuffer(StatefulBuffer):
         return batches
 
     def _require(self, method: str, *, is_computed: bool = False) -> None:
-        """Raise unless the rollout was started, or computed; on devices a graph may have done so."""
+        """Raise unless the rollout was started, or computed (on devices a graph may do that)."""
         if not self._is_started:
             raise self._refusal(method, 0, 0)
         if is_computed and not self._at.is_computed and self._rows.is_on_host:

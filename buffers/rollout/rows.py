@@ -6,7 +6,6 @@ so that it can be captured in a CUDA graph; what is wrong is noted there until s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.rollout.kernels import shuffle
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
-__all__ = ["RolloutRows", "Split", "split_evenly"]
+__all__ = ["RolloutRows", "Split"]
 
 _LAST_KEY = 2**63 - 1
 _NO_FINAL = 5
@@ -45,11 +44,6 @@ class Split(NamedTuple):
     def number(self, count: int) -> int:
         """How many batches `count` rows make."""
         return -(-count // self.size) if self.is_by_size else min(self.most, count)
-
-
-def split_evenly(count: int, parts: int) -> Iterator[int]:
-    """Sizes of parts of `count` rows that differ by one at most."""
-    return (count // parts + (part < count % parts) for part in range(parts))
 
 
 class RolloutRows:
@@ -253,7 +247,8 @@ class RolloutRows:
             shuffle(rows.numpy(), self.generator.words)
             number, count = split.number(len(rows)), len(rows)
             if not is_fixed:
-                return list(split_evenly(count, number)), [rows.clone()]
+                sizes = [count // number + (k < count % number) for k in range(number)]
+                return sizes, [rows.clone()]
         else:
             rows = self._shuffled(self._valid.reshape(-1))
         order, weights = _pad(rows, count, number, split.size)
