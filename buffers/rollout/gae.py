@@ -12,7 +12,7 @@ from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.rollout.kernels import fill_advantages
 
-__all__ = ["GaeInputs", "estimate", "gae"]
+__all__ = ["GaeInputs", "discounted_sums", "estimate", "gae"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
@@ -140,11 +140,11 @@ def estimate(
         invalid = torch.logical_not(inputs.valid)
         advantages.masked_fill_(invalid, 0.0)
         decays.masked_fill_(invalid, 0.0)
-    advantages.copy_(_discounted_sums(advantages, decays))
+    advantages.copy_(discounted_sums(advantages, decays))
     torch.add(advantages, values, out=returns)
 
 
-def _discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
+def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     """What solves sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); both are changed.
 
     After a round each row is the sum of `span` terms, and its factor the product of as many.

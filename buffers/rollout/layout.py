@@ -110,7 +110,9 @@ def plan_rollout(
     add("host", "?", (num_envs,), "over_before")
     add("host", "f8", (num_envs,), "running_returns")
     add("host", "i8", (num_envs,), "running_lengths")
-    add("host", "f8", (2, *steps), "episodes")  # returns and lengths where they ended, else 0
+    add(
+        "host", "f8", (num_steps, 2, num_envs), "episodes"
+    )  # returns and lengths where they ended, else 0
     for leaf in extras:
         add("device", leaf.dtype, (*steps, *leaf.shape), leaf.path)
     for leaf in games:

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.rollout.gae import discounted_sums
 from buffers.rollout.kernels import shuffle
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
@@ -151,28 +152,32 @@ class RolloutRows:
                 self.finish()
         else:
             self.mark_valid()
-        valid, over = self._valid, self._ends | self._cuts
-        steps = torch.stack([torch.where(valid, self._rewards, 0.0), valid]).double()
-        for part, running in zip(steps, self._running, strict=True):
-            part[0] += running
-        # What lies between the ends of two episodes is the difference of two sums from the start.
-        sums = steps.cumsum(1)
-        numbers = torch.arange(self._shape[0], device=over.device)[:, None]
-        last_end = torch.where(over, numbers, -1).cummax(0).values
-        before = pad(last_end[:-1], (0, 0, 1, 0), value=-1)
-        earlier = sums.gather(1, before.clamp(min=0).expand(2, -1, -1))
-        found = sums - torch.where(before >= 0, earlier, 0.0)
-        for part, running in zip(found, self._running, strict=True):
-            left = torch.where(over[-1], 0.0, part[-1]).to(running.dtype)
+        over, sums = self._ends | self._cuts, self._episodes
+        if not self.is_on_host:
+            sums = torch.empty_like(sums)
+        sums[:, 0] = torch.where(self._valid, self._rewards, 0.0)
+        sums[:, 1] = self._valid
+        for k, running in enumerate(self._running):
+            sums[0, k] += running
+        goes_on = (~over[:-1, None]).double()
+        if self.is_on_host:
+            for before, row, factor in zip(sums, sums[1:], goes_on, strict=False):
+                row.addcmul_(before, factor)
+        else:  # backwards, in fewer operations
+            factors = pad(goes_on.flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
+            sums = discounted_sums(sums.flip(0), factors.contiguous()).flip(0)
+        for k, running in enumerate(self._running):
+            left = torch.where(over[-1], 0.0, sums[-1, k]).to(running.dtype)
             torch.where(is_done, running, left, out=running)
-        ended = torch.where(over & valid, found, 0.0)
-        torch.where(is_done, self._episodes, ended, out=self._episodes)
+        sums.masked_fill_(~(over & self._valid)[:, None], 0.0)
+        if not self.is_on_host:
+            torch.where(is_done, self._episodes, sums, out=self._episodes)
         is_done.fill_(True)
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
-        has_ended = self._episodes[1] > 0
-        returns, lengths = (part[has_ended].cpu() for part in self._episodes)
+        has_ended = self._episodes[:, 1] > 0
+        returns, lengths = (self._episodes[:, k][has_ended].cpu() for k in range(2))
         return returns.numpy(), lengths.long().numpy()
 
     # Faults.
