@@ -32,8 +32,7 @@ from buffers.replay.plan import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
-from buffers.rollout.minibatches import RolloutBatch
-from buffers.rollout.sequences import RolloutSequenceBatch
+from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch
 from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter

@@ -12,35 +12,7 @@ import torch
 from buffers.core.errors import BufferMemoryError
 from buffers.core.memory import allocation, check_fits
 
-__all__ = ["CopyLane", "Departures", "StagingBlock", "StagingBlocks"]
-
-_NUM_LATE = 8
-
-
-class Departures:
-    """Tells when copies have left host pages, whichever streams of a GPU they were enqueued on.
-
-    Args:
-        device: Where they are copied to; nothing is waited for if it is no GPU.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device, self._events = device, dict[int, Any]()
-
-    def note(self) -> None:
-        """Say that copies have been enqueued on the current stream."""
-        if self._device.type != "cuda":
-            return
-        stream: Any = torch.cuda.current_stream(self._device)
-        event = self._events.get(stream.cuda_stream)
-        if event is None:
-            event = self._events[stream.cuda_stream] = torch.cuda.Event()
-        event.record(stream)
-
-    def wait(self) -> None:
-        """Wait for these copies, and for nothing that was enqueued later."""
-        for event in self._events.values():
-            event.synchronize()
+__all__ = ["CopyLane", "StagingBlock", "StagingBlocks"]
 
 
 class CopyLane:

@@ -1,16 +1,16 @@
-"""What a rollout buffer consists of, as arithmetic: names, shapes, dtypes, bytes."""
+"""What a rollout buffer consists of, as arithmetic: names, shapes, dtypes, places."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from buffers.core.arguments import check_count
-from buffers.core.columns import ColumnSpec, spec_bytes
+from buffers.core.columns import ColumnSpec
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 from vecenv.core.arguments import read_autoreset_mode
@@ -19,18 +19,13 @@ __all__ = ["RolloutLayout", "parse_autoreset_mode", "plan_rollout"]
 
 _MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
 
-_BOOL = np.dtype(np.bool_)
-_FLOAT32 = np.dtype(np.float32)
-_FLOAT64 = np.dtype(np.float64)
-_INT64 = np.dtype(np.int64)
-
 # Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
 # the step in `put(t, ...)`.
 _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
-    "running_lengths", "episode_returns", "episode_lengths", "has_final", "indices", "extras",
-    "minibatches", "memory", "size", "self", "t", "weights", "is_first", "initial_states",
+    "running_lengths", "episodes", "has_final", "indices", "extras", "minibatches", "memory",
+    "size", "self", "t", "weights", "is_first", "initial_states", "acting",
 ))  # fmt: skip
 
 
@@ -41,21 +36,25 @@ class RolloutLayout(NamedTuple):
     num_envs: int
     observation_space: Space
     obs_leaves: list[Leaf]
-    action: Leaf
-    extras: list[Leaf]
-    games: list[Leaf]  # of the columns with one row per game
+    extras: list[str]
+    games: list[str]  # the columns with one row per game
     agents_per_game: int  # rows of a step that share one of these
     autoreset_mode: AutoresetMode
-    columns: list[ColumnSpec]
+    columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
     @property
-    def uses_final_values(self) -> bool:
-        """Whether values of final observations must be given, as the next row has another."""
-        return self.autoreset_mode is not AutoresetMode.NEXT_STEP
+    def is_next_step(self) -> bool:
+        """Whether an env is reset by a step of its own, so that the next row is the final one."""
+        return self.autoreset_mode is AutoresetMode.NEXT_STEP
 
-    def nbytes(self, staged: bool) -> int:
-        """Bytes of all columns on host and device together."""
-        return sum(spec_bytes(self.columns, staged))
+    @property
+    def num_rows(self) -> int:
+        """T * N."""
+        return self.num_steps * self.num_envs
+
+    def num_chunks(self, length: int) -> int:
+        """How many sequences of so many steps an env has; the last one may be shorter."""
+        return -(-self.num_steps // length)
 
 
 def plan_rollout(
@@ -63,11 +62,11 @@ def plan_rollout(
     num_envs: int,
     observation_space: Space,
     action_space: Space,
-    autoreset_mode: AutoresetMode | str,
-    extra_columns: Mapping[str, Space] | None = None,
     *,
-    game_columns: Mapping[str, Space] | None = None,
-    agents_per_game: int | None = None,
+    autoreset_mode: AutoresetMode | str,
+    extra_columns: Mapping[str, Space] | None,
+    game_columns: Mapping[str, Space] | None,
+    agents_per_game: int | None,
 ) -> RolloutLayout:
     """Plan the columns of a rollout buffer.
 
@@ -83,8 +82,8 @@ def plan_rollout(
             f"num_steps * num_envs is {num_steps * num_envs}, expected at most {_MAX_ROWS}; "
             "use shorter rollouts"
         )
-    leaves = space_leaves(observation_space, "obs")
-    if not leaves:
+    obs = space_leaves(observation_space, "obs")
+    if not obs:
         raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
     action = action_leaf(action_space)
     extras = extra_leaves(extra_columns, _TAKEN)
@@ -92,23 +91,37 @@ def plan_rollout(
     taken = _TAKEN | {leaf.path for leaf in extras}
     games = extra_leaves(game_columns, taken, "game column")
     mode = parse_autoreset_mode(autoreset_mode)
-    columns = _rollout_columns(num_steps, num_envs, leaves, action)
-    columns += [
-        ColumnSpec(leaf.path, (num_steps, num_envs, *leaf.shape), leaf.dtype, "device")
-        for leaf in extras
-    ]
-    columns += [
-        ColumnSpec(leaf.path, (num_steps, num_envs // agents, *leaf.shape), leaf.dtype, "device")
-        for leaf in games
-    ]
+
+    steps, later = (num_steps, num_envs), (num_steps + 1, num_envs)
+    columns = [ColumnSpec(o.path, (*later, *o.shape), o.dtype, "both", True) for o in obs]
+    columns.append(ColumnSpec("actions", (*steps, *action.shape), action.dtype, "both", True))
+
+    def add(place: Any, dtype: Any, shape: tuple[int, ...], *names: str, is_shared: bool = False):
+        columns.extend(ColumnSpec(n, shape, np.dtype(dtype), place, is_shared) for n in names)
+
+    add("both", "f4", steps, "rewards", is_shared=True)
+    add("both", "?", steps, "terminations", "truncations", is_shared=True)
+    add("host", "?", steps, "acting", is_shared=True)
+    add("both", "?", steps, "valid")
+    add("both", "?", later, "is_first")
+    add("device", "f4", steps, "log_probs", "advantages", "returns")
+    add("device", "f4", later, "values")
+    add("host", "i8", (num_steps * num_envs,), "rows")  # the valid ones
+    add("host", "?", (num_envs,), "over_before")
+    add("host", "f8", (num_envs,), "running_returns")
+    add("host", "i8", (num_envs,), "running_lengths")
+    add(
+        "host", "f8", (num_steps, 2, num_envs), "episodes"
+    )  # returns and lengths where they ended, else 0
+    for leaf in extras:
+        add("device", leaf.dtype, (*steps, *leaf.shape), leaf.path)
+    for leaf in games:
+        add("device", leaf.dtype, (num_steps, num_envs // agents, *leaf.shape), leaf.path)
     if mode is not AutoresetMode.NEXT_STEP:
-        columns += [
-            ColumnSpec("final_values", (num_steps, num_envs), _FLOAT32, "device"),
-            ColumnSpec("has_final", (num_steps, num_envs), _BOOL, "host"),
-        ]
-    return RolloutLayout(
-        num_steps, num_envs, observation_space, leaves, action, extras, games, agents, mode, columns
-    )
+        add("device", "f4", steps, "final_values")
+        add("host", "?", steps, "has_final")
+    names = [[leaf.path for leaf in leaves] for leaves in (extras, games)]
+    return RolloutLayout(num_steps, num_envs, observation_space, obs, *names, agents, mode, columns)
 
 
 def _read_agents(
@@ -129,35 +142,6 @@ def _read_agents(
             "num_envs to be the number of games times that of agents of each"
         )
     return agents
-
-
-def _rollout_columns(
-    num_steps: int, num_envs: int, leaves: list[Leaf], action: Leaf
-) -> list[ColumnSpec]:
-    steps, num_rows = (num_steps, num_envs), num_steps * num_envs
-    obs = [
-        ColumnSpec(leaf.path, (num_steps + 1, num_envs, *leaf.shape), leaf.dtype, "both", True)
-        for leaf in leaves
-    ]
-    return [
-        *obs,
-        ColumnSpec("actions", (*steps, *action.shape), action.dtype, "both", True),
-        ColumnSpec("rewards", steps, _FLOAT32, "both", True),
-        ColumnSpec("terminations", steps, _BOOL, "both", True),
-        ColumnSpec("truncations", steps, _BOOL, "both", True),
-        ColumnSpec("valid", steps, _BOOL, "both"),
-        ColumnSpec("is_first", (num_steps + 1, num_envs), _BOOL, "both"),
-        ColumnSpec("log_probs", steps, _FLOAT32, "device"),
-        ColumnSpec("values", (num_steps + 1, num_envs), _FLOAT32, "device"),
-        ColumnSpec("advantages", steps, _FLOAT32, "device"),
-        ColumnSpec("returns", steps, _FLOAT32, "device"),
-        ColumnSpec("rows", (num_rows,), _INT64, "both"),
-        ColumnSpec("over_before", (num_envs,), _BOOL, "host"),
-        ColumnSpec("running_returns", (num_envs,), _FLOAT64, "host"),
-        ColumnSpec("running_lengths", (num_envs,), _INT64, "host"),
-        ColumnSpec("episode_returns", (num_rows,), _FLOAT64, "host"),
-        ColumnSpec("episode_lengths", (num_rows,), _INT64, "host"),
-    ]
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -732,18 +732,16 @@ def call_draws(case, twins):
 
 def run_rollout(case):
     import torch
-
-    from buffers import RolloutBuffer
+    from staged_rollouts import rollout_class
 
     rng, values = case.rng, case.values
     num_steps, mode = int(rng.integers(1, 4)), values.one_of("NextStep", "SameStep", "Disabled")
     options = {"autoreset_mode": mode, "seed": 0}
-    if case.chance(0.2):
-        options["staged"] = True
-    path = f"case {case.number}, RolloutBuffer({num_steps}, {NUM_ENVS}, {options})"
+    cls = rollout_class(staged=case.chance(0.2))
+    path = f"case {case.number}, {cls.__name__}({num_steps}, {NUM_ENVS}, {options})"
 
     def make():
-        return RolloutBuffer(
+        return cls(
             num_steps, NUM_ENVS, case.space, case.actions, extra_columns=case.extras, **options
         )
 
@@ -755,7 +753,7 @@ def run_rollout(case):
         "gae_lambda": 0.9,
         **options,
     }
-    count = try_constructor(case, RolloutBuffer, good, ["num_steps", "num_envs"], path)
+    count = try_constructor(case, cls, good, ["num_steps", "num_envs"], path)
     for _ in range(_CALLS // 10):
         twins.call("start", values.tree(rows_of(case.space, NUM_ENVS, rng)))
         twins.call("start", rows_of(case.space, NUM_ENVS, rng))

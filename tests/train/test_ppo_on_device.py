@@ -9,8 +9,8 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers.core.generator import HostGenerator
-from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
-from buffers.rollout.on_device import DeviceRows
+from buffers.rollout.kernels import shuffle
+from buffers.rollout.rows import RolloutRows
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -37,43 +37,25 @@ def make_trainer(kind, mode, **changes):
 
 
 class OrderOfTheHost:
-    """Shuffles the rows of a deferred rollout as those of the CPU are."""
+    """Shuffles the rows of a rollout on a device as those of the CPU are."""
 
     def __init__(self, monkeypatch, seed):
-        self.generator, self.rows = HostGenerator(seed), np.zeros(0, np.int64)
-        complete = DeviceRows.complete
+        generator, valid = HostGenerator(seed), np.zeros(0, np.int64)
+        list_valid = RolloutRows.list_valid
 
         def begin(rows):
-            complete(rows)
-            self.rows = np.flatnonzero(rows._columns["valid"].numpy())
+            nonlocal valid
+            list_valid(rows)
+            if not rows.is_on_host:
+                valid = rows._valid.reshape(-1).nonzero()[:, 0].numpy()
 
-        monkeypatch.setattr(DeviceRows, "complete", begin)
-        monkeypatch.setattr(DeviceRows, "padded", self.padded)
-        monkeypatch.setattr(DeviceRows, "padded_sequences", self.sequences_for(seed))
+        def shuffled(rows, mask):
+            ids = valid if len(mask) == rows._num_rows else np.flatnonzero(mask)
+            shuffle(ids, generator.words)
+            return torch.from_numpy(np.append(ids, np.zeros(len(mask) - len(ids), np.int64)))
 
-    def padded(self, num_batches, size):
-        shuffle(self.rows, self.generator.words)
-        order = np.zeros(num_batches * size, np.int64), np.zeros(num_batches * size, np.float32)
-        pad_batches(self.rows, num_batches, size, *order)
-        return list(map(torch.from_numpy, order))
-
-    def sequences_for(self, seed):
-        generator = HostGenerator(seed)
-
-        def sequences(rows, length, num_batches, size):
-            valid = rows._columns["valid"].numpy().view(np.uint8)
-            ids = np.zeros(-(-len(valid) // length) * valid.shape[1], np.int64)
-            count = collect_sequences(valid, length, ids)
-            shuffle(ids[:count], generator.words)
-            order = np.zeros((num_batches, size), np.int64), np.zeros((num_batches, size))
-            flat = order[0].reshape(-1), order[1].astype(np.float32).reshape(-1)
-            pad_batches(ids[:count], num_batches, size, *flat)
-            shape = num_batches, length, size
-            found = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-            lay_out_sequences(*flat, valid, length, size, *found)
-            return [torch.from_numpy(part.reshape(-1)) for part in found]
-
-        return sequences
+        monkeypatch.setattr(RolloutRows, "list_valid", begin)
+        monkeypatch.setattr(RolloutRows, "_shuffled", shuffled)
 
 
 def assert_same_update(cpu, device):
@@ -155,7 +137,6 @@ def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
     with monkeypatch.context() as steps:
         refuse = refuse_host(steps)
         steps.setattr(torch, "from_numpy", refuse)
-        steps.setattr(type(trainer.rollout._storage), "download_results", refuse)
         steps.setattr(CudaVectorEnv, "_wait", refuse)
         steps.setattr(networks.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
         if graphs == "on":  # and nothing else of an update
@@ -164,8 +145,6 @@ def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
             trainer.learn()
             trainer.rollout.advance()
             return
-        # Per rollout the host counts episodes.
-        steps.setattr(trainer.rollout, "count_episodes", lambda: None)
         trainer.collect()
 
 

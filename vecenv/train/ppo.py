@@ -326,8 +326,6 @@ class PPO(Trainer):
             seed=options.seed + self.ranks.rank,
             allocate=envs.allocate,
             extra_columns=self.extra_columns(),
-            deferred=self.is_captured,
-            staged=is_on_device(envs),  # where the simulator's memory is the host's, too
         )
         self.rollout.start(obs)
         if isinstance(envs, RayVectorEnv):

@@ -209,8 +209,6 @@ class Learner:
             extra_columns=columns,
             game_columns=states,  # stored once for all agents of a game
             agents_per_game=group.num_agents,
-            deferred=self.is_captured,
-            staged=is_on_device(group),  # where the simulator's memory is the host's, too
         )
         self.gradient = Gradient(
             self.agent,
@@ -263,9 +261,8 @@ class Learner:
             rollout.compute_advantages(self.values(last, state))
         for _ in range(self.options.num_epochs):
             found.append({name: mean.clone() for name, mean in self.learn_once().items()})
-        if self.is_captured:  # for which nobody has waited
-            rollout.check()
-            self.gradient.check()
+        rollout.check()  # what nobody has waited for
+        self.gradient.check()
         return {name: float(mean) for name, mean in means_of(found).items()}
 
     def learn_once(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete
+from staged_rollouts import make_rollout
 
 from buffers import (
     Batch,
@@ -18,7 +19,6 @@ from buffers import (
     PrioritizedReplayBuffer,
     ReplayBatch,
     RolloutBatch,
-    RolloutBuffer,
     SequenceBatch,
     SharedReplayBuffer,
     StackBatch,
@@ -67,7 +67,7 @@ def step_of(space, count):
 
 
 def rollout_batch(space, staged):
-    rollout = RolloutBuffer(
+    rollout = make_rollout(
         NUM_STEPS, NUM_ENVS, space, Discrete(2), autoreset_mode="NextStep", seed=0,
         extra_columns=EXTRA, staged=staged,
     )  # fmt: skip

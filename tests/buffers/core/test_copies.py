@@ -9,12 +9,12 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode
 from replay_model import RINGS
+from staged_rollouts import make_rollout
 
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
     PrioritizedReplayBuffer,
-    RolloutBuffer,
     SharedReplayBuffer,
     TrajectoryBuffer,
     TransitionWriter,
@@ -193,7 +193,7 @@ def test_a_copied_episodic_buffer_takes_steps_and_episodes(staged, duplicate):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_copied_rollout_is_of_one_memory_and_goes_on_by_itself(steps, staged, duplicate):
     """Copied after `steps` of 3 steps, of a rollout that is not the first."""
-    rollout = RolloutBuffer(
+    rollout = make_rollout(
         3, 2, SPACE, ACTIONS, autoreset_mode="SameStep", seed=1, staged=staged,
         allocate=np.zeros, extra_columns={"costs": Box(0, 9, ())},
     )  # fmt: skip
@@ -237,7 +237,7 @@ def test_a_copied_rollout_is_of_one_memory_and_goes_on_by_itself(steps, staged, 
         assert made.obs["gear"][2].tolist() == made.obs_at(2)["gear"].tolist() == [3, 3]
     assert not rollout.rewards.isnan().any()
     assert made.valid_pages is not rollout.valid_pages
-    with pytest.raises(BufferMisuseError, match="steps 0, 2 have no results"):
+    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results"):
         made.compute_advantages([0.0, 0.0])
 
 

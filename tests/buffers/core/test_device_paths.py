@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from staged_rollouts import make_rollout
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from buffers import (
@@ -15,13 +16,12 @@ from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
     PrioritizedReplayBuffer,
-    RolloutBuffer,
     SharedReplayBuffer,
 )
 from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.staging import CopyLane, Departures, StagingBlock, StagingBlocks
+from buffers.core.staging import CopyLane, StagingBlock, StagingBlocks
 from buffers.core.state import _joined_on_cpu
 from buffers.episodic.storage import EpisodicStorage
 from buffers.replay.priorities import DeviceValues
@@ -51,7 +51,7 @@ def make_and_use_replay(kind, **options):
 
 
 def make_and_use_rollout(**options):
-    rollout = RolloutBuffer(2, 2, OBS, ACTIONS, autoreset_mode="NextStep", **options)
+    rollout = make_rollout(2, 2, OBS, ACTIONS, autoreset_mode="NextStep", **options)
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(2):
         floats = np.zeros(2, np.float32)
@@ -289,7 +289,7 @@ def test_priorities_on_a_device_may_have_gradients_or_be_none():
 
 def filled_rollout(**options):
     """A rollout whose steps are made, and which has not been computed."""
-    rollout = RolloutBuffer(3, 2, OBS, ACTIONS, autoreset_mode="NextStep", seed=0, **options)
+    rollout = make_rollout(3, 2, OBS, ACTIONS, autoreset_mode="NextStep", seed=0, **options)
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(3):
         floats = np.full(2, t, np.float32)
@@ -338,13 +338,14 @@ def test_a_step_that_is_made_again_counts_on_the_device():
 
 def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch):
     rollout, order = filled_rollout(staged=True), []
-    waits, writes = RolloutStorage.wait_for_device, RolloutStorage.write_obs
-    monkeypatch.setattr(
-        RolloutStorage, "wait_for_device", lambda self: (order.append("wait"), waits(self))
-    )
-    monkeypatch.setattr(
-        RolloutStorage, "write_obs", lambda self, *a: (order.append("write"), writes(self, *a))
-    )
+
+    def note(name, what):
+        function = getattr(RolloutStorage, name)
+        note = lambda *arguments: (order.append(what), function(*arguments))  # noqa: E731
+        monkeypatch.setattr(RolloutStorage, name, note)
+
+    note("wait_for_device", "wait")
+    note("write_obs", "write")
     rollout.obs_at(1)
     for t, expected in ((2, ["write"]), (1, ["wait", "write"])):  # nothing reads row 2 yet
         order.clear()
@@ -355,19 +356,6 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
         order.clear()
         call()
         assert order == ["wait", "write"]
-
-
-def test_the_host_waits_for_copies_and_not_for_what_was_queued_behind(monkeypatch):
-    streams, departures = Streams(monkeypatch), Departures(CUDA)
-    for name in "aba":
-        streams.now = name
-        departures.note()
-        streams.give(name, "updates of a learner")
-    departures.wait()
-    assert streams.given["host"] == [("a", 3), ("b", 2)]
-    Departures(CPU).note()
-    Departures(CPU).wait()
-    assert len(streams.given["host"]) == 2
 
 
 class Allocations(TorchDispatchMode):
@@ -548,28 +536,12 @@ def test_an_episode_for_which_memory_is_missing_changes_nothing(monkeypatch):
 
 def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
     space = Box(-1, 1, (2,), np.float64)
-    rollout = RolloutBuffer(1, 3, OBS, space, autoreset_mode="NextStep", staged=True)
+    rollout = make_rollout(1, 3, OBS, space, autoreset_mode="NextStep", staged=True)
     rollout.start(np.zeros((3, 3), np.float32))
-    actions, seen = torch.linspace(-1, 1, 6).view(3, 2), Copies()
-    with seen:
-        given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
+    actions = torch.linspace(-1, 1, 6).view(3, 2)
+    given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
     assert given.dtype == np.float64
     np.testing.assert_array_equal(given, actions.double().numpy())
-    assert seen.found == [(torch.float64, torch.float64)] + [(torch.float32, torch.float32)] * 2
-
-
-class Copies(TorchDispatchMode):
-    """Notes the dtypes of copies of several tensors at once, where to and where from."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ == "_foreach_copy_":
-            pairs = zip(*args[:2], strict=True)
-            self.found += [(target.dtype, source.dtype) for target, source in pairs]
-        return func(*args, **(kwargs or {}))
 
 
 def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
@@ -597,15 +569,17 @@ def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
 
 
 class Transfers(TorchDispatchMode):
-    """Notes copies that wait: of arrays to another memory, without `non_blocking`."""
+    """Notes operations that wait, on tensors of some memory if that is given."""
 
-    def __init__(self):
+    def __init__(self, memory=None):
         super().__init__()
-        self.found = []
+        self.found, self.memory = [], memory
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name in {"_to_copy", "item", "_local_scalar_dense", "nonzero"}:
+        if name in {"_to_copy", "item", "_local_scalar_dense", "nonzero"} and (
+            self.memory is None or args[0].untyped_storage().data_ptr() in self.memory
+        ):
             self.found.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -619,6 +593,11 @@ def test_updates_and_minibatches_are_sent_without_waiting():
     with Transfers() as transfers:
         for _ in range(3):
             buffer.update_priorities(np.array([1, 6, 2]), np.array([4.0, 9.0, 1.0]))
+    assert not transfers.found
+    there = [c.tensor for c in rollout._storage.columns.values() if c.spec.place != "host"]
+    own = {tensor.untyped_storage().data_ptr() for tensor in there}
+    with Transfers(own) as transfers:
+        for _ in range(3):
             taken = list(rollout.minibatches(2)) + list(rollout.minibatches(2, fixed=True))
             taken += list(rollout.sequences(2, length=2))
     assert not transfers.found
@@ -700,7 +679,7 @@ def test_blocks_for_pinned_pages_are_as_large_as_torch_makes_them(monkeypatch):
 
 
 def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():
-    rollout = RolloutBuffer(1, 3, OBS, ACTIONS, autoreset_mode="SameStep", staged=True)
+    rollout = make_rollout(1, 3, OBS, ACTIONS, autoreset_mode="SameStep", staged=True)
     rollout.device = CUDA
     rollout.start(torch.full((3, 3), 0.5).as_subclass(Elsewhere))
     assert rollout.obs_at(0).unique().tolist() == [0.5]

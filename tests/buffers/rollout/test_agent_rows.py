@@ -10,8 +10,10 @@ from agent_games import DISABLED, MODES, NEXT_STEP, SAME_STEP, AgentGames
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staged_rollouts import make_rollout
 
 from buffers import BufferMisuseError, RolloutBuffer
+from buffers.rollout.storage import UNWRITTEN_FLAG
 
 GAMMA, LAMBDA = 0.9, 0.8
 OBS, ACTIONS = Box(-np.inf, np.inf, (1,), np.float32), Discrete(5)
@@ -35,7 +37,7 @@ class Learner:
 
     def __init__(self, games, num_steps, **options):
         self.games = games
-        self.rollout = RolloutBuffer(
+        self.rollout = make_rollout(
             num_steps, games.num_envs, OBS, ACTIONS, autoreset_mode=games.mode, gamma=GAMMA,
             gae_lambda=LAMBDA, seed=1, extra_columns={"hidden": Box(*ANY, (), np.float64)},
             game_columns={"state": Box(*ANY, (2,), np.float64)}, agents_per_game=games.agents,
@@ -230,30 +232,24 @@ def filled(rollout, valid=None, terminations=False, truncations=False):
 
 
 def made(mode=NEXT_STEP, num_steps=4, num_envs=3, **options):
-    rollout = RolloutBuffer(num_steps, num_envs, OBS, ACTIONS, autoreset_mode=mode, **options)
+    rollout = make_rollout(num_steps, num_envs, OBS, ACTIONS, autoreset_mode=mode, **options)
     rollout.start(np.zeros((num_envs, 1), np.float32))
     return rollout
 
 
-def test_valid_is_allocated_when_it_is_first_read_and_from_the_given_memory():
+def test_valid_is_written_into_the_given_memory():
     taken = []
 
     def allocate(shape, dtype):
-        taken.append((shape, np.dtype(dtype)))
-        return np.zeros(shape, dtype)
+        taken.append(np.zeros(shape, dtype))
+        return taken[-1]
 
     rollout = made(allocate=allocate)
-    before, nbytes = list(taken), rollout.nbytes
-    filled(rollout).compute_advantages(torch.zeros(3))
-    assert taken == before
-    rollout.advance()
     slot = rollout.slot(0)
     assert slot.valid.dtype == np.bool_
     assert slot.valid.shape == (3,)
     assert slot.valid is slot.valid
-    assert taken == [*before, ((4, 3), np.dtype(bool))]
-    assert rollout.nbytes == nbytes + 12
-    assert np.shares_memory(slot.valid, rollout.slot(0).valid)
+    assert sum(np.shares_memory(slot.valid, memory) for memory in taken) == 1
     assert not np.shares_memory(slot.valid, rollout.valid_pages)
 
 
@@ -292,12 +288,12 @@ def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
     for t in range(4):
         rollout.slot(t)
     filled(rollout)  # written again
-    rollout._storage.written_valid.mark()
+    rollout._storage.acting.fill_(UNWRITTEN_FLAG)
     for t in (0, 1, 3):
         rollout.slot(t).valid[:] = True
     rollout.slot(2).valid[1] = True
     arguments = [torch.zeros(3)] if method == "compute_advantages" else []
-    with pytest.raises(BufferMisuseError, match=r"envs 0, 2 in step 2 have no valid, but others"):
+    with pytest.raises(BufferMisuseError, match=r"env 0 in step 2 had no valid, but others"):
         getattr(rollout, method)(*arguments)
     rollout.slot(2).valid[:] = [True, False, True]
     getattr(rollout, method)(*arguments)
@@ -352,7 +348,7 @@ def test_values_of_the_dead_need_not_be_written():
         rows = np.flatnonzero(valid[t] | (ends[t - 1] if t else False))
         rollout.log_probs[t, rows] = -1.0
         rollout.values[t, rows if t < 3 else rows[:1]] = 0.5
-    with pytest.raises(BufferMisuseError, match="envs 2 in step 3 have no values"):
+    with pytest.raises(BufferMisuseError, match="env 2 in step 3 had no values"):
         rollout.compute_advantages(torch.zeros(3))
     rollout.values[3, 2] = 0.5
     rollout.compute_advantages(torch.zeros(3))
@@ -412,7 +408,7 @@ def test_the_buffer_does_not_keep_the_vector_env_that_allocates():
 def test_game_columns_are_stored_once_per_game():
     spaces = OBS, ACTIONS
     options = {"game_columns": {"state": Box(-1, 1, (10,))}, "agents_per_game": 4}
-    rollout = RolloutBuffer(5, 8, *spaces, autoreset_mode=SAME_STEP, **options)
+    rollout = make_rollout(5, 8, *spaces, autoreset_mode=SAME_STEP, **options)
     assert rollout.extras["state"].shape == (5, 2, 10)
     assert rollout.memory()["state"] == 5 * 2 * 10 * 4
     sizes = [
@@ -438,7 +434,7 @@ def test_game_columns_are_stored_once_per_game():
 )
 def test_game_columns_that_do_not_fit_are_refused(options, message):
     with pytest.raises(BufferMisuseError, match=message):
-        RolloutBuffer(4, 6, OBS, ACTIONS, autoreset_mode=NEXT_STEP, **options)
+        make_rollout(4, 6, OBS, ACTIONS, autoreset_mode=NEXT_STEP, **options)
 
 
 def test_game_columns_have_a_row_per_game_and_are_no_initial_states():

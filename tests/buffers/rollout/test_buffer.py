@@ -6,8 +6,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from staged_rollouts import make_rollout
 
-from buffers import BufferMisuseError, RolloutBuffer
+from buffers import BufferMisuseError
 
 GAMMA, LAMBDA = 0.9, 0.8
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -70,7 +71,7 @@ class Collector:
     def __init__(self, num_envs, num_steps, mode, **options):
         factories = [lambda i=i: CounterEnv(i) for i in range(num_envs)]
         self.envs = SyncVectorEnv(factories, autoreset_mode=mode)
-        self.rollout = RolloutBuffer(
+        self.rollout = make_rollout(
             num_steps, num_envs, OBS_SPACE, Discrete(7), autoreset_mode=mode, gamma=GAMMA,
             gae_lambda=LAMBDA, seed=1, **options,
         )  # fmt: skip
@@ -184,7 +185,7 @@ def test_staged_rollouts_equal_direct_ones(mode):
 
 def test_next_step_bootstraps_truncation_with_the_row_after_it():
     """The value of the final observation, 100, and neither that of the state before nor zero."""
-    rollout = RolloutBuffer(
+    rollout = make_rollout(
         2, 1, OBS_SPACE, Discrete(2), autoreset_mode="NextStep", gamma=0.5, gae_lambda=1.0
     )
     rollout.start(np.zeros((1, 3), np.float32))
@@ -198,7 +199,7 @@ def test_next_step_bootstraps_truncation_with_the_row_after_it():
 
 
 def test_dead_step_at_the_seam_of_two_rollouts_is_left_out():
-    rollout = RolloutBuffer(2, 2, OBS_SPACE, Discrete(2), autoreset_mode="NextStep")
+    rollout = make_rollout(2, 2, OBS_SPACE, Discrete(2), autoreset_mode="NextStep")
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(2):
         rollout.slot(t).rewards[:] = 1
@@ -220,7 +221,7 @@ def test_dead_step_at_the_seam_of_two_rollouts_is_left_out():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_the_user_leaves_out_stay_out(mode):
-    rollout = RolloutBuffer(3, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)
+    rollout = make_rollout(3, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(3):
         slot = rollout.slot(t)
@@ -236,7 +237,7 @@ def test_rows_the_user_leaves_out_stay_out(mode):
 
 
 def test_episodes_reach_across_rollouts():
-    rollout = RolloutBuffer(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="SameStep")
+    rollout = make_rollout(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="SameStep")
     rollout.start(np.zeros((1, 3), np.float32))
     for is_last in (False, False, True):
         for t in range(2):
@@ -253,7 +254,7 @@ def test_episodes_reach_across_rollouts():
 
 
 def test_advantages_can_be_computed_again_from_new_values():
-    rollout = RolloutBuffer(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="NextStep", gamma=1.0)
+    rollout = make_rollout(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="NextStep", gamma=1.0)
     rollout.start(np.zeros((1, 3), np.float32))
     for t in range(2):
         rollout.put(t, actions=[0], log_probs=[0.0], values=[0.0])
@@ -268,7 +269,7 @@ def test_advantages_can_be_computed_again_from_new_values():
 
 @pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
 def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
-    rollout = RolloutBuffer(2, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)
+    rollout = make_rollout(2, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(2):
         rollout.slot(t).truncations[:] = [False, t == 1]
@@ -287,7 +288,7 @@ def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_cuda_rollouts_equal_those_of_the_cpu(mode):
     host, device = Collector(4, 9, mode), Collector(4, 9, mode, staged=True)
-    device.rollout = RolloutBuffer(
+    device.rollout = make_rollout(
         9, 4, OBS_SPACE, Discrete(7), autoreset_mode=mode, gamma=GAMMA, gae_lambda=LAMBDA, seed=1,
         device="cuda",
     )  # fmt: skip

@@ -28,20 +28,6 @@ def fill(kernels, rollout, *, gamma=0.9, decay=0.8):
     return out
 
 
-def test_temporal_difference_leaves_out_what_does_not_count(load_kernels):
-    error = load_kernels(gae_kernels).temporal_difference
-    one = np.float32(1)
-    reward, value, following, final = (np.float32(x) for x in (3, 1, 10, 20))
-    assert error(reward, value, following, final, False, False, one) == 12
-    assert error(reward, value, following, final, False, True, one) == 22
-    assert error(reward, value, following, final, True, False, one) == 2
-    assert error(reward, value, following, final, True, True, one) == 2
-    nan = np.float32(np.nan)
-    assert error(reward, value, nan, nan, True, False, one) == 2
-    assert error(reward, value, nan, final, False, True, one) == 22
-    assert error(reward, value, following, nan, False, False, one) == 12
-
-
 @pytest.mark.parametrize(
     ("with_final", "with_valid"), [(False, False), (False, True), (True, True)]
 )

@@ -1,81 +1,81 @@
-"""The passes over a finished rollout against loops in plain Python."""
+"""What follows from the steps of a rollout, against loops in plain Python."""
 
 import numpy as np
 import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from staged_rollouts import make_rollout
 
+from buffers import BufferMisuseError
 from buffers.core import kernels as core_kernels
 from buffers.rollout import kernels as rollout_kernels
+from buffers.rollout.minibatches import _normalize
 
 RATES = [0.0, 0.3, 1.0]
 SHAPES = [(1, 1), (1, 5), (6, 1), (5, 4)]
 
 
 def random_flags(rng, rate, shape):
-    return (rng.random(shape) < rate).astype(np.uint8)
+    return rng.random(shape) < rate
 
 
+def filled(rollout, rewards, terminations, truncations, valid):
+    for t in range(rollout.num_steps):
+        slot = rollout.slot(t)
+        slot.rewards[:], slot.obs[:] = rewards[t], 0
+        slot.terminations[:], slot.truncations[:] = terminations[t], truncations[t]
+    rollout.valid_pages[:] = valid
+
+
+def made(mode, shape):
+    rollout = make_rollout(*shape, Box(-1, 1, (1,)), Discrete(2), autoreset_mode=mode)
+    rollout.start(np.zeros((shape[1], 1), np.float32))
+    return rollout
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_mark_dead_steps(load_kernels, shape, rate):
-    rng = np.random.default_rng(0)
-    terminations, truncations = (random_flags(rng, rate, shape) for _ in range(2))
-    before, valid = random_flags(rng, 0.5, shape[1]), random_flags(rng, 0.8, shape)
-    expected = valid.copy()
-    for t, i in np.ndindex(shape):
-        was_over = before[i] if t == 0 else terminations[t - 1, i] or truncations[t - 1, i]
-        if was_over:
-            expected[t, i] = 0
-    load_kernels(rollout_kernels).mark_dead_steps(terminations, truncations, before, valid)
-    np.testing.assert_array_equal(valid, expected)
-
-
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("size", [1, 7])
-def test_collect_rows(load_kernels, size, rate):
-    valid = random_flags(np.random.default_rng(1), rate, size)
-    rows = np.full(size, -1)
-    count = load_kernels(rollout_kernels).collect_rows(valid, rows)
-    np.testing.assert_array_equal(rows[:count], np.flatnonzero(valid))
+def test_rows_that_count_and_episodes(shape, rate, mode):
+    """Of two rollouts, one after the other; rows are left out by the user, too."""
+    rng, rollout = np.random.default_rng(2), made(mode, shape)
+    sums, lengths, was_over = np.zeros(shape[1]), [0] * shape[1], [False] * shape[1]
+    for _ in range(3):
+        rewards = rng.standard_normal(shape).astype(np.float32)
+        flags = [random_flags(rng, rate / 2, shape) for _ in range(2)]
+        valid, expected = random_flags(rng, 0.8, shape), []
+        filled(rollout, rewards, *flags, valid)
+        for t, i in np.ndindex(shape):
+            valid[t, i] &= not (was_over[i] and mode == "NextStep")
+            if valid[t, i]:
+                sums[i] += float(rewards[t, i])
+                lengths[i] += 1
+            was_over[i] = flags[0][t, i] or flags[1][t, i]
+            if was_over[i]:
+                if valid[t, i]:
+                    expected.append((sums[i], lengths[i]))
+                sums[i], lengths[i] = 0.0, 0
+        found = rollout.episodes()
+        np.testing.assert_array_equal(rollout.valid_pages, valid)
+        np.testing.assert_allclose(found.returns, [total for total, _ in expected], rtol=1e-12)
+        assert found.lengths.tolist() == [length for _, length in expected]
+        rollout.advance()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_first_missing_final(load_kernels, seed):
-    rng = np.random.default_rng(seed)
-    terminations, truncations, valid, has_final = (random_flags(rng, 0.5, 4) for _ in range(4))
-    is_missing = truncations & (1 - terminations) & valid & (1 - has_final)
-    expected = np.flatnonzero(is_missing)[0] if is_missing.any() else -1
-    found = load_kernels(rollout_kernels).first_missing_final(
-        terminations, truncations, valid, has_final
-    )
-    assert found == expected
-
-
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_finished_episodes(load_kernels, shape, rate):
-    rng = np.random.default_rng(2)
-    num_envs = shape[1]
-    rewards = rng.standard_normal(shape).astype(np.float32)
-    terminations, truncations = (random_flags(rng, rate / 2, shape) for _ in range(2))
-    valid = random_flags(rng, 0.8, shape)
-    sums, lengths = rng.standard_normal(num_envs), rng.integers(0, 9, num_envs)
-    expected, wanted_sums, wanted_lengths = [], sums.tolist(), lengths.tolist()
-    for t, i in np.ndindex(shape):
-        if valid[t, i]:
-            wanted_sums[i] += float(rewards[t, i])
-            wanted_lengths[i] += 1
-        if terminations[t, i] or truncations[t, i]:
-            if valid[t, i]:
-                expected.append((wanted_sums[i], wanted_lengths[i]))
-            wanted_sums[i], wanted_lengths[i] = 0.0, 0
-
-    found = np.full(rewards.size, np.nan), np.full(rewards.size, -1)
-    count = load_kernels(rollout_kernels).finished_episodes(
-        rewards, terminations, truncations, valid, sums, lengths, *found
-    )
-
-    assert list(zip(*(part[:count].tolist() for part in found), strict=True)) == expected
-    assert (sums.tolist(), lengths.tolist()) == (wanted_sums, wanted_lengths)
+def test_the_first_missing_final_value_is_named(seed):
+    rng, rollout = np.random.default_rng(seed), made("SameStep", (2, 2))
+    terminations, truncations, valid, has_final = (random_flags(rng, 0.5, (2, 2)) for _ in range(4))
+    filled(rollout, np.ones((2, 2)), terminations, truncations, valid)
+    for t in range(2):
+        rollout.set_final_values(t, has_final[t], np.ones(has_final[t].sum()))
+    missing = np.argwhere(truncations & ~terminations & valid & ~has_final)
+    if len(missing):
+        t, env_id = missing[0]
+        with pytest.raises(BufferMisuseError, match=f"env {env_id} was truncated in step {t}, but"):
+            rollout.compute_advantages(np.zeros(2), policy_outputs=False)
+    else:
+        rollout.compute_advantages(np.zeros(2), policy_outputs=False)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 50])
@@ -109,8 +109,8 @@ def test_shuffle_is_fair():
     assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
 
 
-def test_normalised_advantages_keep_their_signs_however_small_they_are(load_kernels):
-    advantages = np.array([-1e-9, 0, 1e-9, 5, 5, 5], np.float32)
-    load_kernels(rollout_kernels).normalize_batches(advantages, np.array([3, 3]), None)
+def test_normalised_advantages_keep_their_signs_however_small_they_are():
+    advantages = torch.tensor([-1e-9, 0, 1e-9, 5, 5, 5])
+    _normalize(advantages, [3, 3])
     np.testing.assert_allclose(advantages[:3], [-1 / 11, 0, 1 / 11], rtol=1e-5)
     assert advantages[3:].tolist() == [0, 0, 0]

@@ -6,8 +6,9 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staged_rollouts import make_rollout
 
-from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
+from buffers import BufferMemoryError, BufferMisuseError
 
 NESTED = Dict(
     {
@@ -27,7 +28,7 @@ def filled(num_steps=4, num_envs=3, obs_space=None, action_space=None, *, valid=
     """
     obs_space = obs_space or Box(-1, 1, (2,))
     options = {"autoreset_mode": "SameStep", "seed": 3, **options}
-    rollout = RolloutBuffer(
+    rollout = make_rollout(
         num_steps, num_envs, obs_space, action_space or Discrete(1000), **options
     )
     rollout.start(example(obs_space, rollout.num_envs))
@@ -203,10 +204,10 @@ def test_weights_of_a_batch_are_its_own(space):
             assert batch.weights.sum() == (batch.weights > 0).sum() >= 7
     for batch, expected in zip(kept[1:], weights[1:], strict=True):
         assert batch.weights.equal(expected)
-    held = rollout.memory()["minibatches"]
+    held = rollout.nbytes
     for _ in rollout.minibatches(4, fixed=True):
         pass
-    assert rollout.memory()["minibatches"] == held
+    assert rollout.nbytes == held
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -282,11 +283,11 @@ def test_memory_of_chosen_columns_is_used_again():
     for _ in range(2):
         for batch in rollout.minibatches(4, columns=("actions", "returns")):
             assert batch.actions.tolist() == batch.indices.tolist()
-    held = rollout.memory()["minibatches"]
+    held = rollout.nbytes
     for _ in range(20):
         for batch in rollout.minibatches(4, columns=["returns", "actions"]):
             assert batch.actions.tolist() == batch.indices.tolist()
-    assert rollout.memory()["minibatches"] == held
+    assert rollout.nbytes == held
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -423,5 +424,5 @@ def test_mistakes_are_named_at_the_call(args, options, message):
 def test_a_batch_that_does_not_fit_is_refused(set_free_bytes):
     rollout = filled()
     set_free_bytes(100)
-    with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 384 bytes .* 100 bytes"):
+    with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 432 bytes .* 100 bytes"):
         rollout.minibatches(1)

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import RolloutBuffer
 
-NUM_STEPS, NUM_ENVS = 8, 512
+NUM_STEPS, NUM_ENVS = 8, 1024
 SPACE = Dict({"a": Box(-1, 1, (16,)), "b": Box(0, 255, (64,), np.uint8)})
 ROW_BYTES = NUM_ENVS * 4  # of the smallest array of one step that is not bool
 MODES = ["NextStep", "SameStep"]

@@ -94,12 +94,12 @@ def test_state_is_refused_within_a_rollout():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "state has version 2, expected 1"),
+        ({"version": 2}, "version is 2, expected 1"),
         ({"running_returns": torch.zeros(3)}, r"\(3,\).* for running_returns, expected"),
         ({"obs": torch.zeros(2, 2).double()}, r"float64.* for obs, expected"),
         ({"obs": None}, "state holds None for obs"),
         (
-            {"settings": {"autoreset_mode": "SameStep", "gamma": 0.9, "gae_lambda": 0.95}},
+            {"autoreset_mode": "SameStep", "gamma": 0.9},
             "autoreset_mode is SameStep, expected NextStep; gamma is 0.9, expected 0.99; load",
         ),
     ],

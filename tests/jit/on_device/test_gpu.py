@@ -149,7 +149,7 @@ def test_graphs_streams_and_threads_do_what_a_call_does():
     envs.close()
 
 
-def test_a_deferred_rollout_in_a_graph_is_that_of_the_cpu():
+def test_a_rollout_in_a_graph_is_that_of_the_cpu():
     """From observations to minibatches; all that the host does is in the first calls."""
     cpu, device = pair("cage2", 64, max_episode_steps=20)
     spaces = cpu.single_observation_space, cpu.single_action_space
@@ -157,7 +157,7 @@ def test_a_deferred_rollout_in_a_graph_is_that_of_the_cpu():
     one = RolloutBuffer(32, 64, *spaces, autoreset_mode=mode, allocate=cpu.allocate, seed=0)
     other = RolloutBuffer(
         32, 64, *spaces, autoreset_mode=mode, allocate=device.allocate, seed=0,
-        device=device.device, deferred=True,
+        device=device.device,
     )  # fmt: skip
     one.start(cpu.reset(seed=3)[0])
     other.start(device.reset(seed=3)[0])

@@ -11,7 +11,8 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers import BufferMisuseError, RolloutBuffer
-from buffers.rollout.kernels import UNWRITTEN, pad_batches
+from buffers.rollout.rows import Split
+from buffers.rollout.storage import UNWRITTEN
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 
@@ -23,7 +24,7 @@ def host_device(monkeypatch):
     return use(monkeypatch, HostDevice())
 
 
-def pair(mode, *, deferred=False, most_steps=9):
+def pair(mode, *, most_steps=9):
     """Envs and a rollout of them, on the CPU and on the "device"."""
     options = {"params": PARAMS, "max_episode_steps": most_steps}
     options |= {"debug": True, "autoreset_mode": mode}
@@ -33,7 +34,6 @@ def pair(mode, *, deferred=False, most_steps=9):
         spaces = envs.single_observation_space, envs.single_action_space
         rollout = RolloutBuffer(
             T, N, *spaces, autoreset_mode=mode, seed=0, allocate=envs.allocate,
-            staged=kind is CudaVectorEnv, deferred=deferred and kind is CudaVectorEnv,
         )  # fmt: skip
         rollout.start(envs.reset(seed=3)[0])
         found.append((envs, rollout))
@@ -76,36 +76,10 @@ def collect(envs, rollout, seed):
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-@pytest.mark.parametrize("mode", fast_are(["NextStep", "SameStep"], MODES))
-def test_rollouts_on_a_device_are_those_of_the_cpu(mode):
-    found = []
-    for envs, rollout in pair(mode):
-        envs.single_action_space.seed(1)
-        all_seen = []
-        for seed in range(3):
-            all_seen += collect(envs, rollout, seed)
-            episodes = rollout.episodes()
-            rollout.compute_advantages(torch.ones(N))
-            for _ in range(2):
-                for batch in rollout.minibatches(3, fixed=True, normalize_advantages=False):
-                    all_seen += [batch.obs, batch.actions, batch.advantages, batch.indices]
-            for batch in rollout.sequences(2, length=4):
-                all_seen += [batch.obs, batch.returns, batch.is_first, batch.weights]
-            live = episodes.returns, episodes.lengths, rollout.valid, rollout.rewards
-            all_seen += [array(x).copy() for x in live]
-            rollout.advance()
-        all_seen += list(rollout.state_dict().values())
-        found.append([array(x) for x in all_seen if isinstance(x, np.ndarray | torch.Tensor)])
-    assert len(found[0]) == len(found[1]) > 100
-    for number, (expected, got) in enumerate(zip(*found, strict=True)):
-        # Advantages are computed by another order of the same operations.
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=f"{number}")
-
-
 @pytest.mark.parametrize("mode", fast_are(["SameStep", "Disabled"], MODES))
-def test_deferred_rollouts_are_those_of_the_cpu_but_for_the_order_of_rows(mode):
+def test_rollouts_on_a_device_are_those_of_the_cpu_but_for_the_order_of_rows(mode):
     found, lasting = [], []
-    for envs, rollout in pair(mode, deferred=True):
+    for envs, rollout in pair(mode):
         envs.single_action_space.seed(1)
         all_seen = []
         for seed in range(3):
@@ -124,7 +98,7 @@ def test_deferred_rollouts_are_those_of_the_cpu_but_for_the_order_of_rows(mode):
             all_seen += [array(x).copy() for x in (*episodes, *live)]
             rollout.advance()
         state = rollout.state_dict()
-        lasting.append({k: array(state[k]) for k in state if k not in ("order", "shuffle")})
+        lasting.append({k: array(state[k]) for k in state if k != "generator"})
         found.append([array(x) for x in all_seen])
     assert len(found[0]) == len(found[1]) > 60
     for number, (expected, got) in enumerate(zip(*found, strict=True)):
@@ -133,9 +107,9 @@ def test_deferred_rollouts_are_those_of_the_cpu_but_for_the_order_of_rows(mode):
         np.testing.assert_allclose(lasting[1][name], lasting[0][name], rtol=1e-6, err_msg=name)
 
 
-def test_a_deferred_rollout_that_begins_with_dead_steps_is_that_of_the_cpu():
+def test_a_rollout_on_a_device_that_begins_with_dead_steps_is_that_of_the_cpu():
     found = []
-    for envs, rollout in pair("NextStep", deferred=True, most_steps=T):
+    for envs, rollout in pair("NextStep", most_steps=T):
         envs.single_action_space.seed(1)
         for seed in range(2):
             collect(envs, rollout, seed)
@@ -146,8 +120,8 @@ def test_a_deferred_rollout_that_begins_with_dead_steps_is_that_of_the_cpu():
     np.testing.assert_array_equal(found[2:], found[:2])
 
 
-def test_a_deferred_rollout_waits_for_nothing_and_touches_no_memory_of_the_host(monkeypatch):
-    _, (envs, rollout) = pair("SameStep", deferred=True)
+def test_a_rollout_on_a_device_waits_for_nothing_and_touches_no_memory_of_the_host(monkeypatch):
+    _, (envs, rollout) = pair("SameStep")
     envs.single_action_space.seed(1)
     collect(envs, rollout, 0)
     rollout.compute_advantages(torch.ones(N))
@@ -173,27 +147,39 @@ def test_a_deferred_rollout_waits_for_nothing_and_touches_no_memory_of_the_host(
     rollout.check()
 
 
+def padded(rows, num_batches, size):
+    """Rows cut evenly into batches, of which some are repeated, evenly, with weight 0."""
+    order, weights, start = [], [], 0
+    for k in range(num_batches):
+        count = len(rows) // num_batches + (k < len(rows) % num_batches)
+        own, taken = rows[start : start + count], 0
+        start += count
+        for j in range(size):
+            is_own = taken * size < (j + 1) * count
+            taken += is_own
+            order.append(own[taken - 1])
+            weights.append(float(is_own))
+    return order, weights
+
+
 @pytest.mark.parametrize("num_valid", [T * N, 23, 4, 2, 1])
-def test_batches_of_a_deferred_rollout_are_laid_out_as_on_the_cpu(num_valid):
-    _, (_, rollout) = pair("NextStep", deferred=True)
-    rows = rollout._deferred
-    assert rows is not None
+def test_batches_of_a_rollout_on_a_device_are_laid_out_as_on_the_cpu(num_valid):
+    _, (_, rollout) = pair("NextStep")
+    rows = rollout._rows
     rollout.valid.view(-1)[torch.randperm(T * N)[num_valid:]] = False
     rows.num_valid.fill_(num_valid)
     valid = rollout.valid.view(-1).nonzero().flatten()
     for num_batches, size in ((1, T * N), (3, 14), (7, 6)):
-        order, weights = rows.padded(num_batches, size)
+        order, weights = rows.order(Split(size, num_batches, False), is_fixed=True)[1]
         own = order[weights > 0]
         if num_valid < num_batches:
             assert (weights.view(num_batches, size).sum(1) == 1).all()
             assert torch.isin(order, valid).all()
             continue
         assert own.sort().values.equal(valid)
-        expected = np.zeros(num_batches * size, np.int64), np.zeros(num_batches * size, np.float32)
-        pad_batches(own.numpy(), num_batches, size, *expected)
-        np.testing.assert_array_equal(order, expected[0])
-        np.testing.assert_array_equal(weights, expected[1])
-    first, second = (rows.padded(1, T * N)[0] for _ in "ab")
+        expected = padded(own.tolist(), num_batches, size)
+        assert (order.tolist(), weights.tolist()) == expected
+    first, second = (rows.order(Split(T * N, 1, False), is_fixed=True)[1][0] for _ in "ab")
     assert num_valid < 5 or not first.equal(second)
 
 
@@ -208,11 +194,11 @@ def test_batches_of_a_deferred_rollout_are_laid_out_as_on_the_cpu(num_valid):
         ],
     ),
 )
-def test_sequences_of_a_deferred_rollout_are_those_of_the_cpu_but_for_their_order(
+def test_sequences_of_a_rollout_on_a_device_are_those_of_the_cpu_but_for_their_order(
     mode, number, length, monkeypatch
 ):
     found = []
-    for envs, rollout in pair(mode, deferred=True):
+    for envs, rollout in pair(mode):
         envs.single_action_space.seed(1)
         for seed in range(2):
             collect(envs, rollout, seed)
@@ -244,8 +230,8 @@ def test_sequences_of_a_deferred_rollout_are_those_of_the_cpu_but_for_their_orde
                 np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_deferred_rollout_lacks_is_told_by_check():
-    _, (envs, rollout) = pair("SameStep", deferred=True)
+def test_what_a_rollout_on_a_device_lacks_is_told_by_check():
+    _, (envs, rollout) = pair("SameStep")
     envs.single_action_space.seed(1)
 
     def leave_out(name, t, env):
@@ -270,12 +256,8 @@ def test_what_a_deferred_rollout_lacks_is_told_by_check():
     with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results"):
         rollout.check()
     rollout.compute_advantages(torch.ones(N), policy_outputs=False)
-    with pytest.raises(BufferMisuseError, match="deferred buffer does not know"):
+    with pytest.raises(BufferMisuseError, match="the host does not know how many rows are valid"):
         rollout.minibatches(3)
-    (cpu, _), _ = pair("SameStep")
-    spaces = cpu.single_observation_space, cpu.single_action_space
-    with pytest.raises(BufferMisuseError, match="deferred=True is for envs on the buffer's device"):
-        RolloutBuffer(T, N, *spaces, autoreset_mode="SameStep", deferred=True)
 
 
 def test_steps_touch_no_memory_of_the_host():
@@ -288,23 +270,13 @@ def test_steps_touch_no_memory_of_the_host():
     assert rollout.env_actions(0).data_ptr() == rollout.actions[0].data_ptr()
 
 
-def test_what_is_missing_is_told_as_on_the_cpu():
-    found = pair("NextStep")
-    for envs, rollout in found:
-        envs.single_action_space.seed(1)
-        with pytest.raises(BufferMisuseError, match="steps 0, 1, 2, 3, 4 and 3 more have no res"):
-            rollout.compute_advantages(torch.ones(N))
-        collect(envs, rollout, 0)
-        rollout.rewards[2, 3] = np.nan
-        with pytest.raises(BufferMisuseError, match="the reward of env 3 in step 2 is nan"):
-            rollout.compute_advantages(torch.ones(N))
+def test_copies_are_refused():
     with pytest.raises(BufferMisuseError, match="load its state_dict"):
-        copy.deepcopy(found[1][1])
+        copy.deepcopy(pair("NextStep")[1][1])
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_a_state_goes_on_in_another_buffer(deferred):
-    (_, (envs, rollout)), (_, (others, other)) = (pair("NextStep", deferred=deferred) for _ in "ab")
+def test_a_state_goes_on_in_another_buffer():
+    (_, (envs, rollout)), (_, (others, other)) = (pair("NextStep") for _ in "ab")
     envs.single_action_space.seed(1)
     collect(envs, rollout, 0)
     rollout.compute_advantages(torch.ones(N))
@@ -323,9 +295,8 @@ def test_a_state_goes_on_in_another_buffer(deferred):
         assert a.equal(b)
     other.advance()
     state = other.state_dict()
-    if deferred:
-        with pytest.raises(BufferMisuseError, match="generator of another device"):
-            other.load_state_dict({**state, "order": torch.zeros_like(state["order"])})
+    with pytest.raises(BufferMisuseError, match="generator of another device"):
+        other.load_state_dict({**state, "generator": torch.zeros_like(state["generator"])})
 
 
 def test_memory_of_another_kind_is_refused():
@@ -339,9 +310,7 @@ def test_memory_of_another_kind_is_refused():
 
     spaces = envs.single_observation_space, envs.single_action_space
     with pytest.raises(BufferMisuseError, match="allocate returned ndarray for obs, expected a"):
-        RolloutBuffer(
-            T, N, *spaces, autoreset_mode="NextStep", allocate=Owner().allocate, staged=True
-        )
+        RolloutBuffer(T, N, *spaces, autoreset_mode="NextStep", allocate=Owner().allocate)
 
 
 def test_the_current_device_is_that_of_envs_on_it(monkeypatch):
@@ -350,7 +319,7 @@ def test_the_current_device_is_that_of_envs_on_it(monkeypatch):
     envs = CudaVectorEnv(TOY, N, params=PARAMS, debug=True)
     spaces = envs.single_observation_space, envs.single_action_space
     rollout = RolloutBuffer(
-        T, N, *spaces, autoreset_mode="NextStep", device="cuda", allocate=envs.allocate, staged=True
+        T, N, *spaces, autoreset_mode="NextStep", device="cuda", allocate=envs.allocate
     )
     assert rollout.device == envs.device
     rollout.start(envs.reset(seed=0)[0])
