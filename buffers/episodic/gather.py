@@ -1,0 +1,167 @@
+"""From row numbers to columns: compiled code on hosts, elsewhere torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.columns import torch_dtype
+from buffers.core.compiling import njit
+from buffers.core.kernels import address_of, copy_item_at, prefetch
+from buffers.core.memory import allocation
+from buffers.episodic.table import EpisodeTable
+
+__all__ = ["NO_MATTER_BYTES", "Columns", "Gather", "Taken"]
+
+Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists of rows each is of
+
+_OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
+_ALIGNMENT = 64
+_MAX_PLANS = 64
+_BLOCK = 512  # rows that are asked for before one is copied
+NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_CPU = torch.device("cpu")
+
+
+class Plan(NamedTuple):
+    """How some columns of K rows lie in a block of host memory."""
+
+    arrays: list[tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, first byte
+    copies: np.ndarray  # int64 (F, 4): byte in the row, bytes, first byte, list of rows
+    nbytes: int
+
+
+class Taken(NamedTuple):
+    """Columns that were gathered, and where they can be gathered again."""
+
+    owner: object
+    wanted: Columns
+    size: int
+    tensors: list[torch.Tensor]
+    block: np.ndarray | None  # of the host, uint8 (K,)
+    copies: np.ndarray
+
+
+class Gather:
+    """Copies columns of rows.
+
+    Args:
+        table: Has the rows.
+    """
+
+    def __init__(self, table: EpisodeTable):
+        self._table, self._layout = table, table.layout.row
+        self._is_flat = self._layout.obs == ["obs"]
+        self._words = None if table.is_staged else table.rows.numpy()
+        self._plans: dict[Any, Plan] = {}
+
+    def new(self, wanted: Columns, lead: tuple[int, ...]) -> Taken:
+        """Memory for columns (*lead, *shape)."""
+        size = int(np.prod(lead)) if len(lead) > 1 else lead[0]
+        plan = self._plans.get((wanted, lead)) or self._plan(wanted, lead)
+        with allocation("a batch", plan.nbytes, self._table.device, "draw fewer at once",
+                        is_checked=plan.nbytes <= NO_MATTER_BYTES):  # fmt: skip
+            if self._words is None:
+                device = self._table.device
+                tensors = [
+                    torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+                    for shape, dtype, _ in plan.arrays
+                ]
+                return Taken(self, wanted, size, tensors, None, plan.copies)
+            block = np.empty(plan.nbytes, np.uint8)
+        tensors = [
+            torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+            for shape, dtype, begin in plan.arrays
+        ]
+        return Taken(self, wanted, size, tensors, block, plan.copies)
+
+    def fill(self, taken: Taken, lists: Any) -> None:
+        """Copy rows into columns.
+
+        Args:
+            taken: From `new`.
+            lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
+                -1 gives zeros.
+        """
+        if taken.block is not None:
+            rows = lists if isinstance(lists, np.ndarray) else lists.numpy()
+            gather(self._words, rows, taken.copies, taken.block)
+            return
+        paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]
+        for (path, j), tensor in zip(paths, taken.tensors, strict=True):
+            column, rows = self._table.columns[path], lists[j]
+            flat = tensor.view(len(rows), *column.shape[1:])
+            torch.index_select(column, 0, rows.clamp(min=0), out=flat)
+            flat.masked_fill_((rows < 0).view(-1, *[1] * (column.ndim - 1)), 0)
+
+    def columns(self, taken: Taken) -> dict[str, Any]:
+        """What was taken, by name; observations nested, extra columns in a dict."""
+        found, tensors = {}, iter(taken.tensors)
+        for name, _ in taken.wanted:
+            if name not in _OBS or self._is_flat:
+                found[name] = next(tensors)
+            else:
+                found[name] = self._layout.build_obs([next(tensors) for _ in self._layout.obs])
+        extras = {name: found.pop(name) for name in self._layout.extras if name in found}
+        return {**found, "extras": extras}
+
+    def take(self, wanted: Columns, lists: torch.Tensor, lead: tuple[int, ...]) -> dict[str, Any]:
+        """Columns (*lead, *shape) of rows int64 (J, K), K being the product of lead."""
+        taken = self.new(wanted, lead)
+        self.fill(taken, lists)
+        return self.columns(taken)
+
+    def _paths(self, name: str) -> Sequence[str]:
+        return self._layout.obs if name in _OBS else (name,)
+
+    def _plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
+        arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
+        for name, j in wanted:
+            for path in self._paths(name):
+                _, shape, dtype, offset = field = self._layout.fields[path]
+                end += -end % _ALIGNMENT
+                arrays.append(((*lead, *shape), dtype, end))
+                copies.append((offset, field.nbytes, end, j))
+                end += size * field.nbytes
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
+        self._plans[wanted, lead] = plan
+        return plan
+
+
+@njit(nogil=True, cache=True)
+def gather(rows, lists, copies, block):
+    """Copy fields of rows.
+
+    Memory is asked for some loops before it is read, so that the waits for it overlap.
+
+    Args:
+        rows: int64 (R, W).
+        lists: int64 (J, K), row numbers; -1 gives zeros.
+        copies: int64 (F, 4), as in `Plan`.
+        block: uint8, written.
+    """
+    row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
+    count = lists.shape[1]
+    for first in range(0, count, _BLOCK):
+        stop = min(first + _BLOCK, count)
+        for f in range(copies.shape[0]):
+            offset, size, chosen = copies[f, 0], copies[f, 1], lists[copies[f, 3]]
+            for k in range(first, stop):
+                start = max(chosen[k], 0) * row_bytes + offset
+                for line in range(0, size, 64):
+                    prefetch(rows, start + line)
+                prefetch(rows, start + size - 1)
+        for f in range(copies.shape[0]):
+            offset, size, begin = copies[f, 0], copies[f, 1], copies[f, 2]
+            chosen = lists[copies[f, 3]]
+            for k in range(first, stop):
+                target = begin + k * size
+                if chosen[k] >= 0:
+                    copy_item_at(to + target, source + chosen[k] * row_bytes + offset, size)
+                else:
+                    block[target : target + size] = 0
