@@ -32,6 +32,7 @@ from buffers.core.sequences import (
     memory_of,
     read_sequences,
     read_states,
+    zero_padding,
 )
 from buffers.core.state import (
     Block,
@@ -221,7 +222,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
-        block = np.zeros((count + 1, self._row.num_words), np.int64)
+        block = self._table.new_block(count + 1)
         fields = row_views(block, self._row.fields)
         for path, array in arrays.items():
             fields[path][:count] = array
@@ -381,8 +382,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._gather.fill(taken, rows)
         if out is not None:
             return out
-        found = self._gather.columns(taken)
-        return PairBatch._made_of({**found, "offsets": offsets, "memory": (taken, offsets)})
+        found = {**self._gather.columns(taken), "offsets": offsets, "memory": (taken, offsets)}
+        return PairBatch(**found) if columns is None else PairBatch._made_of(found)
 
     def _check_pairs(self) -> None:
         """Raise BufferMisuseError if no step has a later one in its bound."""
@@ -401,8 +402,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
                 "returned"
             )
-        if memory[0].size != batch_size:
-            raise BufferMisuseError(f"out has {memory[0].size} rows, expected {batch_size}")
+        if len(out) != batch_size:
+            raise BufferMisuseError(f"out has {len(out)} rows, expected {batch_size}")
         if wanted is not None and {*wanted} != {*memory[0].wanted}:
             raise BufferMisuseError(
                 f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
@@ -462,10 +463,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
-        rows, following = (
-            torch.where(mask, self._draws.rows(starts, places[None] + later), -1)
-            for later in (0, 1)
-        )
+        rows, following = (self._draws.rows(starts, places[None] + later) for later in (0, 1))
         steps = (starts.step[:, None] + places).to(torch.int32) * mask
         wanted = self._wanted(chosen, obs=0, next_obs=1, **_OF_STEPS, boundaries=0)
         lists = torch.stack([rows, following]).view(2, -1)
@@ -473,10 +471,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
             tuple(pair for pair in wanted if pair[0] not in names), lists, tuple(rows.shape)
         )
         states = self._gather.take(tuple((n, 0) for n in names), rows[None, :, 0], (batch_size,))
+        if options.pad:  # else none has run out
+            zero_padding(found, mask)
+            rows = torch.where(mask, rows, -1)
         return SequenceBatch._made_of({
             **found, "steps": steps, "mask": mask, **options.masks(mask, steps), "indices": rows,
             "weights": None, "initial_states": states["extras"], "memory": SequenceMemory(
-                self, self._table.first_row, self._table.num_restored
+                self, self._table.live.first_row, self._table.num_restored
             ),
         })  # fmt: skip
 
@@ -489,7 +490,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
         rows, oldest = batch.indices.reshape(-1), memory.first_row
         numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
-        return ((numbers >= self._table.first_row) & (rows >= 0)).nonzero()[:, 0]
+        return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
 
     def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
         """Draw the first steps of sequences."""

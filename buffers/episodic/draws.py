@@ -15,7 +15,7 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import random_word, unit_float
+from buffers.core.kernels import prefetch, random_word, unit_float
 from buffers.episodic.table import HOLE, PAIRS, EpisodeTable
 
 __all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
@@ -23,6 +23,7 @@ __all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
 STRATEGIES = ("bound", "episode", "final", "future")
 _OVER = {"steps": False, "episodes": True}
 _LOW = 0xFFFFFFFF
+_ASKED_BYTES = 512  # of a row that is about to be copied
 _ONE = np.uint64(1)
 
 
@@ -41,7 +42,7 @@ def is_by_episode(over: str) -> bool:
 class Steps(NamedTuple):
     """B steps that were drawn: int64 (B,) each."""
 
-    first: torch.Tensor  # the first row of the episode, counted for ever
+    first: torch.Tensor  # the first row of the episode
     length: torch.Tensor  # of the episode
     step: torch.Tensor
 
@@ -206,31 +207,42 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
     """
     begin, end, log_discount, by_episode = law
     key, counter = generator[0], generator[1]
-    num_rows, before = rows.shape[0], table[PAIRS]
+    num_rows, row_bytes, before = rows.shape[0], 8 * rows.shape[1], table[PAIRS]
+    asked_bytes = min(row_bytes, _ASKED_BYTES)
     picked = table[PAIRS + 1] if by_episode else before
-    low, count = picked[begin], picked[end] - picked[begin]
-    for b in range(offsets.shape[0]):
-        number = low + int(unit_float(random_word(key, counter)) * count)
+    low, count, size = picked[begin], picked[end] - picked[begin], end - begin
+    slots, numbers, batch_size = chosen[0], chosen[1], offsets.shape[0]
+    for b in range(batch_size):
+        numbers[b] = low + int(unit_float(random_word(key, counter)) * count)
+        slots[b] = begin
         counter = np.add(counter, _ONE)
-        slot, size = begin, end - begin
-        while size > 1:  # the last slot with a number up to that, without a branch
-            half = size >> 1
-            slot += half if picked[slot + half] <= number else 0
-            size -= half
-        step = number - low
+    while size > 1:  # the last slots whose numbers are not larger, for all at once: no branches
+        half = size >> 1
+        for b in range(batch_size):
+            slots[b] += half * (picked[np.uint64(slots[b] + half)] <= numbers[b])
+        size -= half
+    for b in range(batch_size):
+        slot = slots[b]
+        step = numbers[b] - before[slot]
         if by_episode:
             number_of_steps = before[slot + 1] - before[slot]
             step = int(unit_float(random_word(key, counter)) * number_of_steps)
             counter = np.add(counter, _ONE)
-        else:
-            step = number - before[slot]
         step += step >= table[HOLE, slot]
-        chosen[0, b] = (table[0, slot] + step) % num_rows
-    for b in range(offsets.shape[0]):
-        row, uniform = chosen[0, b], unit_float(random_word(key, counter))
+        row = table[0, slot] + step
+        row -= num_rows if row >= num_rows else 0
+        chosen[0, b] = row
+        for line in range(0, asked_bytes, 64):  # so that the waits for memory overlap
+            prefetch(rows, row * row_bytes + line)
+    for b in range(batch_size):
+        offsets[b] = rows[chosen[0, b], 0] & _LOW
+    for b in range(batch_size):
+        uniform, row = unit_float(random_word(key, counter)), chosen[0, b]
         counter = np.add(counter, _ONE)
-        offset = offset_below(uniform, rows[row, 0] & _LOW, log_discount)
-        row += offset
-        chosen[1, b] = row - num_rows if row >= num_rows else row
-        offsets[b] = offset
+        offsets[b] = offset_below(uniform, offsets[b], log_discount)
+        row += offsets[b]
+        row -= num_rows if row >= num_rows else 0
+        chosen[1, b] = row
+        for line in range(0, asked_bytes, 64):
+            prefetch(rows, row * row_bytes + line)
     generator[1] = counter

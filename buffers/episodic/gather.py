@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
-from buffers.core.kernels import address_of, copy_item_at, prefetch
+from buffers.core.kernels import address_of, copy_item_at
 from buffers.core.memory import allocation
 from buffers.episodic.table import EpisodeTable
 
@@ -21,9 +22,8 @@ Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists
 _OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
 _ALIGNMENT = 64
 _MAX_PLANS = 64
-_BLOCK = 512  # rows that are asked for before one is copied
 NO_MATTER_BYTES = 1 << 26  # that may be there without looking
-_CPU = torch.device("cpu")
+_ADVICE, _UNSEEN = "draw fewer at once", contextlib.nullcontext()
 
 
 class Plan(NamedTuple):
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
     owner: object
     wanted: Columns
-    size: int
+    lead: tuple[int, ...]
     tensors: list[torch.Tensor]
     block: np.ndarray | None  # of the host, uint8 (K,)
     copies: np.ndarray
@@ -60,23 +60,23 @@ class Gather:
 
     def new(self, wanted: Columns, lead: tuple[int, ...]) -> Taken:
         """Memory for columns (*lead, *shape)."""
-        size = int(np.prod(lead)) if len(lead) > 1 else lead[0]
-        plan = self._plans.get((wanted, lead)) or self._plan(wanted, lead)
-        with allocation("a batch", plan.nbytes, self._table.device, "draw fewer at once",
-                        is_checked=plan.nbytes <= NO_MATTER_BYTES):  # fmt: skip
+        plan, device = self._plan(wanted, lead), self._table.device
+        block, needed = None, plan.nbytes
+        with (
+            allocation("a batch", needed, device, _ADVICE) if needed > NO_MATTER_BYTES else _UNSEEN
+        ):
             if self._words is None:
-                device = self._table.device
                 tensors = [
                     torch.empty(shape, dtype=torch_dtype(dtype), device=device)
                     for shape, dtype, _ in plan.arrays
                 ]
-                return Taken(self, wanted, size, tensors, None, plan.copies)
-            block = np.empty(plan.nbytes, np.uint8)
-        tensors = [
-            torch.from_numpy(np.ndarray(shape, dtype, block, begin))
-            for shape, dtype, begin in plan.arrays
-        ]
-        return Taken(self, wanted, size, tensors, block, plan.copies)
+            else:
+                block = np.empty(needed, np.uint8)
+                tensors = [
+                    torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+                    for shape, dtype, begin in plan.arrays
+                ]
+        return Taken(self, wanted, lead, tensors, block, plan.copies)
 
     def fill(self, taken: Taken, lists: Any) -> None:
         """Copy rows into columns.
@@ -84,7 +84,6 @@ class Gather:
         Args:
             taken: From `new`.
             lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
-                -1 gives zeros.
         """
         if taken.block is not None:
             rows = lists if isinstance(lists, np.ndarray) else lists.numpy()
@@ -93,9 +92,7 @@ class Gather:
         paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]
         for (path, j), tensor in zip(paths, taken.tensors, strict=True):
             column, rows = self._table.columns[path], lists[j]
-            flat = tensor.view(len(rows), *column.shape[1:])
-            torch.index_select(column, 0, rows.clamp(min=0), out=flat)
-            flat.masked_fill_((rows < 0).view(-1, *[1] * (column.ndim - 1)), 0)
+            torch.index_select(column, 0, rows, out=tensor.view(len(rows), *column.shape[1:]))
 
     def columns(self, taken: Taken) -> dict[str, Any]:
         """What was taken, by name; observations nested, extra columns in a dict."""
@@ -118,6 +115,8 @@ class Gather:
         return self._layout.obs if name in _OBS else (name,)
 
     def _plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
+        if (plan := self._plans.get((wanted, lead))) is not None:
+            return plan
         arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
         for name, j in wanted:
             for path in self._paths(name):
@@ -137,31 +136,15 @@ class Gather:
 def gather(rows, lists, copies, block):
     """Copy fields of rows.
 
-    Memory is asked for some loops before it is read, so that the waits for it overlap.
-
     Args:
         rows: int64 (R, W).
-        lists: int64 (J, K), row numbers; -1 gives zeros.
+        lists: int64 (J, K), row numbers.
         copies: int64 (F, 4), as in `Plan`.
         block: uint8, written.
     """
     row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
-    count = lists.shape[1]
-    for first in range(0, count, _BLOCK):
-        stop = min(first + _BLOCK, count)
-        for f in range(copies.shape[0]):
-            offset, size, chosen = copies[f, 0], copies[f, 1], lists[copies[f, 3]]
-            for k in range(first, stop):
-                start = max(chosen[k], 0) * row_bytes + offset
-                for line in range(0, size, 64):
-                    prefetch(rows, start + line)
-                prefetch(rows, start + size - 1)
-        for f in range(copies.shape[0]):
-            offset, size, begin = copies[f, 0], copies[f, 1], copies[f, 2]
-            chosen = lists[copies[f, 3]]
-            for k in range(first, stop):
-                target = begin + k * size
-                if chosen[k] >= 0:
-                    copy_item_at(to + target, source + chosen[k] * row_bytes + offset, size)
-                else:
-                    block[target : target + size] = 0
+    for f in range(copies.shape[0]):
+        offset, size, target = source + copies[f, 0], copies[f, 1], to + copies[f, 2]
+        chosen = lists[copies[f, 3]]
+        for k in range(chosen.shape[0]):
+            copy_item_at(target + k * size, offset + chosen[k] * row_bytes, size)

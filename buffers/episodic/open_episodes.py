@@ -125,7 +125,7 @@ class OpenEpisodes:
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
         follow(self._previous, self._last[env_ids], lengths, rows)
-        block = np.zeros((len(rows) + len(env_ids), self._pool.shape[1]), np.int64)
+        block = self._table.new_block(len(rows) + len(env_ids))
         lasts = np.cumsum(lengths + 1) - 1
         is_step = np.ones(len(block), np.bool_)
         is_step[lasts] = False

@@ -118,7 +118,8 @@ class Live(NamedTuple):
     begin: int = 0  # slots of the table
     end: int = 0
     num_steps: int = 0
-    next_row: int = 0  # counted for ever
+    first_row: int = 0  # rows that hold episodes, counted for ever: from .. to
+    next_row: int = 0
     first_episode: int = 0  # counted from the first ever added
 
 
@@ -174,12 +175,6 @@ class EpisodeTable:
         """int64 (E,), the lengths of the episodes from the oldest to the newest; a view."""
         return self.table[LENGTH, self.live.begin : self.live.end]
 
-    @property
-    def first_row(self) -> int:
-        """The oldest row held, counted for ever."""
-        begin, end, *_ = live = self.live
-        return int(self.table[FIRST, begin]) if begin < end else live.next_row
-
     def places(self, first: int, count: int) -> Iterator[slice]:
         """The slices of the ring that `count` rows from number `first` on take: one or two."""
         begin, num_rows = first % self.layout.num_rows, self.layout.num_rows
@@ -189,8 +184,8 @@ class EpisodeTable:
 
     def live_rows(self) -> list[torch.Tensor]:
         """Views of the rows in use, from the oldest to the newest; one or two."""
-        first = self.first_row
-        return [self.rows[part] for part in self.places(first, self.live.next_row - first)]
+        first, end = self.live.first_row, self.live.next_row
+        return [self.rows[part] for part in self.places(first, end - first)]
 
     def total(self, law: int) -> int:
         """How many draws are possible by a law."""
@@ -205,6 +200,13 @@ class EpisodeTable:
             self._extend(WINDOWS, self.live.begin, self.live.end)
             self._push(slice(None), slice(WINDOWS, WINDOWS + 2))
         return self.total(WINDOWS)
+
+    def new_block(self, num_rows: int) -> np.ndarray:
+        """Zeros int64 (num_rows, words), to put episodes together for `insert`."""
+        num_words, what = self.layout.row.num_words, f"{num_rows} rows of episodes"
+        needed, advice = 8 * num_rows * num_words, "use shorter ones"
+        with allocation(what, needed, torch.device("cpu"), advice):
+            return np.zeros((num_rows, num_words), np.int64)
 
     def insert(self, block: np.ndarray, lengths: np.ndarray) -> None:
         """Copy episodes into the ring; the oldest make room.
@@ -241,7 +243,8 @@ class EpisodeTable:
         """Write episodes, whose rows are in the ring from `live.next_row` on, into the table."""
         ends = live.next_row + np.cumsum(lengths + 1)
         slots = slice(live.end, live.end + len(lengths))
-        self.table[:PAIRS, slots] = ends - lengths - 1, lengths, holes
+        firsts = (ends - lengths - 1) % self.layout.num_rows
+        self.table[:PAIRS, slots] = firsts, lengths, holes
         for law in (PAIRS, WINDOWS):
             self._extend(law, slots.start, slots.stop)
         self._push(slice(slots.start, slots.stop + 1))
@@ -252,13 +255,14 @@ class EpisodeTable:
 
     def _evict(self, num_steps: int, num_episodes: int) -> None:
         """Drop the oldest episodes until so many steps and episodes more fit."""
-        begin, end, steps, next_row, first_episode = self.live
+        begin, end, steps, row, next_row, first_episode = self.live
         while begin < end and (
             steps + num_steps > self.layout.capacity or end - begin + num_episodes > self._most
         ):
-            steps -= int(self.table[LENGTH, begin])
+            length = int(self.table[LENGTH, begin])
+            steps, row = steps - length, row + length + 1
             begin, first_episode = begin + 1, first_episode + 1
-        self._set(Live(begin, end, steps, next_row, first_episode))
+        self._set(Live(begin, end, steps, row, next_row, first_episode))
         if end + num_episodes >= self.layout.num_slots:
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
@@ -293,7 +297,7 @@ class EpisodeTable:
 
     def _set(self, live: Live) -> None:
         self.live = live
-        self.live_there.copy_(torch.tensor(live[:2]))
+        self.live_there.copy_(torch.tensor(live[:2], device="cpu"))
 
     def restore(
         self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
