@@ -123,8 +123,9 @@ class EpisodeDataset:
         self._checks_bounds = check_bounds
         self._obs = space_leaves(observation_space, "obs")
         self._others = [action_leaf(action_space), *extra_leaves(self.extra_columns, _TAKEN)]
+        flat = leaves_of(observation_space, observation_space)
         self._spaces = {
-            **dict(zip([leaf.path for leaf in self._obs], _flat(observation_space), strict=True)),
+            **{leaf.path: leaf_space for leaf, leaf_space in zip(self._obs, flat, strict=True)},
             "actions": action_space,
             **self.extra_columns,
         }
@@ -332,14 +333,16 @@ class EpisodeDataset:
         obs = self._observations(where, columns, count)
         found: dict[str, Any] = {"obs": build_tree(self.observation_space, obs), "rewards": rewards}
         for leaf in self._others:
-            found[leaf.path] = self._column(where, leaf, columns[leaf.path], count)
+            shape = (count, *leaf.shape)
+            array = read_array(leaf.path, columns[leaf.path], shape, leaf.dtype)
+            found[leaf.path] = self._stored(where, leaf, array, leaf.path)
         for name in _FLAGS:
-            flags = columns.get(name)
-            flags = np.zeros(count, np.bool_) if flags is None else _as_flags(flags)
+            flags = np.asarray(columns.get(name, np.zeros(count, np.bool_)))
+            if flags.dtype.kind == "f" and np.isin(flags, (0.0, 1.0)).all():  # as some formats have
+                flags = flags.astype(np.bool_)
             found[name] = read_array(name, flags, (count,), np.dtype(np.bool_)).astype(np.bool_)
-        for name in ("terminations", "truncations"):
             early = np.flatnonzero(found[name][:-1])
-            if len(early):
+            if len(early) and name != "boundaries":
                 raise DatasetError(
                     f"{where}, step {early[0]}: {name} is True, but the episode has {count} steps; "
                     "a flag ends it in its last step only"
@@ -348,53 +351,49 @@ class EpisodeDataset:
 
     def _observations(self, where: str, columns: dict[str, Any], count: int) -> list[np.ndarray]:
         """Arrays (T + 1, ...) of the leaves of obs."""
-        space, following = self.observation_space, columns.get("next_obs")
-        rows = count if following is not None else count + 1
-        leaves = read_nest("obs", columns["obs"], space, self._obs, rows)
-        leaves = [self._stored(where, *pair) for pair in zip(self._obs, leaves, strict=True)]
-        if following is None:
-            return leaves
-        nexts = read_nest("next_obs", following, space, self._obs, count)
-        found = []
-        for leaf, array, later in zip(self._obs, leaves, nexts, strict=True):
-            named = leaf._replace(path=f"next_{leaf.path}")
-            later = self._stored(where, named, later, leaf.path)
+        parts, found = {"obs": count + 1}, []
+        if columns.get("next_obs") is not None:
+            parts = {"obs": count, "next_obs": count}
+        read = [
+            [
+                self._stored(where, leaf, array, name + leaf.path.removeprefix("obs"))
+                for leaf, array in zip(
+                    self._obs,
+                    read_nest(name, columns[name], self.observation_space, self._obs, rows),
+                    strict=True,
+                )
+            ]
+            for name, rows in parts.items()
+        ]
+        if len(read) == 1:
+            return read[0]
+        for leaf, array, later in zip(self._obs, *read, strict=True):
             same = (array[1:] == later[:-1]).all(axis=tuple(range(1, array.ndim)))
             if not same.all():
                 step = int(np.argmin(same))
                 raise DatasetError(
-                    f"{where}, step {step}: {named.path} is not {leaf.path} of step {step + 1}, so "
-                    "steps between the two are missing; end the episode there, by truncations, if "
-                    "it is meant"
+                    f"{where}, step {step}: next_{leaf.path} is not {leaf.path} of step "
+                    f"{step + 1}, so steps between the two are missing; end the episode there, by "
+                    "truncations, if it is meant"
                 )
             found.append(np.concatenate([array, later[-1:]]))
         return found
 
-    def _column(self, where: str, leaf: Leaf, given: Any, count: int) -> np.ndarray:
-        array = read_array(leaf.path, given, (count, *leaf.shape), leaf.dtype)
-        return self._stored(where, leaf, array)
-
-    def _stored(
-        self, where: str, leaf: Leaf, array: np.ndarray, path: str | None = None
-    ) -> np.ndarray:
+    def _stored(self, where: str, leaf: Leaf, array: np.ndarray, name: str) -> np.ndarray:
         """Values in the dtype of the space; raise DatasetError for those not in it."""
         with np.errstate(over="ignore"):
             stored = array.astype(leaf.dtype, copy=False)
-        wrong = np.zeros(stored.shape, np.bool_)
-        expected = "finite numbers"
+        wrong, expected = np.zeros(stored.shape, np.bool_), "finite numbers"
         if stored.dtype.kind == "f":
             wrong = ~np.isfinite(stored)
         if self._checks_bounds and not wrong.any():
-            space = self._spaces[path or leaf.path]
+            space = self._spaces[leaf.path]
             wrong, expected = _outside(space, stored), f"values of {_shown(space)}"
+            expected += ", or check_bounds=False"
         if wrong.any():
             step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
-            shown = f"{leaf.path}{place if place else ''}"
-            hint = ", or check_bounds=False" if "values" in expected else ""
-            value = array[(step, *place)]
-            raise DatasetError(
-                f"{where}, step {step}: {shown} is {value}, expected {expected}{hint}"
-            )
+            shown, value = f"{name}{place if place else ''}", array[(step, *place)]
+            raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
         return stored
 
 
@@ -406,27 +405,6 @@ def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
     stacks = frames.split(moved)
     stacks[-1, :-1] = stacks[-2, 1:]
     return moved
-
-
-def _as_flags(flags: Any) -> Any:
-    """Flags that some formats have as floats 0.0 and 1.0."""
-    array = np.asarray(flags)
-    if array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all():
-        return array.astype(np.bool_)
-    return array
-
-
-def _flat(space: Space) -> Iterator[Space]:
-    """The spaces of the leaves, in their order."""
-    children: Any = ()
-    if isinstance(space, spaces.Dict):
-        children = space.spaces.values()
-    elif isinstance(space, spaces.Tuple):
-        children = space.spaces
-    else:
-        yield space
-    for child in children:
-        yield from _flat(child)
 
 
 def _shown(space: Space) -> str:
@@ -451,7 +429,7 @@ def row_layout(buffer: Any) -> RowLayout:
 
 
 def leaves_of(space: Space, tree: Any) -> list[Any]:
-    """What lies at the leaves of a nest, in the order of the space."""
+    """What lies at the leaves of a nest, in the order of the space; of the space itself, too."""
     if isinstance(space, spaces.Dict):
         return [x for key, child in space.spaces.items() for x in leaves_of(child, tree[key])]
     if isinstance(space, spaces.Tuple):
