@@ -19,30 +19,17 @@ from buffers.replay.frames import plan_frames
 from buffers.replay.once import first_break
 
 __all__ = [
-    "DatasetError",
-    "EpisodeDataset",
-    "RawEpisode",
-    "leaves_of",
-    "load_library",
-    "reading",
+    "DatasetError", "EpisodeDataset", "RawEpisode", "leaves_of", "load_library", "reading",
     "row_layout",
-]
+]  # fmt: skip
 
 _FLAGS = ("terminations", "truncations", "boundaries")
 _TAKEN = frozenset(("obs", "next_obs", "actions", "rewards", *_FLAGS))
 
 _DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-    EOFError,
-    ArithmeticError,  # sizes that no machine has, of files with wrong bytes
-    MemoryError,
-)
+    OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RuntimeError,
+    EOFError, MemoryError, ArithmeticError,  # sizes that no machine has
+)  # fmt: skip
 
 BufferT = TypeVar("BufferT")
 
@@ -207,17 +194,19 @@ class EpisodeDataset:
         """
         frames = plan_frames(self.observation_space, options.get("frame_stack"))
         lengths = self._count(frames)
-        own: dict[str, Any] = {"capacity": _rows_needed(lengths, options.get("num_envs"), kind)}
+        num_envs = options.get("num_envs")
+        is_number = (
+            isinstance(num_envs, int | np.integer) and num_envs > 0
+        )  # else it is refused
+        num_rings = num_envs if hasattr(kind, "counts") and is_number else 1
+        own: dict[str, Any] = {"capacity": int(_rows_by_ring(lengths, num_rings).max())}
         if hasattr(kind, "add_episode"):
             own["max_episodes"] = len(lengths)
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
-        options = {**own, **options}
-        spaces_ = {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-        }
-        return self._fill(kind(**spaces_, **options), lengths)
+        single = self.observation_space, self.action_space
+        own |= dict(zip(("observation_space", "action_space"), single, strict=True))
+        return self._fill(kind(**{**own, **options}), lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked.
@@ -253,11 +242,9 @@ class EpisodeDataset:
             return buffer
         target.cut_episodes()
         for number, episode in enumerate(self._episodes(row_layout(target).frames)):
-            obs = episode.pop("obs")
+            leaves = leaves_of(self.observation_space, episode.pop("obs"))
             episode.pop("boundaries")  # which rings don't have
-            is_cut = not (episode["terminations"][-1] or episode["truncations"][-1])
-            leaves = leaves_of(self.observation_space, obs)
-            ids = None
+            is_cut, ids = not (episode["terminations"][-1] or episode["truncations"][-1]), None
             if target.num_envs is not None:
                 ids = np.full(len(episode["rewards"]), number % target.num_envs, np.int64)
             target.add(
@@ -296,24 +283,21 @@ class EpisodeDataset:
             )
 
     def _check_room(self, buffer: Any, lengths: np.ndarray) -> None:
-        needed, room = int(lengths.sum()), buffer.capacity - len(buffer)
-        if hasattr(buffer, "counts"):  # a ring for each env
-            ids = np.arange(len(lengths)) % buffer.num_envs
-            rows = np.bincount(ids, lengths, buffer.num_envs).astype(np.int64)
-            worst = int(np.argmax(rows + buffer.counts))
-            needed, room = int(rows[worst]), buffer.capacity - int(buffer.counts[worst])
+        held = np.asarray(getattr(buffer, "counts", [len(buffer)]))  # of each ring
+        rows = _rows_by_ring(lengths, len(held))
+        worst = int(np.argmax(rows + held))
+        needed, room = int(rows[worst]), buffer.capacity - int(held[worst])
         if needed > room:
             raise DatasetError(
                 f"{self.name} has {needed} steps, but the buffer room for {room} more; make its "
                 "capacity larger, as to_buffer does"
             )
-        if hasattr(buffer, "max_episodes"):
-            room = buffer.max_episodes - buffer.num_episodes
-            if len(lengths) > room:
-                raise DatasetError(
-                    f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} "
-                    "more; make its max_episodes larger, as to_buffer does"
-                )
+        room = getattr(buffer, "max_episodes", len(lengths)) - getattr(buffer, "num_episodes", 0)
+        if len(lengths) > room:
+            raise DatasetError(
+                f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} more; "
+                "make its max_episodes larger, as to_buffer does"
+            )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
         """The episode in the form that is yielded; raise BufferMisuseError if it does not fit."""
@@ -437,10 +421,6 @@ def leaves_of(space: Space, tree: Any) -> list[Any]:
     return [tree]
 
 
-def _rows_needed(lengths: np.ndarray, num_envs: Any, kind: Any) -> int:
-    """Capacity that holds all; of each ring, where there is one for each env."""
-    is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` refuses it
-    if hasattr(kind, "counts") and is_number:
-        ids = np.arange(len(lengths)) % num_envs
-        return int(np.bincount(ids, lengths).max())
-    return int(lengths.sum())
+def _rows_by_ring(lengths: np.ndarray, num_rings: int) -> np.ndarray:
+    """Steps of each ring, int64 (num_rings,), where episodes go to them in turn."""
+    return np.bincount(np.arange(len(lengths)) % num_rings, lengths, num_rings).astype(np.int64)
