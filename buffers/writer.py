@@ -247,7 +247,8 @@ class TransitionWriter:
         Returns:
             Whether that was done; else something does not fit, and nothing was changed.
         """
-        finals, is_final = infos.get("final_obs"), infos.get("_final_obs")
+        found: Any = [infos.get(name) for name in ("final_obs", "_final_obs")]
+        finals, is_final = found
         fits = self._is_known.all() and all(
             isinstance(tensor, torch.Tensor)
             and tensor.device == before.device

@@ -194,11 +194,9 @@ class EpisodeDataset:
         """
         frames = plan_frames(self.observation_space, options.get("frame_stack"))
         lengths = self._count(frames)
-        num_envs = options.get("num_envs")
-        is_number = (
-            isinstance(num_envs, int | np.integer) and num_envs > 0
-        )  # else it is refused
-        num_rings = num_envs if hasattr(kind, "counts") and is_number else 1
+        num_envs: Any = options.get("num_envs")
+        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
+        num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
         own: dict[str, Any] = {"capacity": int(_rows_by_ring(lengths, num_rings).max())}
         if hasattr(kind, "add_episode"):
             own["max_episodes"] = len(lengths)

@@ -165,7 +165,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
         >>> from gymnasium.spaces import Box, Discrete
         >>> EpisodicReplayBuffer.nbytes_for(200_000, Box(-1, 1, (52,)), Discrete(7))
-        59300072
+        59700112
         """
         layout = plan_layout(capacity, observation_space, action_space, max_episodes, extra_columns)
         return sum(layout.sizes(staged).values())
