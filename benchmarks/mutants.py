@@ -57,7 +57,7 @@ TARGETS = {
     "buffers/rollout/kernels.py": ("tests/buffers",),
     "buffers/replay/table.py": ("tests/buffers",),
     "buffers/replay/priorities.py": ("tests/buffers",),
-    "buffers/episodic/samplers.py": ("tests/buffers",),
+    "buffers/episodic/draws.py": ("tests/buffers",),
     "buffers/writer.py": ("tests/buffers",),
 }
 

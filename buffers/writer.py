@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ __all__ = ["TransitionWriter"]
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 _BOOL = np.dtype(np.bool_)
+_FLAGS = ("terminations", "truncations")
 
 
 class TransitionWriter:
@@ -93,33 +94,28 @@ class TransitionWriter:
                 f"the buffer has autoreset mode {parse_autoreset_mode(expected).value!r}, but the "
                 f"envs have {self.autoreset_mode.value!r}; make the buffer for the envs' mode"
             )
-        self.num_envs = int(envs.num_envs)
-        self.num_transitions = 0
+        self.num_envs, self.num_transitions = int(envs.num_envs), 0
         self._space = envs.single_observation_space
-        self._leaves = space_leaves(self._space, "obs")
         self._action = action_leaf(envs.single_action_space)
+        self._leaves = space_leaves(self._space, "obs")
         if not hasattr(buffer, "add"):
             buffer = _EpisodeLists(buffer, self.num_envs, self._space)
         self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
         self._device = getattr(envs, "device", None)  # where their results lie
-        self._passes_ids = _takes_env_ids(buffer.add) if pass_env_ids is None else pass_env_ids
+        if pass_env_ids is None:
+            pass_env_ids = "env_ids" in inspect.signature(buffer.add).parameters
+        self._passes_ids = pass_env_ids
         shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
-        self._obs = [
-            np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, self._leaves, strict=True)
-        ]
-        self._next = [array.copy() for array in self._obs]
-        self._there: torch.Tensor | None = None  # the same on the device, instead
+        # The newest observations, where `add` is given them as those before a step.
+        self._obs = [np.zeros(s, leaf.dtype) for s, leaf in zip(shapes, self._leaves, strict=True)]
         self._obs_tree = build_tree(self._space, self._obs)
-        self._next_tree = build_tree(self._space, self._next)
-        self._actions = np.zeros((self.num_envs, *self._action.shape), self._action.dtype)
-        self._sent_extras: dict[str, np.ndarray] = {}  # (N, ...), by name
+        self._there: torch.Tensor | None = None  # the same on the device, instead
         self._all = np.arange(self.num_envs)
-        self._is_known = np.zeros(self.num_envs, np.bool_)  # whether the env was ever reset
-        self._is_over = np.zeros(self.num_envs, np.bool_)  # and was not reset since
-        self._is_sent = np.zeros(self.num_envs, np.bool_)
+        self._is_known, self._is_over, self._is_sent = np.zeros((3, self.num_envs), np.bool_)
+        self._sent: dict[str, np.ndarray] = {}  # (N, ...), what was sent of envs in flight
         takes_steps = getattr(buffer, "takes_steps", None)  # None: no buffer of ours
-        self._is_checked = takes_steps is not None
+        self._is_checked = takes_steps is not None and self._obs_tree is self._obs[0]
         self._step_ids = None if takes_steps else self._all
         self._goes_on = False  # all envs are in the middle of episodes
 
@@ -139,7 +135,7 @@ class TransitionWriter:
         Raises:
             BufferMisuseError: Shape, dtype or ids do not fit; nothing was changed.
         """
-        ids = self._read_ids(env_ids)
+        ids = read_distinct_ids(env_ids, self.num_envs, self._device)
         leaves = self._read_obs(obs, self.num_envs)
         self._take_back_obs()
         if len(ids) and self._cut is not None:
@@ -163,6 +159,11 @@ class TransitionWriter:
         if self._there is not None:
             self._obs[0][...] = self._there.cpu().numpy()
             self._there = None
+
+    def _note_state(self) -> None:
+        """Find out whether all envs are in the middle of episodes, and none is in flight."""
+        is_running = self._is_known.all() and not (self._is_over.any() or self._is_sent.any())
+        self._goes_on = bool(is_running) and self._there is None and self._is_checked
 
     def step(
         self,
@@ -201,16 +202,14 @@ class TransitionWriter:
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
                 "what recv returns to received first"
             )
+        result = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
         if self._there is not None and valid is None:
-            given = {"actions": actions, "rewards": rewards, **extras}
-            given |= {"terminations": terminations, "truncations": truncations}
-            if self._step_there(given, obs, infos):
+            given = {"actions": actions, **result, **extras}
+            if self._step_there(self._there, given, obs, infos):
                 return
-        actions = self._read_actions(actions, self.num_envs)
-        columns = _read_extras(extras, self.num_envs, self._device)
-        result = obs, rewards, terminations, truncations, infos
-        self._write(None, actions, columns, result, valid)
-        self._note_state()
+        self._write(
+            None, self._read_sent(actions, extras, self.num_envs), obs, result, infos, valid
+        )
 
     def _step_on(
         self, actions: Any, obs: Any, rewards: Any, terminations: Any, truncations: Any
@@ -238,13 +237,9 @@ class TransitionWriter:
         self.num_transitions += self.num_envs
         return True
 
-    def _note_state(self) -> None:
-        """Find out whether all envs are in the middle of episodes, and none is in flight."""
-        is_running = self._is_known.all() and not (self._is_over.any() or self._is_sent.any())
-        self._goes_on = bool(is_running) and self._there is None and self._is_checked
-        self._goes_on &= self._obs_tree is self._obs[0]
-
-    def _step_there(self, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]) -> bool:
+    def _step_there(
+        self, before: torch.Tensor, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]
+    ) -> bool:
         """Add a step whose results are on the device, for which nothing waits.
 
         Under SAME_STEP each row is a transition, so that the host need not know its flags.
@@ -252,22 +247,21 @@ class TransitionWriter:
         Returns:
             Whether that was done; else something does not fit, and nothing was changed.
         """
-        before: Any = self._there
-        final_obs, is_final = (cast("Any", infos.get(key)) for key in ("final_obs", "_final_obs"))
-        tensors = *columns.values(), obs, final_obs, is_final
-        fits = all(
+        found: Any = [infos.get(name) for name in ("final_obs", "_final_obs")]
+        finals, is_final = found
+        fits = self._is_known.all() and all(
             isinstance(tensor, torch.Tensor)
             and tensor.device == before.device
             and tensor.shape[:1] == (self.num_envs,)
-            for tensor in tensors
+            for tensor in (*columns.values(), obs, finals, is_final)
         )
-        if not (fits and self._is_known.all()):
+        like = before.shape, before.dtype
+        if not fits or (obs.shape, obs.dtype) != like or (finals.shape, finals.dtype) != like:
             return False
-        of_obs = [(tensor.shape, tensor.dtype) for tensor in (before, obs, final_obs)]
-        if len({*of_obs}) > 1 or is_final.ndim != 1 or is_final.dtype != torch.bool:
+        if is_final.ndim != 1 or is_final.dtype != torch.bool:
             return False
         mask = is_final.view(-1, *[1] * (obs.ndim - 1))
-        self._add(obs=before, next_obs=torch.where(mask, final_obs, obs), **columns)
+        self._add(obs=before, next_obs=torch.where(mask, finals, obs), **columns)
         before.copy_(obs)
         self.num_transitions += self.num_envs
         return True
@@ -285,32 +279,27 @@ class TransitionWriter:
             BufferMisuseError: Something does not fit, or one of the environments is in flight;
                 nothing was changed.
         """
-        ids = self._read_ids(env_ids)
+        ids = read_distinct_ids(env_ids, self.num_envs, self._device)
         if self._is_sent[ids].any():
             in_flight = ids[self._is_sent[ids]].tolist()
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
-        actions = self._read_actions(actions, len(ids))
-        self._keep_extras(ids, _read_extras(extras, len(ids), self._device))
-        self._actions[ids] = actions
-        self._is_sent[ids], self._goes_on = True, False
-
-    def _keep_extras(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Remember extra columns until the results come."""
-        kept = self._sent_extras
-        shapes = {name: column.shape[1:] for name, column in columns.items()}
-        expected = {name: column.shape[1:] for name, column in kept.items()}
-        if shapes != expected:
+        columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
+        shapes, expected = (
+            {name: column.shape[1:] for name, column in part.items() if name != "actions"}
+            for part in (columns, kept)
+        )
+        if shapes != expected or not kept:
             if self._is_sent.any():
                 raise BufferMisuseError(
                     f"extra columns have the shapes {shapes} per env, expected {expected} as for "
                     "the envs in flight; give the same ones each time"
                 )
-            kept.clear()
+            kept = {n: np.zeros((self.num_envs, *c.shape[1:]), c.dtype) for n, c in columns.items()}
         for name, column in columns.items():
-            if name not in kept:
-                kept[name] = np.zeros((self.num_envs, *shapes[name]), column.dtype)
             kept[name] = kept[name].astype(np.result_type(kept[name], column), copy=False)
             kept[name][ids] = column
+        self._sent = kept
+        self._is_sent[ids], self._goes_on = True, False
 
     def received(self, batch: Any, *, valid: Any = None, **extras: Any) -> None:
         """Write what `recv` returned for some environments.
@@ -325,87 +314,78 @@ class TransitionWriter:
         Raises:
             BufferMisuseError: Something does not fit, or actions are missing; nothing was changed.
         """
-        ids = self._read_ids(batch.env_ids)
+        ids = read_distinct_ids(batch.env_ids, self.num_envs, self._device)
         if not self._is_sent[ids].all():
             raise BufferMisuseError(
                 f"got results of envs {ids[~self._is_sent[ids]].tolist()}, but not their actions; "
                 "call sent(actions, env_ids) with what was sent"
             )
-        result = batch.obs, batch.rewards, batch.terminations, batch.truncations, batch.infos
         columns = _read_extras(extras, len(ids), self._device)
-        columns |= {name: column[ids] for name, column in self._sent_extras.items()}
+        columns |= {name: column[ids] for name, column in self._sent.items()}
+        result = {name: getattr(batch, name) for name in ("rewards", *_FLAGS)}
         valid = getattr(batch, "valid", None) if valid is None else valid
-        self._write(ids, self._actions[ids], columns, result, valid)
+        self._write(ids, columns, batch.obs, result, batch.infos, valid)
         self._is_sent[ids] = False
         self._note_state()
+
+    def _read_sent(self, actions: Any, extras: Mapping[str, Any], count: int) -> dict[str, Any]:
+        """Actions and extra columns of some envs, by name."""
+        _, shape, dtype = self._action
+        actions = read_array("actions", actions, (count, *shape), dtype, self._device)
+        return {"actions": actions, **_read_extras(extras, count, self._device)}
 
     def _write(
         self,
         env_ids: np.ndarray | None,
-        actions: np.ndarray,
-        extras: dict[str, np.ndarray],
-        result: tuple,
+        columns: dict[str, np.ndarray],
+        obs: Any,
+        result: Mapping[str, Any],
+        infos: Mapping[str, Any],
         valid: Any,
     ) -> None:
-        """Add the rows that are transitions, then remember the observations."""
+        """Add the rows that are transitions, then remember the observations.
+
+        Args:
+            env_ids: int64 (B,); None for all.
+            columns: Actions and extra columns, read.
+            obs: As of `step`, like all that follows.
+            result: Rewards and flags.
+            infos: See above.
+            valid: See above.
+        """
         self._take_back_obs()
-        ids = self._all if env_ids is None else env_ids
-        count = len(ids)
-        obs, rewards, terminations, truncations, infos = result
-        leaves = self._read_obs(obs, count)
-        shape, flag, device = (count,), np.dtype(np.bool_), self._device
-        rewards = read_array("rewards", rewards, shape, np.dtype(np.float64), device)
-        terminations = read_array("terminations", terminations, shape, flag, device)
-        truncations = read_array("truncations", truncations, shape, flag, device)
-        over, is_left = terminations | truncations, self._is_over[ids]
-        is_valid = None if valid is None else read_valid(valid, count, device)
+        ids, where = (self._all, slice(None)) if env_ids is None else (env_ids, env_ids)
+        count, leaves = len(ids), self._read_obs(obs, len(ids))
+        for name, column in result.items():
+            dtype = _BOOL if name in _FLAGS else np.dtype(np.float64)
+            columns[name] = read_array(name, column, (count,), dtype, self._device)
+        over, is_left = columns["terminations"] | columns["truncations"], self._is_over[ids]
+        is_valid = None if valid is None else read_valid(valid, count, self._device)
         self._require_reset(ids, is_valid)
         if is_valid is not None:
             over, is_left = over & is_valid, is_left | ~is_valid
         following, goes_on = self._successors(leaves, over, ids, infos, is_valid is not None)
+        before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
         if is_left.any():  # NEXT_STEP: the row only resets; or an agent that is dead
-            rows = np.flatnonzero(~is_left)
-            columns = (rewards[rows], terminations[rows], truncations[rows])
-            following = [leaf[rows] for leaf in following]
-            extras = {name: column[rows] for name, column in extras.items()}
-            self._add_rows(ids[rows], actions[rows], following, columns, extras)
+            rows, where_added = np.flatnonzero(~is_left), ids[~is_left]
+            columns = {name: column[rows] for name, column in columns.items()}
+            before, following = ([leaf[rows] for leaf in part] for part in (before, following))
         else:
-            columns = rewards, terminations, truncations
-            self._add_rows(env_ids, actions, following, columns, extras)
-        where = slice(None) if env_ids is None else env_ids
+            where_added = ids
+        if len(where_added):
+            added = {"env_ids": where_added} if self._passes_ids else {}
+            trees = (build_tree(self._space, part) for part in (before, following))
+            self._add(**dict(zip(("obs", "next_obs"), trees, strict=True)), **columns, **added)
+            self.num_transitions += len(where_added)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
-        if self.autoreset_mode is SAME_STEP:
-            over = goes_on  # these agents are not to act before their game was reset
-        # Rows that only reset, or whose agent is away, have no flags: what comes then is new.
-        self._is_over[where] = over
+        # Under SAME_STEP these agents are not to act before their game was reset. Rows that only
+        # reset, or whose agent is away, have no flags: what comes then is new.
+        self._is_over[where] = goes_on if self.autoreset_mode is SAME_STEP else over
         if is_valid is not None and self._cut is not None and not is_valid.all():
             self._cut(ids[~is_valid])
-
-    def _add_rows(
-        self,
-        env_ids: np.ndarray | None,
-        actions: np.ndarray,
-        following: list[np.ndarray],
-        columns: tuple[np.ndarray, ...],
-        extras: dict[str, np.ndarray],
-    ) -> None:
-        if not len(actions):
-            return
-        before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
-        rewards, terminations, truncations = columns
-        ids = {"env_ids": self._all if env_ids is None else env_ids} if self._passes_ids else {}
-        self._add(
-            obs=self._obs_tree if env_ids is None else build_tree(self._space, before),
-            next_obs=build_tree(self._space, following),
-            actions=actions,
-            rewards=rewards,
-            terminations=terminations,
-            truncations=truncations,
-            **ids,
-            **extras,
-        )
-        self.num_transitions += len(actions)
+        if env_ids is None:
+            self._note_state()
 
     def _successors(
         self,
@@ -428,9 +408,9 @@ class TransitionWriter:
             found.cpu() if isinstance(found, torch.Tensor) else found
             for found in (infos.get("final_obs"), infos.get("_final_obs"))
         )
-        following = [target[: len(ids)] for target in self._next]
-        for target, leaf in zip(following, leaves, strict=True):
-            np.copyto(target, leaf)
+        following = [
+            np.array(array, leaf.dtype) for array, leaf in zip(leaves, self._leaves, strict=True)
+        ]
         for row in np.flatnonzero(over).tolist():
             final = _row_of(finals, row)
             if has_agents and (final is None or not (is_given is None or is_given[row])):
@@ -469,17 +449,8 @@ class TransitionWriter:
                 "them; with autoreset SAME_STEP pass the infos of the step as they are"
             )
 
-    def _read_ids(self, env_ids: Any) -> np.ndarray:
-        if env_ids is None:
-            return self._all
-        return read_distinct_ids(env_ids, self.num_envs, self._device)
-
     def _read_obs(self, obs: Any, count: int) -> list[np.ndarray]:
         return read_nest("obs", obs, self._space, self._leaves, count, self._device)
-
-    def _read_actions(self, actions: Any, count: int) -> np.ndarray:
-        _, shape, dtype = self._action
-        return read_array("actions", actions, (count, *shape), dtype, self._device)
 
 
 def _read_extras(
@@ -496,10 +467,6 @@ def _read_extras(
     return columns
 
 
-def _takes_env_ids(add: Any) -> bool:
-    return "env_ids" in inspect.signature(add).parameters
-
-
 def _row_of(finals: Any, row: int) -> Any:
     """One environment's part of `infos["final_obs"]`: an array of objects or rows, or a nest."""
     if finals is None:
@@ -511,17 +478,8 @@ def _row_of(finals: Any, row: int) -> Any:
     return finals[row]
 
 
-class _Step(NamedTuple):
-    obs: list[np.ndarray]  # by leaf
-    next_obs: list[np.ndarray]
-    columns: dict[str, np.ndarray]  # the others, those that the user added too
-
-
 class _EpisodeLists:
-    """Gives `add` and `cut_episodes` to a buffer that has `add_episode` alone.
-
-    One Python list per environment: for buffers of other makes. `EpisodicReplayBuffer` keeps open
-    episodes itself, without an object per step.
+    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone.
 
     Args:
         buffer: Has `add_episode(episode)`, with `obs` of T + 1 rows and the other columns of T.
@@ -531,20 +489,18 @@ class _EpisodeLists:
 
     def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
         self._buffer, self._space = buffer, observation_space
-        self._steps: list[list[_Step]] = [[] for _ in range(num_envs)]
+        # Of each step the leaves before it, those after it, and the other columns by name.
+        self._steps: list[list[tuple[list[Any], list[Any], dict[str, Any]]]]
+        self._steps = [[] for _ in range(num_envs)]
 
     def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
         """Append one step per environment; hand over the episodes that end."""
-        before = tree_leaves(self._space, obs, "obs")
-        following = tree_leaves(self._space, next_obs, "next_obs")
+        trees = [tree_leaves(self._space, tree, "obs") for tree in (obs, next_obs)]
         for row, env_id in enumerate(env_ids.tolist()):
-            step = _Step(
-                [leaf[row].copy() for leaf in before],
-                [leaf[row].copy() for leaf in following],
-                {name: column[row].copy() for name, column in columns.items()},
-            )
-            self._steps[env_id].append(step)
-            if columns["terminations"][row] or columns["truncations"][row]:
+            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
+            step = {name: column[row].copy() for name, column in columns.items()}
+            self._steps[env_id].append((before, after, step))
+            if step["terminations"] or step["truncations"]:
                 self.cut_episodes(np.array([env_id]))
 
     def cut_episodes(self, env_ids: np.ndarray) -> None:
@@ -552,10 +508,9 @@ class _EpisodeLists:
         for env_id in env_ids.tolist():
             steps, self._steps[env_id] = self._steps[env_id], []
             if steps:
-                self._buffer.add_episode(self._episode(steps))
-
-    def _episode(self, steps: list[_Step]) -> dict[str, Any]:
-        rows = [step.obs for step in steps] + [steps[-1].next_obs]
-        obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
-        columns = {name: np.stack([s.columns[name] for s in steps]) for name in steps[0].columns}
-        return {"obs": build_tree(self._space, obs), **columns}
+                rows = [before for before, _, _ in steps] + [steps[-1][1]]
+                obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+                columns = {
+                    name: np.stack([step[name] for *_, step in steps]) for name in steps[0][2]
+                }
+                self._buffer.add_episode({"obs": build_tree(self._space, obs), **columns})

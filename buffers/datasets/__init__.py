@@ -3,12 +3,11 @@
 h5py, pyarrow and minari are imported when the function that needs them is called.
 """
 
-from buffers.datasets.arrays import from_arrays
 from buffers.datasets.dataset import DatasetError, EpisodeDataset
-from buffers.datasets.hdf5 import from_hdf5, to_hdf5
+from buffers.datasets.files import from_hdf5, from_parquet, to_hdf5, to_parquet
+from buffers.datasets.flat import from_arrays
 from buffers.datasets.held import from_buffer
 from buffers.datasets.minari import from_minari, to_minari
-from buffers.datasets.parquet import from_parquet, to_parquet
 
 __all__ = [
     "DatasetError",

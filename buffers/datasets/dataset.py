@@ -19,30 +19,17 @@ from buffers.replay.once import first_break
 from buffers.replay.plan import plan_frames
 
 __all__ = [
-    "DatasetError",
-    "EpisodeDataset",
-    "RawEpisode",
-    "leaves_of",
-    "load_library",
-    "reading",
+    "DatasetError", "EpisodeDataset", "RawEpisode", "leaves_of", "load_library", "reading",
     "row_layout",
-]
+]  # fmt: skip
 
 _FLAGS = ("terminations", "truncations", "boundaries")
 _TAKEN = frozenset(("obs", "next_obs", "actions", "rewards", *_FLAGS))
 
 _DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-    EOFError,
-    ArithmeticError,  # sizes that no machine has, of files with wrong bytes
-    MemoryError,
-)
+    OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RuntimeError,
+    EOFError, MemoryError, ArithmeticError,  # sizes that no machine has
+)  # fmt: skip
 
 BufferT = TypeVar("BufferT")
 
@@ -123,8 +110,9 @@ class EpisodeDataset:
         self._checks_bounds = check_bounds
         self._obs = space_leaves(observation_space, "obs")
         self._others = [action_leaf(action_space), *extra_leaves(self.extra_columns, _TAKEN)]
+        flat = leaves_of(observation_space, observation_space)
         self._spaces = {
-            **dict(zip([leaf.path for leaf in self._obs], _flat(observation_space), strict=True)),
+            **{leaf.path: leaf_space for leaf, leaf_space in zip(self._obs, flat, strict=True)},
             "actions": action_space,
             **self.extra_columns,
         }
@@ -206,17 +194,17 @@ class EpisodeDataset:
         """
         frames = plan_frames(self.observation_space, options.get("frame_stack"))
         lengths = self._count(frames)
-        own: dict[str, Any] = {"capacity": _rows_needed(lengths, options.get("num_envs"), kind)}
+        num_envs: Any = options.get("num_envs")
+        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
+        num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
+        own: dict[str, Any] = {"capacity": int(_rows_by_ring(lengths, num_rings).max())}
         if hasattr(kind, "add_episode"):
             own["max_episodes"] = len(lengths)
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
-        options = {**own, **options}
-        spaces_ = {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-        }
-        return self._fill(kind(**spaces_, **options), lengths)
+        single = self.observation_space, self.action_space
+        own |= dict(zip(("observation_space", "action_space"), single, strict=True))
+        return self._fill(kind(**{**own, **options}), lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked.
@@ -252,11 +240,9 @@ class EpisodeDataset:
             return buffer
         target.cut_episodes()
         for number, episode in enumerate(self._episodes(row_layout(target).frames)):
-            obs = episode.pop("obs")
+            leaves = leaves_of(self.observation_space, episode.pop("obs"))
             episode.pop("boundaries")  # which rings don't have
-            is_cut = not (episode["terminations"][-1] or episode["truncations"][-1])
-            leaves = leaves_of(self.observation_space, obs)
-            ids = None
+            is_cut, ids = not (episode["terminations"][-1] or episode["truncations"][-1]), None
             if target.num_envs is not None:
                 ids = np.full(len(episode["rewards"]), number % target.num_envs, np.int64)
             target.add(
@@ -295,24 +281,21 @@ class EpisodeDataset:
             )
 
     def _check_room(self, buffer: Any, lengths: np.ndarray) -> None:
-        needed, room = int(lengths.sum()), buffer.capacity - len(buffer)
-        if hasattr(buffer, "counts"):  # a ring for each env
-            ids = np.arange(len(lengths)) % buffer.num_envs
-            rows = np.bincount(ids, lengths, buffer.num_envs).astype(np.int64)
-            worst = int(np.argmax(rows + buffer.counts))
-            needed, room = int(rows[worst]), buffer.capacity - int(buffer.counts[worst])
+        held = np.asarray(getattr(buffer, "counts", [len(buffer)]))  # of each ring
+        rows = _rows_by_ring(lengths, len(held))
+        worst = int(np.argmax(rows + held))
+        needed, room = int(rows[worst]), buffer.capacity - int(held[worst])
         if needed > room:
             raise DatasetError(
                 f"{self.name} has {needed} steps, but the buffer room for {room} more; make its "
                 "capacity larger, as to_buffer does"
             )
-        if hasattr(buffer, "max_episodes"):
-            room = buffer.max_episodes - buffer.num_episodes
-            if len(lengths) > room:
-                raise DatasetError(
-                    f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} "
-                    "more; make its max_episodes larger, as to_buffer does"
-                )
+        room = getattr(buffer, "max_episodes", len(lengths)) - getattr(buffer, "num_episodes", 0)
+        if len(lengths) > room:
+            raise DatasetError(
+                f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} more; "
+                "make its max_episodes larger, as to_buffer does"
+            )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
         """The episode in the form that is yielded; raise BufferMisuseError if it does not fit."""
@@ -332,14 +315,16 @@ class EpisodeDataset:
         obs = self._observations(where, columns, count)
         found: dict[str, Any] = {"obs": build_tree(self.observation_space, obs), "rewards": rewards}
         for leaf in self._others:
-            found[leaf.path] = self._column(where, leaf, columns[leaf.path], count)
+            shape = (count, *leaf.shape)
+            array = read_array(leaf.path, columns[leaf.path], shape, leaf.dtype)
+            found[leaf.path] = self._stored(where, leaf, array, leaf.path)
         for name in _FLAGS:
-            flags = columns.get(name)
-            flags = np.zeros(count, np.bool_) if flags is None else _as_flags(flags)
+            flags = np.asarray(columns.get(name, np.zeros(count, np.bool_)))
+            if flags.dtype.kind == "f" and np.isin(flags, (0.0, 1.0)).all():  # as some formats have
+                flags = flags.astype(np.bool_)
             found[name] = read_array(name, flags, (count,), np.dtype(np.bool_)).astype(np.bool_)
-        for name in ("terminations", "truncations"):
             early = np.flatnonzero(found[name][:-1])
-            if len(early):
+            if len(early) and name != "boundaries":
                 raise DatasetError(
                     f"{where}, step {early[0]}: {name} is True, but the episode has {count} steps; "
                     "a flag ends it in its last step only"
@@ -348,53 +333,49 @@ class EpisodeDataset:
 
     def _observations(self, where: str, columns: dict[str, Any], count: int) -> list[np.ndarray]:
         """Arrays (T + 1, ...) of the leaves of obs."""
-        space, following = self.observation_space, columns.get("next_obs")
-        rows = count if following is not None else count + 1
-        leaves = read_nest("obs", columns["obs"], space, self._obs, rows)
-        leaves = [self._stored(where, *pair) for pair in zip(self._obs, leaves, strict=True)]
-        if following is None:
-            return leaves
-        nexts = read_nest("next_obs", following, space, self._obs, count)
-        found = []
-        for leaf, array, later in zip(self._obs, leaves, nexts, strict=True):
-            named = leaf._replace(path=f"next_{leaf.path}")
-            later = self._stored(where, named, later, leaf.path)
+        parts, found = {"obs": count + 1}, []
+        if columns.get("next_obs") is not None:
+            parts = {"obs": count, "next_obs": count}
+        read = [
+            [
+                self._stored(where, leaf, array, name + leaf.path.removeprefix("obs"))
+                for leaf, array in zip(
+                    self._obs,
+                    read_nest(name, columns[name], self.observation_space, self._obs, rows),
+                    strict=True,
+                )
+            ]
+            for name, rows in parts.items()
+        ]
+        if len(read) == 1:
+            return read[0]
+        for leaf, array, later in zip(self._obs, *read, strict=True):
             same = (array[1:] == later[:-1]).all(axis=tuple(range(1, array.ndim)))
             if not same.all():
                 step = int(np.argmin(same))
                 raise DatasetError(
-                    f"{where}, step {step}: {named.path} is not {leaf.path} of step {step + 1}, so "
-                    "steps between the two are missing; end the episode there, by truncations, if "
-                    "it is meant"
+                    f"{where}, step {step}: next_{leaf.path} is not {leaf.path} of step "
+                    f"{step + 1}, so steps between the two are missing; end the episode there, by "
+                    "truncations, if it is meant"
                 )
             found.append(np.concatenate([array, later[-1:]]))
         return found
 
-    def _column(self, where: str, leaf: Leaf, given: Any, count: int) -> np.ndarray:
-        array = read_array(leaf.path, given, (count, *leaf.shape), leaf.dtype)
-        return self._stored(where, leaf, array)
-
-    def _stored(
-        self, where: str, leaf: Leaf, array: np.ndarray, path: str | None = None
-    ) -> np.ndarray:
+    def _stored(self, where: str, leaf: Leaf, array: np.ndarray, name: str) -> np.ndarray:
         """Values in the dtype of the space; raise DatasetError for those not in it."""
         with np.errstate(over="ignore"):
             stored = array.astype(leaf.dtype, copy=False)
-        wrong = np.zeros(stored.shape, np.bool_)
-        expected = "finite numbers"
+        wrong, expected = np.zeros(stored.shape, np.bool_), "finite numbers"
         if stored.dtype.kind == "f":
             wrong = ~np.isfinite(stored)
         if self._checks_bounds and not wrong.any():
-            space = self._spaces[path or leaf.path]
+            space = self._spaces[leaf.path]
             wrong, expected = _outside(space, stored), f"values of {_shown(space)}"
+            expected += ", or check_bounds=False"
         if wrong.any():
             step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
-            shown = f"{leaf.path}{place if place else ''}"
-            hint = ", or check_bounds=False" if "values" in expected else ""
-            value = array[(step, *place)]
-            raise DatasetError(
-                f"{where}, step {step}: {shown} is {value}, expected {expected}{hint}"
-            )
+            shown, value = f"{name}{place if place else ''}", array[(step, *place)]
+            raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
         return stored
 
 
@@ -406,27 +387,6 @@ def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
     stacks = frames.split(moved)
     stacks[-1, :-1] = stacks[-2, 1:]
     return moved
-
-
-def _as_flags(flags: Any) -> Any:
-    """Flags that some formats have as floats 0.0 and 1.0."""
-    array = np.asarray(flags)
-    if array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all():
-        return array.astype(np.bool_)
-    return array
-
-
-def _flat(space: Space) -> Iterator[Space]:
-    """The spaces of the leaves, in their order."""
-    children: Any = ()
-    if isinstance(space, spaces.Dict):
-        children = space.spaces.values()
-    elif isinstance(space, spaces.Tuple):
-        children = space.spaces
-    else:
-        yield space
-    for child in children:
-        yield from _flat(child)
 
 
 def _shown(space: Space) -> str:
@@ -451,7 +411,7 @@ def row_layout(buffer: Any) -> RowLayout:
 
 
 def leaves_of(space: Space, tree: Any) -> list[Any]:
-    """What lies at the leaves of a nest, in the order of the space."""
+    """What lies at the leaves of a nest, in the order of the space; of the space itself, too."""
     if isinstance(space, spaces.Dict):
         return [x for key, child in space.spaces.items() for x in leaves_of(child, tree[key])]
     if isinstance(space, spaces.Tuple):
@@ -459,10 +419,6 @@ def leaves_of(space: Space, tree: Any) -> list[Any]:
     return [tree]
 
 
-def _rows_needed(lengths: np.ndarray, num_envs: Any, kind: Any) -> int:
-    """Capacity that holds all; of each ring, where there is one for each env."""
-    is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` refuses it
-    if hasattr(kind, "counts") and is_number:
-        ids = np.arange(len(lengths)) % num_envs
-        return int(np.bincount(ids, lengths).max())
-    return int(lengths.sum())
+def _rows_by_ring(lengths: np.ndarray, num_rings: int) -> np.ndarray:
+    """Steps of each ring, int64 (num_rings,), where episodes go to them in turn."""
+    return np.bincount(np.arange(len(lengths)) % num_rings, lengths, num_rings).astype(np.int64)

@@ -1,19 +1,18 @@
-"""from_buffer: the episodes that a buffer holds; and steps one behind the other, as files want."""
+"""from_buffer: the episodes that a buffer holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 
-from buffers.core.spaces import build_tree, space_leaves
-from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted, key_paths
+from buffers.core.spaces import build_tree
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of, row_layout
+from buffers.datasets.flat import BLOCK_BYTES, Blocks, FlatColumns
 
-__all__ = ["as_dataset", "flat_blocks", "from_buffer"]
+__all__ = ["as_dataset", "from_buffer"]
 
 _COLUMNS = ("actions", "rewards", "terminations", "truncations")
 
@@ -39,44 +38,14 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
         DatasetError: A ring does not know its envs, or keeps no single steps.
     """
     kind = type(buffer).__name__
+    is_known = hasattr(buffer, "add_episode") or hasattr(buffer, "order")
+    if not is_known or isinstance(buffer, type):
+        raise DatasetError(f"the source is a {kind}, expected a buffer or an EpisodeDataset")
+    single = buffer.observation_space, buffer.action_space
+    extras = dict(buffer._made_by[2].get("extra_columns") or {})
     if hasattr(buffer, "add_episode"):
-        read = _EpisodesOf(buffer)
-        single = buffer.observation_space, buffer.action_space
-        extras = _extra_spaces(buffer)
-        return EpisodeDataset(kind, read, *single, extra_columns=extras, check_bounds=check_bounds)
-    if hasattr(buffer, "order"):
-        return _of_ring(buffer, kind, check_bounds)
-    raise DatasetError(f"the source is a {kind}, expected a buffer or an EpisodeDataset")
-
-
-def as_dataset(source: Any) -> EpisodeDataset:
-    """A data set, or that of a buffer."""
-    return source if isinstance(source, EpisodeDataset) else from_buffer(source)
-
-
-def _extra_spaces(buffer: Any) -> dict[str, Space]:
-    """Spaces of the extra columns of a buffer."""
-    return dict(buffer._made_by[2].get("extra_columns") or {})
-
-
-class _EpisodesOf:
-    """Reads an episodic buffer."""
-
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
-
-    def __call__(self) -> Iterator[RawEpisode]:
-        for number in range(self._buffer.num_episodes):
-            episode = self._buffer.episode(number)
-            episode.pop("bounds")
-            space, obs = self._buffer.observation_space, episode.pop("obs")
-            leaves = [leaf.cpu().numpy() for leaf in leaves_of(space, obs)]
-            columns = {name: column.cpu().numpy() for name, column in episode.items()}
-            where = f"{type(self._buffer).__name__}, episode {number}"
-            yield RawEpisode(where, {"obs": build_tree(space, leaves), **columns})
-
-
-def _of_ring(buffer: Any, kind: str, check_bounds: bool) -> EpisodeDataset:
+        options: dict[str, Any] = {"extra_columns": extras, "check_bounds": check_bounds}
+        return EpisodeDataset(kind, lambda: _episodes_of(buffer), *single, **options)
     columns = buffer.rows()
     if (buffer.num_envs or 1) > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
         raise DatasetError(
@@ -89,133 +58,75 @@ def _of_ring(buffer: Any, kind: str, check_bounds: bool) -> EpisodeDataset:
             f"the {kind} has n_step={buffer.n_step} and no next observations of single steps; "
             f"make it with {advice}"
         )
-    extras = _extra_spaces(buffer)
-    reader = _TransitionsOf(buffer, list(extras))
-    spaces = buffer.observation_space, buffer.action_space
-    columns_of = FlatColumns(*spaces, None, extras, check_bounds)
-    return columns_of.dataset(kind, reader, reader.wanted)
+    obs, names = row_layout(buffer).obs or ["obs"], (*_COLUMNS, *extras)
+    keys = {name: [name] for name in (*names, "episode_index")}
+    keys |= {"obs": obs, "next_obs": [f"next_{path}" for path in obs]}
+    flat = FlatColumns(*single, None, extras, check_bounds)
+    return flat.dataset(kind, lambda: _transitions_of(buffer, obs, names), keys)
 
 
-class _TransitionsOf:
-    """Reads a ring, env by env, in blocks."""
-
-    def __init__(self, buffer: Any, extras: list[str]) -> None:
-        self._buffer, self._columns = buffer, buffer.rows()
-        self._obs = [leaf.path for leaf in space_leaves(buffer.observation_space, "obs")]
-        self._names = [*_COLUMNS, *extras]
-        keys = {name: [name] for name in (*self._names, "episode_index")}
-        nexts = [f"next_{path}" for path in self._obs]
-        self.wanted = Wanted({**keys, "obs": self._obs, "next_obs": nexts})
-
-    def __call__(self) -> Iterator[Block]:
-        buffer = self._buffer
-        order = buffer.order()
-        env_ids = torch.zeros_like(order)
-        if hasattr(buffer, "counts"):
-            counts = torch.from_numpy(buffer.counts)
-            rings = torch.arange(len(counts), device="cpu")
-            env_ids = rings.repeat_interleave(counts)
-        elif "env_ids" in self._columns:
-            env_ids = self._columns["env_ids"][order.to(buffer.device)].cpu()
-        layout, number = row_layout(buffer), -1
-        row_bytes = layout.stride + 2 * layout.obs_bytes
-        if layout.frames is not None:
-            row_bytes += 2 * layout.frames.num_frames * layout.frames.nbytes
-        size = max(64, BLOCK_BYTES // row_bytes)
-        for env_id in env_ids.unique().tolist():
-            before: dict[str, np.ndarray] | None = None
-            for rows in order[env_ids == env_id].split(size):
-                block = self._gather(rows)
-                starts = _starts(block, before, self._obs)
-                block["episode_index"] = number + np.cumsum(starts)
-                number = int(block["episode_index"][-1])
-                before = {name: column[-1:] for name, column in block.items()}
-                yield Block(type(buffer).__name__, block)
-
-    def _gather(self, rows: torch.Tensor) -> dict[str, np.ndarray]:
-        """Single steps, by key."""
-        space, source, place = self._buffer.observation_space, self._columns, None
-        if self._buffer.n_step == 1:  # get also finds observations that are stored once
-            batch = self._buffer.get(rows)
-            source = {name: getattr(batch, name) for name in ("obs", "next_obs", *_COLUMNS)}
-            source |= batch.extras
-        else:
-            place = rows.to(self._buffer.device)
-        flat = {name: source[name] for name in self._names}
-        for name, prefix in (("obs", ""), ("next_obs", "next_")):
-            leaves = leaves_of(space, source[name])
-            flat |= {f"{prefix}{path}": x for path, x in zip(self._obs, leaves, strict=True)}
-        if place is not None:
-            flat = {name: view[place] for name, view in flat.items()}
-        return {name: column.cpu().numpy() for name, column in flat.items()}
+def as_dataset(source: Any) -> EpisodeDataset:
+    """A data set, or that of a buffer."""
+    return source if isinstance(source, EpisodeDataset) else from_buffer(source)
 
 
-def _starts(
-    block: dict[str, np.ndarray], before: dict[str, np.ndarray] | None, obs: list[str]
-) -> np.ndarray:
-    """Whether each transition (K,) does not go on where the one before it ended."""
-    over = block["terminations"] | block["truncations"]
-    starts = np.ones(len(over), np.bool_)
-    starts[1:] = over[:-1]
-    if before is not None:
-        starts[0] = before["terminations"][0] | before["truncations"][0]
-    for path in obs:
-        last = block[f"next_{path}"][:1] if before is None else before[f"next_{path}"]
-        following = np.concatenate([last, block[f"next_{path}"][:-1]])
-        starts |= (_bytes(block[path]) != _bytes(following)).any(1)
-    starts[0] |= before is None
-    return starts
+def _episodes_of(buffer: Any) -> Iterator[RawEpisode]:
+    """Read an episodic buffer."""
+    space = buffer.observation_space
+    for number in range(buffer.num_episodes):
+        episode = buffer.episode(number)
+        leaves = [leaf.cpu().numpy() for leaf in leaves_of(space, episode.pop("obs"))]
+        columns = {name: column.cpu().numpy() for name, column in episode.items()}
+        where = f"{type(buffer).__name__}, episode {number}"
+        yield RawEpisode(where, {"obs": build_tree(space, leaves), **columns})
+
+
+def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Blocks:
+    """Read a ring, env by env, in blocks; number the episodes."""
+    order, layout, number = buffer.order(), row_layout(buffer), -1
+    env_ids = torch.zeros_like(order)
+    if hasattr(buffer, "counts"):
+        counts = torch.from_numpy(buffer.counts)
+        env_ids = torch.arange(len(counts), device="cpu").repeat_interleave(counts)
+    elif "env_ids" in (columns := buffer.rows()):
+        env_ids = columns["env_ids"][order.to(buffer.device)].cpu()
+    frames = layout.frames
+    row_bytes = layout.stride + 2 * layout.obs_bytes
+    row_bytes += 2 * frames.num_frames * frames.nbytes if frames else 0
+    size = max(64, BLOCK_BYTES // row_bytes)
+    for env_id in env_ids.unique().tolist():
+        rows = order[env_ids == env_id]
+        for begin in range(0, len(rows), size):
+            has_before = begin > 0  # the row before tells whether the first goes on
+            block = _gather(buffer, rows[begin - has_before : begin + size], obs, names)
+            starts = block["terminations"] | block["truncations"]
+            starts = np.concatenate([[True], starts[:-1]])
+            for path in obs:
+                after, now = block[f"next_{path}"][:-1], block[path][1:]
+                if len(now):
+                    starts[1:] |= (_bytes(after) != _bytes(now)).any(1)
+            block = {name: column[has_before:] for name, column in block.items()}
+            block["episode_index"] = number + np.cumsum(starts[has_before:])
+            number = int(block["episode_index"][-1])
+            yield type(buffer).__name__, block
+
+
+def _gather(
+    buffer: Any, rows: torch.Tensor, obs: Sequence[str], names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Single steps, by key."""
+    if buffer.n_step == 1:  # get also finds observations that are stored once
+        batch = buffer.get(rows)
+        source = {name: getattr(batch, name) for name in ("obs", "next_obs", *_COLUMNS)}
+        source, place = source | batch.extras, slice(None)
+    else:
+        source, place = buffer.rows(), rows.to(buffer.device)
+    flat = {name: source[name] for name in names}
+    for prefix in ("", "next_"):
+        leaves = leaves_of(buffer.observation_space, source[f"{prefix}obs"])
+        flat |= {f"{prefix}{path}": leaf for path, leaf in zip(obs, leaves, strict=True)}
+    return {name: column[place].cpu().numpy() for name, column in flat.items()}
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-
-
-def flat_blocks(
-    dataset: EpisodeDataset, names: Mapping[str, str], separator: str
-) -> Iterator[dict[str, np.ndarray]]:
-    """Whole episodes behind one another as a file has them, some MiB of steps (K, ...) at a time.
-
-    Args:
-        dataset: Of at least one episode.
-        names: What the file calls `obs`, `next_obs`, `actions`, `rewards`, `terminations`,
-            `truncations`, `boundaries`, `episode_index` and, where it has it, `frame_index`; and
-            what stands before the name of each extra column, as "extras".
-        separator: Between the name of observations and the keys of their parts.
-
-    Raises:
-        DatasetError: An episode does not fit, two columns have the same name, or there is none.
-    """
-    space, pieces, size = dataset.observation_space, [], 0
-    paths, number = list(key_paths(space)), -1
-    for number, episode in enumerate(dataset):
-        count, leaves = len(episode["rewards"]), leaves_of(space, episode.pop("obs"))
-        index = {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
-        columns: list[tuple[str, np.ndarray]] = []
-        for name, part in (("obs", slice(None, -1)), ("next_obs", slice(1, None))):
-            keys = [separator.join((names[name], *path)) for path in paths]
-            columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
-        for name, array in {**episode, **index}.items():
-            if name in names or name in dataset.extra_columns:
-                columns.append((names.get(name, names["extras"] + name), array))
-        piece = dict(columns)
-        if len(piece) < len(columns):  # as {"a/b": ..., "a": {"b": ...}} has
-            keys = [key for key, _ in columns]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise DatasetError(
-                f"{dataset.name}: two columns have the name {twice!r} in a file; name parts of "
-                f"observations without {separator!r}, and extra columns otherwise"
-            )
-        pieces.append(piece)
-        size += sum(array.nbytes for array in piece.values())
-        if size >= BLOCK_BYTES:
-            yield _joined(pieces)
-            pieces, size = [], 0
-    if number < 0:
-        raise DatasetError(f"{dataset.name} has no episode; nothing was written")
-    if pieces:
-        yield _joined(pieces)
-
-
-def _joined(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}

@@ -68,14 +68,9 @@ def from_minari(
 
 
 def _columns(where: str, episode: Any, extras: Mapping[str, Space]) -> dict[str, Any]:
+    names = ("actions", "rewards", "terminations", "truncations")
+    found = {"obs": episode.observations, **{name: getattr(episode, name) for name in names}}
     infos, count = episode.infos or {}, len(episode.rewards)
-    found = {
-        "obs": episode.observations,
-        "actions": episode.actions,
-        "rewards": episode.rewards,
-        "terminations": episode.terminations,
-        "truncations": episode.truncations,
-    }
     marks = infos.get("boundaries")
     if isinstance(marks, np.ndarray) and marks.dtype == np.bool_ and marks.size == count + 1:
         found["boundaries"] = marks.reshape(-1)[1:]
@@ -126,15 +121,11 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
     exported = (
         kind(id=number, **_exported(episode, axes)) for number, episode in enumerate(dataset)
     )
+    options = {"jpeg_encoding": False, **options, "env": env}
+    single = dataset.observation_space, dataset.action_space
+    options |= dict(zip(("observation_space", "action_space"), single, strict=True))
     try:
-        return minari.create_dataset_from_buffers(
-            dataset_id,
-            exported,
-            env=env,
-            observation_space=dataset.observation_space,
-            action_space=dataset.action_space,
-            **{"jpeg_encoding": False, **options},
-        )
+        return minari.create_dataset_from_buffers(dataset_id, exported, **options)
     except BaseException:
         if not was_there:
             shutil.rmtree(folder, ignore_errors=True)
@@ -143,11 +134,11 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
 
 def _exported(episode: dict[str, Any], axes: int) -> dict[str, Any]:
     """An episode of T steps as Minari's fields, arrays of T or T + 1 rows; infos of some axes."""
-    fields = dict(episode)
-    steps = {name: fields.pop(name) for name in ("rewards", "terminations", "truncations")}
-    observations, actions = fields.pop("obs"), fields.pop("actions")
-    infos = {}
+    fields, infos = dict(episode), {}
+    names = ("rewards", "terminations", "truncations", "actions")
+    steps = {name: fields.pop(name) for name in names}
+    observations = fields.pop("obs")
     for name, column in fields.items():
         padded = np.concatenate([np.zeros_like(column[:1]), column])
         infos[name] = padded.reshape(*padded.shape, *[1] * (axes - padded.ndim))
-    return {"observations": observations, "actions": actions, "infos": infos, **steps}
+    return {"observations": observations, "infos": infos, **steps}

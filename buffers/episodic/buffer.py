@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from gymnasium import Space
 from buffers.core.arguments import (
     MAX_COUNT,
     check_count,
+    read_columns,
     read_distinct_ids,
     read_episode,
     read_number,
@@ -20,31 +21,50 @@ from buffers.core.arguments import (
     read_valid,
     resolve_device,
 )
-from buffers.core.copies import fill_block
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.rows import RowLayout
-from buffers.core.sequences import SequenceBatch, read_sequences
+from buffers.core.memory import check_fits
+from buffers.core.rows import RowLayout, row_views
+from buffers.core.sequences import (
+    SequenceBatch,
+    SequenceOptions,
+    memory_of,
+    read_sequences,
+    read_states,
+    zero_padding,
+)
 from buffers.core.state import (
     Block,
     LoadedState,
     Wanted,
+    check_bools,
     check_settings,
+    contradiction,
+    name_fields,
 )
-from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, StackBatch
-from buffers.episodic.draws import EpisodicDraws, GoalFunction, SequenceMemory
-from buffers.episodic.layout import FLAGS, NUM_STARTS, plan_episodic
+from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
+from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
+from buffers.episodic.gather import NO_MATTER_BYTES, Columns, Gather
+from buffers.episodic.goals import GoalFunction, Relabelling
 from buffers.episodic.open_episodes import OpenEpisodes
-from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler, is_by_episode
-from buffers.episodic.state import (
-    check_episodes,
-    check_meta,
-    describe,
-)
-from buffers.episodic.storage import EpisodicStorage
+from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout, rooms_of
 
 __all__ = ["EpisodicReplayBuffer"]
+
+_VERSION = 2
+_MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
+_ANY_STEP = SequenceOptions(1, 0, 1, True)
+_OF_STEPS = dict.fromkeys(("actions", "rewards", "terminations", "truncations"), 0)
+_PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # which list of rows columns are of
+
+
+class SequenceMemory(NamedTuple):
+    """What the ring was when sequences were drawn."""
+
+    owner: object
+    first_row: int  # the oldest then, counted for ever
+    num_restored: int
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
@@ -107,9 +127,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         seed: int | None = None,
         staged: bool = False,
     ):
-        layout = plan_episodic(
-            capacity, observation_space, action_space, max_episodes, extra_columns
-        )
+        layout = plan_layout(capacity, observation_space, action_space, max_episodes, extra_columns)
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
@@ -119,17 +137,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._guard = Guard(self.device)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
-            self._storage = EpisodicStorage(layout, self.device, staged=is_staged)
-        sampler = TorchSampler if is_staged else CompiledSampler
-        self._sampler = sampler(self._storage, seed)
-        self._planner = PairPlanner(layout.row, self.device, is_staged=is_staged)
-        self._shaper = BatchShaper(layout.row, self.device)
-        self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
-        self._row, self._counters = layout.row, self._storage.counters
+            self._table = EpisodeTable(layout, self.device, is_staged)
+        self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
+        self._row = layout.row
+        self._all_pairs = self._wanted(None, **_PAIRS)
         self._given_envs = self.num_envs  # states with open episodes of another number are refused
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:
-            self._open = OpenEpisodes(self.num_envs, self._storage)
+            self._open = OpenEpisodes(self.num_envs, self._table)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
             max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
@@ -150,49 +165,45 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
         >>> from gymnasium.spaces import Box, Discrete
         >>> EpisodicReplayBuffer.nbytes_for(200_000, Box(-1, 1, (52,)), Discrete(7))
-        59300072
+        59700112
         """
-        layout = plan_episodic(
-            capacity, observation_space, action_space, max_episodes, extra_columns
-        )
-        return layout.nbytes(staged)
+        layout = plan_layout(capacity, observation_space, action_space, max_episodes, extra_columns)
+        return sum(layout.sizes(staged).values())
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
-        sizes["staging"] = self._storage.staging_bytes
-        sizes["windows"] = self._sampler.windows.nbytes
-        sizes["open_episodes"] = 0 if self._open is None else self._open.nbytes
-        return sizes
+        sizes = self._table.layout.sizes(self._table.is_staged)
+        return {**sizes, "open_episodes": 0 if self._open is None else self._open.nbytes}
 
     @property
     def _generator(self) -> Any:
-        return self._sampler.generator
+        return self._draws.generator
 
     def __len__(self) -> int:
         """Number of steps that can be drawn; those of open episodes do not count."""
-        return self._storage.count("num_steps")
+        return self._table.live.num_steps
 
     @property
     def num_episodes(self) -> int:
         """Number of episodes held."""
-        return self._storage.count("num_episodes")
+        return self._table.live.end - self._table.live.begin
 
     @property
     def first_episode(self) -> int:
         """Number, counted from the first ever added, of the oldest episode held."""
-        return self._storage.count("first_episode")
+        return self._table.live.first_episode
 
     @property
     def episode_lengths(self) -> np.ndarray:
         """int64 (num_episodes,), steps of each episode from the oldest to the newest; a copy."""
-        return self._storage.live_lengths()
+        return self._table.lengths.copy()
 
     @property
     def open_lengths(self) -> np.ndarray:
         """int64 (num_envs,), steps of each environment's open episode; a copy."""
         return np.zeros(0, np.int64) if self._open is None else self._open.lengths.copy()
 
+    @exclusive
     def add_episode(self, episode: Mapping[str, Any]) -> None:
         """Store a whole episode of T steps, from 1 to the capacity.
 
@@ -211,22 +222,15 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
-        self._insert(arrays, last, count)
-
-    @exclusive
-    def _insert(
-        self, arrays: dict[str, np.ndarray], last: dict[str, np.ndarray], count: int
-    ) -> None:
-        """Store an episode of `count` steps: columns by path, and one row of the last obs."""
-        self._storage.reserve(count + 1)
-        self._storage.staging[count] = 0
-        fields = self._storage.fields
+        block = self._table.new_block(count + 1)
+        fields = row_views(block, self._row.fields)
         for path, array in arrays.items():
             fields[path][:count] = array
         for path, array in last.items():
             fields[path][count] = array[0]
-        self._storage.insert(np.array([count]))
+        self._table.insert(block, np.array([count]))
 
+    @exclusive
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
@@ -249,13 +253,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         arrays = read_steps(columns, self._row, self.device, {"boundaries"})
         count = len(arrays["rewards"])
         is_valid = None if valid is None else read_valid(valid, count, self.device)
-        self._append(env_ids, arrays, is_valid)
-
-    @exclusive
-    def _append(
-        self, env_ids: Any, arrays: dict[str, np.ndarray], is_valid: np.ndarray | None
-    ) -> None:
-        count = len(arrays["rewards"])
         opened = self._opened(env_ids, count)
         ids = read_distinct_ids(env_ids, opened.num_envs, self.device)
         if len(ids) != count:
@@ -270,18 +267,17 @@ class EpisodicReplayBuffer(DrawnBuffer):
             ids, left, count = ids[is_valid], ids[~is_valid], int(is_valid.sum())
             left = left[opened.lengths[left] > 0]
         for path, field in opened.fields.items():
-            if path in arrays:  # the header is not
+            if path != "room":
                 field[:count] = arrays[path]
         for path, field in opened.next_fields.items():
             field[:count] = arrays[f"next_{path}"]
         opened.check_continuity(ids)
-        ends = opened.prepare(ids, arrays["terminations"] | arrays["truncations"])
+        opened.reserve(count)
         self._open, self.num_envs = opened, opened.num_envs
-        if len(left):
-            opened.close(left)
+        opened.close(left)
         opened.append(ids)
-        if len(ends):
-            opened.close(ends)
+        is_over = arrays["terminations"] | arrays["truncations"]
+        opened.close(ids[is_over | (opened.lengths[ids] >= self.capacity)])
 
     def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
         if self._open is not None:
@@ -291,7 +287,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 "the number of environments is not known; give num_envs to the constructor, or add "
                 "one step of all environments first"
             )
-        return OpenEpisodes(count, self._storage)
+        return OpenEpisodes(count, self._table)
 
     @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -310,9 +306,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
         ids = read_distinct_ids(env_ids, num_envs, self.device)
         if self._open is not None:
-            ids = ids[self._open.lengths[ids] > 0]
-            if len(ids):
-                self._open.close(ids)
+            self._open.close(ids[self._open.lengths[ids] > 0])
 
     @exclusive
     def episode(self, index: int) -> dict[str, Any]:
@@ -331,13 +325,16 @@ class EpisodicReplayBuffer(DrawnBuffer):
         number = operator.index(index)
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"episode {index} of {self.num_episodes}")
-        slot = (self.first_episode + number % self.num_episodes) % self.max_episodes
-        first, length = self._storage.tables["episodes"][slot, :2]
-        parts = self._storage.first_rows(int(length) + 1, int(first))
-        words = torch.cat([self._storage.rows[part] for part in parts])
-        names = ("actions", "rewards", *FLAGS, "bounds")
-        fields = self._shaper.fields(words[:-1], *names)
-        return {"obs": self._shaper.obs(words), **fields, **self._shaper.extras(words[:-1])}
+        table = self._table
+        slot = table.live.begin + number % self.num_episodes
+        first, length, _ = table.table[:PAIRS, slot].tolist()
+        rows = (first + torch.arange(length + 1, device=self.device))[None] % table.layout.num_rows
+        obs = self._gather.take((("obs", 0),), rows, (length + 1,))["obs"]
+        names = ("actions", "rewards", *FLAGS, "room", *self._row.extras)
+        found = self._gather.take(tuple((n, 0) for n in names), rows[:, :-1], (length,))
+        steps = torch.arange(length, dtype=torch.int32, device=self.device)
+        bounds, extras = found.pop("room") + steps, found.pop("extras")
+        return {"obs": obs, **found, "bounds": bounds, **extras}
 
     @exclusive
     def sample(
@@ -364,8 +361,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 pairs are the same; `offsets` are always there.
 
         Returns:
-            Tensors on the device; the views lie in packed rows, so not all are contiguous, unless
-            columns were named.
+            Tensors on the device, each contiguous.
 
         Raises:
             BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
@@ -373,20 +369,60 @@ class EpisodicReplayBuffer(DrawnBuffer):
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         discount = read_number("discount", discount)
         by_episode = is_by_episode(over)
-        if not self._counters[NUM_STARTS]:
-            self._draws.require_episode()
+        self._check_pairs()
+        wanted = self._all_pairs
+        if columns is not None:
+            wanted = self._wanted(self._chosen(columns, PairBatch), **_PAIRS)
+        if out is None:
+            taken = self._gather.new(wanted, (batch_size,))
+            offsets = torch.empty(batch_size, dtype=torch.int64, device=self.device)
+        else:
+            taken, offsets = self._check_out(out, batch_size, None if columns is None else wanted)
+        rows = self._draws.pairs(batch_size, discount, by_episode, offsets)
+        self._gather.fill(taken, rows)
+        if out is not None:
+            return out
+        found = {**self._gather.columns(taken), "offsets": offsets, "memory": (taken, offsets)}
+        return PairBatch(**found) if columns is None else PairBatch._made_of(found)
+
+    def _check_pairs(self) -> None:
+        """Raise BufferMisuseError if no step has a later one in its bound."""
+        if not self._table.total(PAIRS):
+            self._require_episode()
             raise BufferMisuseError(
                 f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
                 "episodes of two steps or more first"
             )
-        planner = self._planner
-        chosen = planner.read_columns(columns)
-        if out is None:
-            batch = planner.new(batch_size, chosen)
-        else:
-            batch = planner.check(out, batch_size, chosen)
-        self._sampler.fill_pairs(batch, discount, by_episode)
-        return batch
+
+    def _check_out(self, out: Any, batch_size: int, wanted: Columns | None) -> Any:
+        """The memory of a batch that is to be written again, if it fits."""
+        memory = out.memory if isinstance(out, PairBatch) else None
+        if memory is None or memory[0].owner is not self._gather:
+            raise BufferMisuseError(
+                f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
+                "returned"
+            )
+        if len(out) != batch_size:
+            raise BufferMisuseError(f"out has {len(out)} rows, expected {batch_size}")
+        if wanted is not None and {*wanted} != {*memory[0].wanted}:
+            raise BufferMisuseError(
+                f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
+                "drawn with the same"
+            )
+        return memory
+
+    def _chosen(self, columns: Iterable[str] | None, kind: type[Any]) -> frozenset[str] | None:
+        return read_columns(columns, (*kind._fields, *self._row.extras))
+
+    def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
+        """The columns to gather: those chosen, or all.
+
+        Args:
+            chosen: Their names; None for all.
+            lists: Which list of rows each column is of; extra columns are of the first.
+        """
+        lists |= dict.fromkeys(self._row.extras, 0)
+        return tuple(pair for pair in lists.items() if chosen is None or pair[0] in chosen)
 
     @exclusive
     def sample_sequences(
@@ -419,17 +455,70 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
         """
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         options = read_sequences(sequence_length, burn_in, overlap, pad)
-        return self._draws.sequences(batch_size, options, over, initial_states, columns)
+        names = read_states(initial_states, self._row.extras)
+        chosen, length = self._chosen(columns, SequenceBatch), options.length
+        self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
+        starts = self._draw_windows(batch_size, options, over)
+        places = torch.arange(length, device=self.device)
+        mask = places < (starts.length - starts.step)[:, None]
+        rows, following = (self._draws.rows(starts, places[None] + later) for later in (0, 1))
+        steps = (starts.step[:, None] + places).to(torch.int32) * mask
+        wanted = self._wanted(chosen, obs=0, next_obs=1, **_OF_STEPS, boundaries=0)
+        lists = torch.stack([rows, following]).view(2, -1)
+        found = self._gather.take(
+            tuple(pair for pair in wanted if pair[0] not in names), lists, tuple(rows.shape)
+        )
+        states = self._gather.take(tuple((n, 0) for n in names), rows[None, :, 0], (batch_size,))
+        if options.pad:  # else none has run out
+            zero_padding(found, mask)
+            rows = torch.where(mask, rows, -1)
+        return SequenceBatch._made_of({
+            **found, "steps": steps, "mask": mask, **options.masks(mask, steps), "indices": rows,
+            "weights": None, "initial_states": states["extras"], "memory": SequenceMemory(
+                self, self._table.live.first_row, self._table.num_restored
+            ),
+        })  # fmt: skip
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:
-        return self._draws.check_sequences(batch)
+        memory = memory_of(batch, self)
+        if memory.num_restored != self._table.num_restored:
+            raise BufferMisuseError("batch was drawn before a state was loaded; draw anew")
+        return memory
 
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
-        return self._draws.alive_steps(batch, memory)
+        rows, oldest = batch.indices.reshape(-1), memory.first_row
+        numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
+        return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
+
+    def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
+        """Draw the first steps of sequences."""
+        by_episode = is_by_episode(over)
+        if not self._table.count_windows(options):
+            self._require_episode()
+            raise BufferMisuseError(
+                f"none of the {self.num_episodes} episodes has {options.needed_at_start} steps; "
+                "add longer ones, or ask for shorter sequences"
+            )
+        return self._draws.steps(WINDOWS, options.period, batch_size, by_episode)
+
+    def _require_episode(self) -> None:
+        """Raise BufferMisuseError if no episode is held, though some may be open."""
+        if not self.num_episodes:
+            raise BufferMisuseError(
+                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
+                "steps until an episode ends, or end open ones by cut_episodes()"
+            )
+
+    def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
+        """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
+        needed = batch_size * rows_each * self._row.stride
+        if needed > NO_MATTER_BYTES:
+            check_fits(f"a batch of {batch_size} {what}", needed, self.device, "draw fewer at once")
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
-        return self._row, self._shaper.extras(self._storage.rows)
+        return self._row, self._table.columns
 
     @exclusive
     def sample_stacks(
@@ -453,7 +542,20 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        return self._draws.stacks(batch_size, num_frames, over, columns)
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = self._chosen(columns, StackBatch)
+        num_frames = check_count("num_frames", num_frames, MAX_COUNT)
+        self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
+        steps = self._draw_windows(batch_size, _ANY_STEP, over)
+        ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
+        lists = torch.stack([
+            rows(steps, torch.maximum(ages + later, -steps.step[:, None])) for later in (0, 1)
+        ])  # fmt: skip
+        lead, frames = (batch_size, num_frames), self._wanted(chosen, obs=0, next_obs=1)
+        frames = tuple(pair for pair in frames if pair[0] not in self._row.extras)
+        stacked = self._gather.take(frames, lists.view(2, -1), lead)
+        found = self._gather.take(self._wanted(chosen, **_OF_STEPS), rows(steps)[None], lead[:1])
+        return StackBatch._made_of({**stacked, **found, "steps": steps.step.to(torch.int32)})
 
     def sample_goals(
         self,
@@ -504,85 +606,128 @@ class EpisodicReplayBuffer(DrawnBuffer):
             BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
                 something else than a finite number per step.
         """
-        asked = batch_size, strategy, relabel_ratio, discount, over
-        relabelling = self._draws.relabelling(
-            achieved, desired, compute_reward, compute_terminated, columns, pass_tensors
-        )
-        return relabelling.apply(self._goals(*asked, relabelling.needed()))
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
+        relabelling = Relabelling.of(
+            self._row, (achieved, desired), functions, self._chosen(columns, GoalBatch),
+            pass_tensors,
+        )  # fmt: skip
+        if not isinstance(strategy, str) or strategy not in STRATEGIES:
+            raise BufferMisuseError(f"strategy is {strategy!r}, expected one of {[*STRATEGIES]}")
+        relabel_ratio = read_number("relabel_ratio", relabel_ratio)
+        discount = read_number("discount", discount)
+        if discount != 1 and strategy not in ("future", "bound"):
+            raise BufferMisuseError(
+                f"discount is {discount} with strategy={strategy!r}; it is a law of distances, "
+                "which 'future' and 'bound' have"
+            )
+        law = strategy, relabel_ratio, discount
+        return relabelling.apply(self._goals(batch_size, over, *law, relabelling.needed(self._row)))
 
     @exclusive
-    def _goals(self, *asked: Any) -> GoalBatch:
-        return self._draws.goals(*asked)
+    def _goals(
+        self, batch_size: int, over: str, strategy: str, relabel_ratio: float, discount: float,
+        columns: frozenset[str] | None,
+    ) -> GoalBatch:  # fmt: skip
+        """Steps and the observations that are to give their goals; nothing is replaced yet."""
+        self._check_room(batch_size, 5, "goals")
+        if strategy == "bound":
+            by_episode = is_by_episode(over)
+            self._check_pairs()
+            steps = self._draws.steps(PAIRS, 1, batch_size, by_episode)
+        else:
+            steps = self._draw_windows(batch_size, _ANY_STEP, over)
+        offsets, relabelled = self._draws.goals(steps, strategy, relabel_ratio, discount)
+        lists = torch.stack([self._draws.rows(steps, later) for later in (0, 1, offsets)])
+        wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
+        found = self._gather.take(wanted, lists, (batch_size,))
+        return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 
     @exclusive
     def clear(self) -> None:
         """Forget all episodes, open ones too; memory and generator stay."""
-        self._storage.clear()
+        self._table.clear()
         if self._open is not None:
-            width = self._row.num_words
-            lengths = np.zeros(self._open.num_envs, np.int64)
-            self._open.restore(lengths, np.zeros((0, width), np.int64))
+            none = np.zeros(self._open.num_envs, np.int64)
+            self._open.restore(none, np.zeros((0, self._row.num_words), np.int64))
 
     def _described(self) -> dict[str, Any]:
-        return describe(self._storage.layout, self.first_episode)
+        fields = self._row.describe()
+        return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        check_meta(meta, self._described())
+        version = meta.get("state_version")
+        if type(version) is not int or version != _VERSION:
+            raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
+        fields = meta.get("fields"), self._row.describe()
+        check_settings(*({"field": name_fields(described)} for described in fields))
+        check_settings(*({"layout": described} for described in fields))
+        first = meta.get("first_episode")
+        if type(first) is not int or not 0 <= first <= _MOST_ADDED:
+            raise contradiction(f"its first episode is {first!r:.99}")
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
         if self._open is not None:
             lengths, rows = self._open.snapshot()
         return {
-            "lengths": [self._storage.live_lengths()],
+            "lengths": [self.episode_lengths],
             "open_lengths": [lengths],
             "open_rows": [rows],
-            "generator": [self._sampler.generator.get_state()],
-            "rows": [*self._storage.live_rows()],
+            "generator": [self._generator.get_state()],
+            "rows": [*self._table.live_rows()],
         }
 
     def _wanted_arrays(self) -> Wanted:
-        width, generator = self._row.num_words, self._sampler.generator.get_state()
-        int64 = np.dtype(np.int64)
+        generator, int64 = self._generator.get_state(), np.dtype(np.int64)
         return {
             "lengths": (int64, (None,)),
             "open_lengths": (int64, (None,)),
-            "open_rows": (int64, (None, width)),
+            "open_rows": (int64, (None, self._row.num_words)),
             "generator": (generator.dtype, generator.shape),
-            "rows": (int64, (None, width)),
+            "rows": (int64, (None, self._row.num_words)),
         }
 
     def _check_arrays(self, state: LoadedState) -> None:
-        num_envs = len(state.small["open_lengths"])
-        if self._given_envs is not None and num_envs:  # none with open episodes fits any number
-            check_settings({"num_envs": num_envs}, {"num_envs": self._given_envs})
-        check_episodes(self._storage.layout, state)
-        self._check_generator(state.small["generator"])
+        _, small, large = state
+        lengths, open_lengths = small["lengths"], small["open_lengths"]
+        if self._given_envs is not None and len(open_lengths):  # of none any number will do
+            check_settings({"num_envs": len(open_lengths)}, {"num_envs": self._given_envs})
+        self._check_generator(small["generator"])
+        if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
+            raise contradiction("it has episodes without steps")
+        longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
+        steps = longest if longest > self.capacity else int(lengths.sum())
+        if steps > self.capacity or len(lengths) > self.max_episodes:
+            raise BufferMisuseError(
+                f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
+                f"{self.max_episodes} of {self.capacity}; load it into a larger one"
+            )
+        num_rows = sum(map(len, large["rows"]))
+        if num_rows != steps + len(lengths):
+            raise contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
+        if open_lengths.max(initial=0) >= self.capacity:  # would have been stored
+            raise contradiction("it has open episodes as long as the buffer")
+        num_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
+        if len(small["open_rows"]) != num_rows:
+            raise contradiction(f"it has {len(small['open_rows'])} rows of open episodes")
+        fields = self._row.fields.values()
+        bools = [(f.offset, f.nbytes) for f in fields if f.dtype == np.bool_]
+        check_bools("rows", large["rows"], bools)
+        check_bools("open_rows", [small["open_rows"]], bools)
+        rooms, expected, _ = rooms_of(self._row, large["rows"], lengths)
+        if not np.array_equal(rooms, expected):
+            row = int(np.argmax(rooms != expected))
+            raise contradiction(f"row {row} says wrongly how far its bound is")
 
     def _take(self, state: LoadedState) -> None:
-        small, storage = state.small, self._storage
-        opened, begin = self._make_open(len(small["open_lengths"])), 0
-        for block in state.large["rows"]:
-            fill_block(storage.rows[begin : begin + len(block)], block)
-            begin += len(block)
-        if not storage.refile(small["lengths"], int(state.meta["first_episode"])):
-            raise BufferMisuseError(
-                "state has rows that contradict its lengths; the buffer is empty now"
-            )
-        self._sampler.generator.set_state(small["generator"])
-        self._restore_open(opened, small)
-
-    def _make_open(self, num_envs: int) -> OpenEpisodes | None:
-        """What is to hold the open episodes of a state of so many envs; ours, if it can."""
-        if not num_envs:
-            return None if self.num_envs is None else self._open
-        if self._open is not None and self._open.num_envs == num_envs:
-            return self._open
-        return OpenEpisodes(num_envs, self._storage)
-
-    def _restore_open(self, opened: OpenEpisodes | None, small: dict[str, np.ndarray]) -> None:
-        lengths, self._open = small["open_lengths"], opened
+        small, opened = state.small, self._open
+        lengths, rows = small["open_lengths"], small["open_rows"]
+        if len(lengths) and (opened is None or opened.num_envs != len(lengths)):
+            opened = OpenEpisodes(len(lengths), self._table)
         if opened is not None:
-            self.num_envs = opened.num_envs
             lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
-            opened.restore(lengths, small["open_rows"])
+            opened.restore(lengths, rows)
+            self._open, self.num_envs = opened, opened.num_envs
+        self._table.restore(state.large["rows"], small["lengths"], state.meta["first_episode"])
+        self._generator.set_state(small["generator"])

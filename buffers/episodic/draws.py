@@ -1,383 +1,248 @@
-"""Sequences, frame stacks and goals from the episodes of a ring."""
+"""What is drawn from episodes: row numbers, from counts and a random stream.
+
+Operations of torch, on hosts and on devices, which they never wait for. Pairs on the host are drawn
+by compiled code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from gymnasium import spaces
 
-from buffers.core.arguments import MAX_COUNT, as_tensor, check_count, read_columns, read_number
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import check_fits
-from buffers.core.sequences import SequenceBatch, SequenceOptions, memory_of, read_states
-from buffers.episodic.batches import BatchShaper, GoalBatch, StackBatch
-from buffers.episodic.layout import FIRST_DRAWABLE, FIRST_START, NUM_DRAWABLE, NUM_STARTS
-from buffers.episodic.samplers import (
-    STRATEGIES,
-    CompiledSampler,
-    TorchSampler,
-    is_by_episode,
-)
-from buffers.episodic.storage import EpisodicStorage
+from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.kernels import prefetch, random_word, unit_float
+from buffers.episodic.table import HOLE, PAIRS, EpisodeTable
 
-__all__ = ["EpisodicDraws", "GoalFunction", "SequenceMemory"]
+__all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
 
-GoalFunction = Callable[[Any, Any, Any], Any]
-
+STRATEGIES = ("bound", "episode", "final", "future")
+_OVER = {"steps": False, "episodes": True}
 _LOW = 0xFFFFFFFF
-_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
-_COMMON = ("actions", "rewards", "terminations", "truncations")
-_COMPUTED = {"compute_reward": "rewards", "compute_terminated": "terminations"}
+_ASKED_BYTES = 512  # of a row that is about to be copied
+_ONE = np.uint64(1)
 
 
-_ANY_STEP = SequenceOptions(1, 0, 1, True)
+def is_by_episode(over: str) -> bool:
+    """Read the argument `over`.
+
+    Raises:
+        BufferMisuseError: It is none of those.
+    """
+    by_episode = _OVER.get(over) if isinstance(over, str) else None
+    if by_episode is None:
+        raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_OVER)}")
+    return by_episode
 
 
-class SequenceMemory(NamedTuple):
-    """What the ring was when sequences were drawn."""
+class Steps(NamedTuple):
+    """B steps that were drawn: int64 (B,) each."""
 
-    owner: object
-    first_row: int  # of the ring, the oldest then
-    num_evicted: int
-    num_restored: int
+    first: torch.Tensor  # the first row of the episode
+    length: torch.Tensor  # of the episode
+    step: torch.Tensor
 
 
-class EpisodicDraws:
-    """Draws what is more than pairs; the arguments are those of `EpisodicReplayBuffer`."""
+class Draws:
+    """Draws from the episodes of a table.
 
-    def __init__(
-        self,
-        storage: EpisodicStorage,
-        sampler: CompiledSampler | TorchSampler,
-        shaper: BatchShaper,
-    ):
-        self._storage, self._sampler, self._shaper = storage, sampler, shaper
-        self._num_rows = storage.layout.num_rows
+    Args:
+        table: See above.
+        seed: Of the generator; None takes entropy of the system.
 
-    def sequences(
-        self,
-        batch_size: int,
-        options: SequenceOptions,
-        over: str,
-        initial_states: Sequence[str] | str,
-        columns: Iterable[str] | None,
-    ) -> SequenceBatch:
-        """Runs of steps."""
-        length, known = options.length, self._storage.layout.row.extras
-        names = read_states(initial_states, known)
-        chosen = read_columns(columns, (*SequenceBatch._fields, *known))
-        self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
-        first = self._first_rows(batch_size, options, over)
-        places = torch.arange(length, device=first.device)
-        rows = (first[:, None] + places) % self._num_rows
-        remaining = self._headers(first)[:, 1] & _LOW
-        mask = places < remaining[:, None]
-        words = self._rows(torch.where(mask, rows, -1))
-        following = torch.where(mask, (rows + 1) % self._num_rows, -1)
-        extras = self._shaper.extras(words)
-        states = {name: extras.pop(name)[:, 0] for name in names}
-        found = self._chosen(
-            chosen, words, extras, "boundaries", "steps",
-            obs=lambda: self._shaper.obs(words), next_obs=lambda: self._observations(following),
-        )  # fmt: skip
-        steps = self._shaper.fields(words, "steps")["steps"]
-        return SequenceBatch._made_of(
-            {
-                **found,
-                "steps": steps,
-                "mask": mask,
-                **options.masks(mask, steps),
-                "indices": torch.where(mask, rows, -1),
-                "weights": None,
-                "initial_states": states,
-                "memory": self._sequence_memory(),
-            }
-        )
+    Attributes:
+        generator: What is drawn by.
+    """
 
-    def _chosen(
-        self,
-        chosen: frozenset[str] | None,
-        words: torch.Tensor,
-        extras: dict[str, torch.Tensor],
-        *others: str,
-        **observations: Callable[[], Any],
-    ) -> dict[str, Any]:
-        """Columns of a batch by name: those chosen, or all; others are not gathered.
+    def __init__(self, table: EpisodeTable, seed: int | None):
+        self._table, self._num_rows = table, table.layout.num_rows
+        self._is_compiled = not table.is_staged
+        self.generator: Any
+        if self._is_compiled:
+            self.generator = HostGenerator(seed, saved_as=np.uint64)
+        else:
+            self.generator = DeviceGenerator(seed, table.device)
+
+    def uniforms(self, number: int, count: int) -> torch.Tensor:
+        """Numbers float64 (number, count) from 0 to below 1."""
+        if self._is_compiled:
+            out = np.empty((number, count))
+            draw_uniforms(self.generator.words, out.reshape(-1))
+            return torch.from_numpy(out)
+        device, generator = self._table.device, self.generator.torch
+        shape = number, count
+        return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
+
+    def steps(self, law: int, period: int, batch_size: int, by_episode: bool) -> Steps:
+        """Draw the first steps of pairs or of windows.
 
         Args:
-            chosen: Their names; None for all.
-            words: Whole rows int64 (*K, W).
-            extras: Extra columns of these.
-            others: Columns of these that not all batches have.
-            observations: What gathers observations, by name.
+            law: PAIRS or WINDOWS, by which something can be drawn.
+            period: Steps from the begin of a window to that of the next.
+            batch_size: B.
+            by_episode: Draw episodes with equal probability, not steps.
         """
-        names = [name for name in (*_COMMON, *others) if chosen is None or name in chosen]
-        found = self._shaper.fields(words, *names) if names else {}
-        found |= {
-            name: gather()
-            for name, gather in observations.items()
-            if chosen is None or name in chosen
-        }
-        kept = {name: extras[name] for name in extras if chosen is None or name in chosen}
-        return {**found, "extras": kept}
+        table = self._table.there
+        pick, place = self.uniforms(2, batch_size)
+        before = table[law + by_episode]
+        low, high = before.index_select(0, self._table.live_there)
+        numbers = low + (pick * (high - low)).long()
+        slots = torch.searchsorted(before, numbers, right=True) - 1
+        first, length, hole = table[:PAIRS].index_select(1, slots)
+        begin = table[law].index_select(0, slots)
+        if by_episode:
+            counts = table[law].index_select(0, slots + 1) - begin
+            step = (place * counts).long() * period
+        else:
+            step = (numbers - begin) * period
+        return Steps(first, length, step + (step >= hole) if law == PAIRS else step)
 
-    def _sequence_memory(self) -> SequenceMemory:
-        storage = self._storage
-        evicted, restored = storage.num_evicted, storage.num_restored
-        return SequenceMemory(self, storage.count("first_row"), evicted, restored)
+    def rows(self, steps: Steps, later: torch.Tensor | int = 0) -> torch.Tensor:
+        """Rows of the ring so many steps later, (B,), or (B, L) of later (B, L)."""
+        begin = steps.first + steps.step
+        is_run = isinstance(later, torch.Tensor) and later.ndim == 2
+        return ((begin[:, None] if is_run else begin) + later) % self._num_rows
 
-    def check_sequences(self, batch: Any) -> SequenceMemory:
-        """What is known of a batch of sequences; raise BufferMisuseError if it is not ours."""
-        memory = memory_of(batch, self)
-        if memory.num_restored != self._storage.num_restored:
-            raise BufferMisuseError("batch was drawn before a state was loaded; draw anew")
-        return memory
+    def rooms(self, rows: torch.Tensor) -> torch.Tensor:
+        """How far the bounds of the steps in rows int64 (B,) are, int64 (B,)."""
+        return self._table.columns["room"].index_select(0, rows).long()
 
-    def alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
-        """int64 (K,): the steps of a batch (B * L) whose rows hold them still."""
-        rows = batch.indices.reshape(-1)
-        num_evicted = self._storage.num_evicted - memory.num_evicted
-        is_there = (rows - memory.first_row) % self._num_rows >= num_evicted
-        return (is_there & (rows >= 0)).nonzero()[:, 0]
+    def pairs(
+        self, batch_size: int, discount: float, by_episode: bool, offsets: torch.Tensor
+    ) -> Any:
+        """Rows int64 (2, B) of steps and later ones, an array where they are the host's.
 
-    def stacks(
-        self, batch_size: int, num_frames: int, over: str, columns: Iterable[str] | None
-    ) -> StackBatch:
-        """Steps with the observations before them."""
-        known = self._storage.layout.row.extras
-        chosen = read_columns(columns, (*StackBatch._fields, *known))
-        num_frames = check_count("num_frames", num_frames, MAX_COUNT)
-        self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
-        rows = self._first_rows(batch_size, _ANY_STEP, over)
-        words = self._rows(rows)
-        steps = words[:, 0] >> 32 & _LOW
-        back = torch.arange(num_frames - 1, -1, -1, device=rows.device)
-        ages = torch.minimum(back, steps[:, None])
-        next_ages = torch.minimum(back - 1, steps[:, None])
-        found = self._chosen(
-            chosen, words, self._shaper.extras(words),
-            obs=lambda: self._observations((rows[:, None] - ages) % self._num_rows),
-            next_obs=lambda: self._observations((rows[:, None] - next_ages) % self._num_rows),
-        )  # fmt: skip
-        return StackBatch._made_of({**found, **self._shaper.fields(words, "steps")})
+        How much later, offsets int64 (B,), is written.
+        """
+        if self._is_compiled:
+            table, words = self._table, self.generator.words
+            rows = np.empty((2, batch_size), np.int64)
+            log = math.log(discount) if discount > 0 else -math.inf
+            law = table.live.begin, table.live.end, log, by_episode
+            draw_pairs(table.rows.numpy(), table.table, words, law, rows, offsets.numpy())
+            return rows
+        steps = self.steps(PAIRS, 1, batch_size, by_episode)
+        rows = self.rows(steps)
+        offsets.copy_(offsets_below(self.uniforms(1, batch_size)[0], self.rooms(rows), discount))
+        return torch.stack([rows, (rows + offsets) % self._num_rows])
 
     def goals(
-        self,
-        batch_size: int,
-        strategy: str,
-        relabel_ratio: float,
-        discount: float,
-        over: str,
-        columns: frozenset[str] | None,
-    ) -> GoalBatch:
-        """Steps and the observations that are to give their goals; nothing is replaced yet."""
-        if not isinstance(strategy, str) or strategy not in STRATEGIES:
-            raise BufferMisuseError(
-                f"strategy is {strategy!r}, expected one of {sorted(STRATEGIES)}"
-            )
-        relabel_ratio = read_number("relabel_ratio", relabel_ratio)
-        discount = read_number("discount", discount)
-        if discount != 1 and strategy not in ("future", "bound"):
-            raise BufferMisuseError(
-                f"discount is {discount} with strategy={strategy!r}; it is a law of distances, "
-                "which 'future' and 'bound' have"
-            )
-        self._check_room(batch_size, 5, "goals")
-        if strategy == "bound":
-            rows = self._rows_with_room(batch_size, over)
+        self, steps: Steps, strategy: str, relabel_ratio: float, discount: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How much later the goals of steps are, int64 (B,), and whether to use them, bool (B,)."""
+        uses, place = self.uniforms(2, len(steps.step))
+        remaining = steps.length - steps.step
+        if strategy == "final":
+            later = remaining
+        elif strategy == "episode":
+            later = 1 + (place * steps.length).long() - steps.step
         else:
-            rows = self._first_rows(batch_size, _ANY_STEP, over)
-        goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio, discount)
-        has_goals = columns is None or "goal_obs" in columns
-        words, goal_words = self._rows(rows), (self._rows if has_goals else self._headers)(goals)
-        found = self._chosen(
-            columns, words, self._shaper.extras(words),
-            obs=lambda: self._shaper.obs(words),
-            next_obs=lambda: self._observations((rows + 1) % self._num_rows),
-            goal_obs=lambda: self._shaper.obs(goal_words),
-        )  # fmt: skip
-        offsets = (goal_words[:, 0] >> 32) - (words[:, 0] >> 32)
-        return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
+            rooms = remaining if strategy == "future" else self.rooms(self.rows(steps))
+            later = offsets_below(place, rooms, discount)
+        return later, uses < relabel_ratio
 
-    def relabelling(
-        self,
-        achieved: str,
-        desired: str,
-        compute_reward: GoalFunction | None,
-        compute_terminated: GoalFunction | None,
-        columns: Iterable[str] | None,
-        pass_tensors: bool,
-    ) -> Relabelling:
-        """How goals are put into batches with some columns."""
-        row = self._storage.layout.row
-        chosen = read_columns(columns, (*GoalBatch._fields, *row.extras))
-        space = row.observation_space
-        has_goals = isinstance(space, spaces.Dict) and {achieved, desired} <= set(space.spaces)
-        functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-        given = {name: compute for name, compute in functions.items() if compute is not None}
-        if given and not has_goals:
-            raise BufferMisuseError(
-                f"{next(iter(given))} needs a Dict observation space with the keys {achieved!r} "
-                f"and {desired!r}; leave it out and use goal_obs"
-            )
-        given = {
-            _COMPUTED[name]: (name, compute)
-            for name, compute in given.items()
-            if chosen is None or _COMPUTED[name] in chosen
-        }
-        keys = (achieved, desired) if has_goals else None
-        return Relabelling(keys, given, chosen, row.extras, pass_tensors)
 
-    def require_episode(self) -> None:
-        """Raise BufferMisuseError if no episode is held, though some may be open."""
-        if not self._storage.count("num_episodes"):
-            raise BufferMisuseError(
-                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
-                "steps until an episode ends, or end open ones by cut_episodes()"
-            )
+def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) -> torch.Tensor:
+    """Numbers int64 (B,) from 1 to room, with probability proportional to discount ** number.
 
-    def _first_rows(self, batch_size: int, options: SequenceOptions, over: str) -> torch.Tensor:
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        by_episode = is_by_episode(over)
-        if not self._sampler.windows.prepare(options):
-            self.require_episode()
-            held = self._storage.count("num_episodes")
-            raise BufferMisuseError(
-                f"none of the {held} episodes has {options.needed_at_start} steps; add longer "
-                "ones, or ask for shorter sequences"
-            )
-        return self._sampler.draw_windows(batch_size, by_episode)
+    Args:
+        uniforms: float64 (B,), from 0 to below 1.
+        rooms: int64 (B,), at least 1.
+        discount: From 0 to 1.
+    """
+    if discount == 1:
+        offsets = (uniforms * rooms).long()
+    elif discount == 0:
+        return torch.ones_like(rooms)
+    else:
+        log: Any = math.log(discount)
+        mass = -torch.expm1(rooms * log)
+        offsets = (torch.log1p(-uniforms * mass) / log).long()
+    return torch.minimum(offsets, rooms - 1) + 1
 
-    def _rows_with_room(self, batch_size: int, over: str) -> torch.Tensor:
-        """Rows int64 (B,) of steps with a later one in their bound, as `sample` draws them."""
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        by_episode, storage = is_by_episode(over), self._storage
-        if not storage.count("num_starts"):
-            self.require_episode()
-            raise BufferMisuseError(
-                f"the buffer has {storage.count('num_steps')} steps, but none with a later one in "
-                "its bound; add episodes of two steps or more first"
-            )
-        tables = storage.device_tables
-        first, count = tables["counters"][FIRST_START], tables["counters"][NUM_STARTS]
-        uniforms = self._sampler.uniforms(2 * batch_size).view(2, -1)
+
+@njit(nogil=True, cache=True)
+def draw_uniforms(generator, out):
+    """Fill out float64 (K,) with numbers from 0 to below 1; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
+    for k in range(out.shape[0]):
+        out[k] = unit_float(random_word(key, counter))
+        counter = np.add(counter, _ONE)
+    generator[1] = counter
+
+
+@njit(nogil=True, cache=True)
+def offset_below(uniform, room, log_discount):
+    """A number from 1 to room with probability proportional to discount ** number.
+
+    The distribution function of the truncated law is inverted; nothing is clipped but rounding.
+    """
+    if log_discount == 0.0:
+        offset = int(uniform * room)
+    elif log_discount < -1e-4:  # the quicker functions still have twelve digits
+        mass = 1.0 - math.exp(room * log_discount)
+        offset = int(math.log(1.0 - uniform * mass) / log_discount)
+    else:
+        mass = -math.expm1(room * log_discount)  # of the law before it is truncated
+        offset = int(math.log1p(-uniform * mass) / log_discount)
+    return min(offset, room - 1) + 1
+
+
+@njit(nogil=True, cache=True)
+def draw_pairs(rows, table, generator, law, chosen, offsets):
+    """Draw steps that have room, and for each a later one within its room.
+
+    Args:
+        rows: int64 (R, W), the ring; `room` is the lower half of the first word.
+        table: int64 (7, S), see `table`.
+        generator: uint64 (2,), moves on.
+        law: From and to which slot; natural logarithm of the discount, 0 for equal probabilities;
+            and whether to draw episodes with equal probability, not steps.
+        chosen: int64 (2, B), written: the rows of the steps and of the later ones.
+        offsets: int64 (B,), written: how much later they are.
+    """
+    begin, end, log_discount, by_episode = law
+    key, counter = generator[0], generator[1]
+    num_rows, row_bytes, before = rows.shape[0], 8 * rows.shape[1], table[PAIRS]
+    asked_bytes = min(row_bytes, _ASKED_BYTES)
+    picked = table[PAIRS + 1] if by_episode else before
+    low, count, size = picked[begin], picked[end] - picked[begin], end - begin
+    slots, numbers, batch_size = chosen[0], chosen[1], offsets.shape[0]
+    for b in range(batch_size):
+        numbers[b] = low + int(unit_float(random_word(key, counter)) * count)
+        slots[b] = begin
+        counter = np.add(counter, _ONE)
+    while size > 1:  # the last slots whose numbers are not larger, for all at once: no branches
+        half = size >> 1
+        for b in range(batch_size):
+            slots[b] += half * (picked[np.uint64(slots[b] + half)] <= numbers[b])
+        size -= half
+    for b in range(batch_size):
+        slot = slots[b]
+        step = numbers[b] - before[slot]
         if by_episode:
-            drawable = tables["drawable"]
-            number = (uniforms[0] * tables["counters"][NUM_DRAWABLE]).long()
-            slots = drawable[(tables["counters"][FIRST_DRAWABLE] + number) % len(drawable)].long()
-            first, count = tables["episodes"].index_select(0, slots)[:, 2:].unbind(1)
-        places = (first + (uniforms[1] * count).long()) % len(tables["starts"])
-        return tables["starts"].index_select(0, places).long()
-
-    def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
-        """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
-        count = check_count("batch_size", batch_size, MAX_COUNT)
-        needed = 8 * count * rows_each * self._storage.layout.row.num_words
-        if needed > _NO_MATTER_BYTES:
-            advice = "draw fewer at once"
-            check_fits(f"a batch of {count} {what}", needed, self._storage.device, advice)
-
-    def _headers(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._storage.rows[:, :2].index_select(0, rows)
-
-    def _rows(self, chosen: torch.Tensor) -> torch.Tensor:
-        out = self._shaper.empty_words(*chosen.shape)
-        return self._sampler.gather(chosen, out, bare=False)
-
-    def _observations(self, chosen: torch.Tensor) -> Any:
-        out = self._shaper.empty_words(*chosen.shape, bare=True)
-        self._sampler.gather(chosen, out, bare=True)
-        return self._shaper.obs(out, bare=True)
-
-
-class Relabelling(NamedTuple):
-    """What to do with the goals of a batch."""
-
-    keys: tuple[str, str] | None  # of the goals reached and wanted, if the space has such
-    functions: dict[str, tuple[str, GoalFunction]]  # their names too, by the columns they make
-    chosen: frozenset[str] | None  # columns, None for all
-    extras: list[str]
-    pass_tensors: bool  # to the functions
-
-    def needed(self) -> frozenset[str] | None:
-        """The columns that this and the caller read."""
-        if self.chosen is None or self.keys is None:
-            return self.chosen
-        needed = self.chosen
-        if self.functions:
-            needed |= {"next_obs", *self.extras}
-        return needed | {"goal_obs"} if {"obs", "next_obs"} & needed else needed
-
-    def apply(self, batch: GoalBatch) -> GoalBatch:
-        """Put the goals into the observations, and what follows; with the columns chosen."""
-        if self.keys is not None:
-            achieved, desired = self.keys
-            for name in ("obs", "next_obs"):
-                if (obs := getattr(batch, name, None)) is not None:
-                    goal = batch.goal_obs[achieved]
-                    _replace(obs[desired], goal, batch.relabelled, (achieved, desired))
-            for name, (caller, compute) in self.functions.items():
-                read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
-                column = getattr(batch, name)
-                made = _computed(caller, compute(*_copied(read, self.pass_tensors)), column)
-                column.copy_(torch.where(batch.relabelled, made, column))
-        if self.chosen is None:
-            return batch
-        kept = {*self.chosen, "goal_offsets", "relabelled"}
-        contents = {name: part for name, part in batch._contents().items() if name in kept}
-        contents["extras"] = {name: batch.extras[name] for name in batch.extras if name in kept}
-        return GoalBatch._made_of(contents)
-
-
-def _replace(target: Any, goal: Any, mask: torch.Tensor, names: tuple[str, str]) -> None:
-    """Copy goals (B, ...), nested or not, where the mask (B,) says so."""
-    if isinstance(target, dict | tuple) or isinstance(goal, dict | tuple):
-        keys = list(target) if isinstance(target, dict) else range(len(target))
-        if type(target) is not type(goal) or len(goal) != len(target):
-            raise BufferMisuseError(
-                f"{names[0]} and {names[1]} are nested differently; they must be alike to be "
-                "exchanged"
-            )
-        for key in keys:
-            _replace(target[key], goal[key], mask, (f"{names[0]}[{key!r}]", f"{names[1]}[{key!r}]"))
-        return
-    if target.shape != goal.shape:
-        raise BufferMisuseError(
-            f"{names[0]} has shape {tuple(goal.shape)}, but {names[1]} {tuple(target.shape)}; they "
-            "must be alike to be exchanged"
-        )
-    target.copy_(torch.where(mask.view(-1, *[1] * (goal.ndim - 1)), goal, target))
-
-
-def _copied(part: Any, as_tensors: bool) -> Any:
-    """Tensors, nested or not, as arrays or tensors of a function's own, which it may change."""
-    if isinstance(part, Mapping):
-        return {key: _copied(inner, as_tensors) for key, inner in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_copied(inner, as_tensors) for inner in part)
-    return part.clone() if as_tensors else part.cpu().numpy().copy()
-
-
-def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
-    """What a function of the user's returned, as one number per step."""
-    made = as_tensor(f"what {name} returned", made)
-    if made.shape != column.shape:
-        raise BufferMisuseError(
-            f"{name} returned shape {tuple(made.shape)}, expected {tuple(column.shape)}: one "
-            "number per step; of a function f of single steps pass "
-            "`lambda achieved, desired, _: [f(a, d, {}) for a, d in zip(achieved, desired)]`"
-        )
-    if (made.is_floating_point() or made.is_complex()) and not made.isfinite().all():
-        raise BufferMisuseError(
-            f"{name} returned {made[~made.isfinite()][0]}, expected finite numbers"
-        )
-    if column.dtype is torch.bool and not (is_flag := (made == 0) | (made == 1)).all():
-        raise BufferMisuseError(f"{name} returned {made[~is_flag][0]}, expected flags, 0 or 1")
-    made = made.to(column.device, column.dtype)
-    if made.is_floating_point() and not made.isfinite().all():  # as float32
-        raise BufferMisuseError(
-            f"{name} returned {made[~made.isfinite()][0]}, expected finite numbers"
-        )
-    return made
+            number_of_steps = before[slot + 1] - before[slot]
+            step = int(unit_float(random_word(key, counter)) * number_of_steps)
+            counter = np.add(counter, _ONE)
+        step += step >= table[HOLE, slot]
+        row = table[0, slot] + step
+        row -= num_rows if row >= num_rows else 0
+        chosen[0, b] = row
+        for line in range(0, asked_bytes, 64):  # so that the waits for memory overlap
+            prefetch(rows, row * row_bytes + line)
+    for b in range(batch_size):
+        offsets[b] = rows[chosen[0, b], 0] & _LOW
+    for b in range(batch_size):
+        uniform, row = unit_float(random_word(key, counter)), chosen[0, b]
+        counter = np.add(counter, _ONE)
+        offsets[b] = offset_below(uniform, offsets[b], log_discount)
+        row += offsets[b]
+        row -= num_rows if row >= num_rows else 0
+        chosen[1, b] = row
+        for line in range(0, asked_bytes, 64):
+            prefetch(rows, row * row_bytes + line)
+    generator[1] = counter

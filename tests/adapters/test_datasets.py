@@ -200,9 +200,9 @@ def test_a_round_trip_through_a_file_changes_no_bit(kind, block_bytes, tmp_path,
     write, read, library = FILES[kind]
     pytest.importorskip(library)
     buffer = nested_buffer()
-    monkeypatch.setattr("buffers.datasets.held.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("buffers.datasets.flat.BLOCK_BYTES", block_bytes)
     path = write(buffer, tmp_path / "nested")
-    monkeypatch.setattr(f"buffers.datasets.{kind}.BLOCK_BYTES", 1)  # 256 rows at a time
+    monkeypatch.setattr("buffers.datasets.files.BLOCK_BYTES", 1)  # 256 rows at a time
     data = read(path, NESTED, ACTIONS, extra_columns=EXTRA)
     assert_same(from_buffer(buffer), data)
     assert [file.name for file in tmp_path.iterdir()] == ["nested"]
@@ -298,7 +298,7 @@ def test_d4rl_files_are_read_in_blocks_and_damage_is_named(h5py, tmp_path, monke
     space = spaces.Box(-np.inf, np.inf, (3,))
     path = d4rl_file(h5py, tmp_path / "d4rl.hdf5")
     whole = list(from_hdf5(path, space, ACTIONS))
-    monkeypatch.setattr("buffers.datasets.hdf5.BLOCK_BYTES", 1)
+    monkeypatch.setattr("buffers.datasets.files.BLOCK_BYTES", 1)
     data = from_hdf5(path, space, ACTIONS, extra_columns={"qpos": spaces.Box(-9, 9, (4,))})
     assert data.episode_lengths.tolist() == [99] * 10
     for one, other in zip(whole, data, strict=True):

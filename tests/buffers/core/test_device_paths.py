@@ -23,7 +23,7 @@ from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.staging import CopyLane, StagingBlock, StagingBlocks
 from buffers.core.state import _joined_on_cpu
-from buffers.episodic.storage import EpisodicStorage
+from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
 
@@ -211,14 +211,10 @@ def test_blocks_grow_in_few_steps(monkeypatch):
             super().__init__(num_bytes, device, is_staged=is_staged)
 
     monkeypatch.setattr("buffers.core.staging.StagingBlock", Block)
-    episodes = EpisodicReplayBuffer(500, OBS, ACTIONS, max_episodes=50, seed=0, staged=True)
-    made.clear()
-    for length in range(1, 30):
-        episodes.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.zeros(length, np.float32),
-        })  # fmt: skip
-    assert len(made) <= 10
+    growing = StagingBlocks(CPU, "use less")
+    for size in range(1, 3000, 7):
+        growing.reserve("it", size)
+    assert len(made) <= 2 * 13
 
     def lacking(self, num_bytes, device, *, is_staged):
         if num_bytes > limit:
@@ -233,19 +229,6 @@ def test_blocks_grow_in_few_steps(monkeypatch):
     with pytest.raises(BufferMemoryError, match="use less"):
         blocks.reserve("it", 101)
     assert not blocks.reserve("it", 90)
-
-
-def test_two_episodes_may_be_on_their_way_at_once():
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    storage, seen = buffer._storage, []
-    for length in (3, 3, 3):
-        buffer.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.full(length, len(seen), np.float32),
-        })  # fmt: skip
-        seen.append(storage.staging.ctypes.data)
-    assert seen[0] == seen[2] != seen[1]
-    assert [buffer.episode(k)["rewards"][0].item() for k in range(3)] == [0, 1, 2]
 
 
 def test_memory_that_torch_keeps_is_free(monkeypatch):
@@ -405,29 +388,6 @@ def test_distinct_draws_look_at_little_of_a_large_buffer():
     assert reads.number < 1 << 14
 
 
-def test_tables_are_rebuilt_when_the_copies_from_them_have_ended(monkeypatch):
-    def make():
-        return EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-
-    buffer, order = make(), []
-    for length in (5, 9):
-        buffer.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.zeros(length, np.float32),
-        })  # fmt: skip
-    state, other = buffer.state_dict(), make()
-    counters = other._storage.counters
-
-    def wait(storage):
-        order.append(("wait", counters.any()))
-
-    monkeypatch.setattr(EpisodicStorage, "wait_for_device", wait)
-    for _ in range(2):
-        other.load_state_dict(state)
-        assert other.num_episodes == 2
-    assert order == [("wait", False), ("wait", True)]  # before they were cleared
-
-
 def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
     plain, staged = (
         PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, beta=0.4, staged=is_staged)
@@ -457,11 +417,10 @@ def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
             "rewards": np.zeros(length, np.float32),
         })  # fmt: skip
         buffer.sample_sequences(4, 4)
-        table = buffer._sampler.windows.on_device
-        assert table is not None
-        places.append([part.data_ptr() for part in table])
-        draws.append(table[1].tolist())
-    assert places[0] == places[1] and draws == [[1, 2], [2, 8]]
+        table, live = buffer._table.there, buffer._table.live_there
+        places.append([part.data_ptr() for part in (table, live)])
+        draws.append([live.tolist(), (table[WINDOWS, live[1]] - table[WINDOWS, live[0]]).item()])
+    assert places[0] == places[1] and draws == [[[0, 1], 2], [[0, 2], 8]]
 
 
 def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
@@ -515,8 +474,9 @@ def columns_of_state(buffer):
     return {k: v for k, v in state if isinstance(v, torch.Tensor) and k not in room}
 
 
-def test_an_episode_for_which_memory_is_missing_changes_nothing(monkeypatch):
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_episode_for_which_memory_is_missing_changes_nothing(staged, monkeypatch):
+    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=staged)
 
     def add(length):
         buffer.add_episode({
@@ -526,11 +486,12 @@ def test_an_episode_for_which_memory_is_missing_changes_nothing(monkeypatch):
 
     add(5)
     with monkeypatch.context() as patch:
-        patch.setattr("buffers.core.staging.StagingBlock", lack_memory)
-        with pytest.raises(BufferMemoryError, match="staging an episode"):
+        patch.setattr("buffers.core.memory.free_bytes", lambda device: 999)
+        patch.setattr("buffers.core.memory._UNSEEN_BYTES", -1)
+        with pytest.raises(BufferMemoryError, match="41 rows of episodes"):
             add(40)
     assert (buffer.num_episodes, len(buffer)) == (1, 5)
-    add(4)  # into the block that was there
+    add(4)
     assert buffer.episode(1)["rewards"].tolist() == [0, 1, 2, 3]
 
 

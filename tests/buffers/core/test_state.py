@@ -85,13 +85,9 @@ def field(name, value, row=3):
     return change
 
 
-def header(place, value, row=2):
-    """Change an int32 at the beginning of a row of an episodic buffer."""
-
-    def change(state):
-        state["rows"].view(torch.int32)[row, place] = value
-
-    return change
+def room(state):
+    """Change how far the bound of a step of an episodic buffer is."""
+    state["rows"].view(torch.int32)[2, 0] = 19
 
 
 def lengthen(state):
@@ -139,10 +135,7 @@ CONTRADICTIONS = {
     "lengths, sum": ("episodic", lengthen),
     "lengths of none": ("episodic", word("lengths", 0)),
     "open lengths": ("episodic", word("open_lengths", 10**9)),
-    "room": ("episodic", header(0, 19)),
-    "step": ("episodic", header(1, 19)),
-    "remaining": ("episodic", header(2, 19)),
-    "bound": ("episodic", header(3, 19)),
+    "room": ("episodic", room),
     "first episode": ("episodic", lambda s: s.update(first_episode=2**70)),
     "first episode, no number": ("episodic", lambda s: s.update(first_episode="0")),
     "fields": ("episodic", lambda s: s.update(fields=[[1, 2]])),

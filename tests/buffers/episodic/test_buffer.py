@@ -10,8 +10,8 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers.episodic import samplers, storage
-from buffers.episodic.samplers import offsets_below
+from buffers.episodic import draws, table
+from buffers.episodic.draws import offsets_below
 
 
 def slow_bound(length, boundaries, t):
@@ -57,30 +57,36 @@ def test_a_boundary_at_the_start_counts_as_the_first():
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_kernel_fills_rooms(length, load_kernels):
-    module = load_kernels(storage)
+    module = load_kernels(table)
     rng = np.random.default_rng(length)
     for density in (0, 0.3, 1):
-        boundaries = rng.random(length) < density
-        rooms = np.full(length, -1, np.int32)
-        module.fill_rooms(boundaries, rooms)
-        places = np.flatnonzero(boundaries)
-        assert rooms.tolist() == [slow_bound(length, places, t) - t for t in range(length)]
+        boundaries = rng.random(2 * (length + 1)) < density  # of two episodes
+        rooms, holes = np.full(len(boundaries), -1, np.int32), np.zeros(2, np.int64)
+        module.fill_rooms(boundaries, np.full(2, length), rooms, holes)
+        for begin, hole in zip((0, length + 1), holes.tolist(), strict=True):
+            places = np.flatnonzero(boundaries[begin : begin + length])
+            expected = [slow_bound(length, places, t) - t for t in range(length)]
+            assert rooms[begin : begin + length + 1].tolist() == [*expected, 0]
+            assert {t for t in range(length) if expected[t] == 0} - {length - 1} <= {hole}
 
 
-def test_plain_kernels_draw_what_compiled_ones_do(load_kernels):
-    module = load_kernels(samplers)
+@pytest.mark.parametrize("by_episode", [False, True])
+def test_plain_kernels_draw_what_compiled_ones_do(by_episode, load_kernels):
+    module = load_kernels(draws)
     buffer = make_buffer(50, max_episodes=6)
     for number in range(9):
         buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
-    batch = buffer.sample(7, 0.5)
-    sampler = buffer._sampler
-    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.generator.words.copy()
-    tables = sampler._sources[:-1]
+    episodes, words = buffer._table, buffer._generator.words
+    state, live = words.copy(), (episodes.live.begin, episodes.live.end)
+    rows, offsets = np.zeros((2, 7), np.int64), np.zeros(7, np.int64)
     with np.errstate(over="raise"):
-        module.draw_pairs(*tables, state, np.log(0.7), True, 2, 7, block)
-    again = buffer.sample(7, 0.7, over="episodes")
-    assert block.tolist() == again.memory.block.tolist()
-    assert state.tolist() == sampler.generator.words.tolist()
+        law = *live, np.log(0.7), by_episode
+        module.draw_pairs(episodes.rows.numpy(), episodes.table, state, law, rows, offsets)
+    batch = buffer.sample(7, 0.7, over="episodes" if by_episode else "steps")
+    assert offsets.tolist() == batch.offsets.tolist()
+    for chosen, obs in zip(rows, (batch.obs, batch.future_obs), strict=True):
+        assert torch.equal(episodes.columns["obs"][torch.from_numpy(chosen)], obs)
+    assert state.tolist() == words.tolist()
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
@@ -114,7 +120,7 @@ def test_offsets_stay_within_room_for_extreme_numbers(discount):
     rooms = torch.tensor([1, 2, 10**6, 2**31 - 2]).repeat_interleave(3)
     by_torch = offsets_below(uniforms, rooms, discount)
     compiled = [
-        samplers._offset_below(u, room, np.log(discount))
+        draws.offset_below(u, room, np.log(discount))
         for u, room in zip(uniforms.tolist(), rooms.tolist(), strict=True)
     ]
     assert ((by_torch >= 1) & (by_torch <= rooms)).all()
@@ -456,7 +462,7 @@ def test_draws_depend_on_the_seed_alone(staged):
     state = torch.get_rng_state()
     np.random.default_rng(0)
     a, b = first.sample(32, 0.9), second.sample(32, 0.9)
-    assert torch.equal(a.memory.block, b.memory.block)
+    assert all(map(torch.equal, a, b))
     assert not torch.equal(first.sample(32, 0.9).obs, a.obs)
     other = fill(make_buffer(staged=staged, seed=6)).sample(32, 0.9)
     assert not torch.equal(other.obs, a.obs)
@@ -465,8 +471,7 @@ def test_draws_depend_on_the_seed_alone(staged):
 
 def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, set_free_bytes):
     buffer = make_buffer(500, staged=staged)
-    columns = {"rows", "starts", "episodes", "drawable", "counters"}
-    held = sum(size for name, size in buffer.memory().items() if name in columns)
+    held = sum(buffer.memory()[name] for name in ("rows", "table"))
     assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
     set_free_bytes(held - 1)
@@ -521,7 +526,7 @@ def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(buffer._sampler.generator.torch)
+    graph.register_generator_state(buffer.generator)
     with torch.cuda.graph(graph):
         buffer.sample(4096, 0.9, out=out)
     seen = []
@@ -537,7 +542,7 @@ def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
 
 def test_memory_of_a_batch_is_not_used_again_while_anything_refers_to_it():
     buffer = fill(make_buffer(150))
-    kept = [buffer.sample(8, 0.9).obs[2:], buffer.sample(8, 0.9).memory.block[5:]]
+    kept = [buffer.sample(8, 0.9).obs[2:], buffer.sample(8, 0.9).offsets[5:]]
     before = [tensor.clone() for tensor in kept]
     for _ in range(10):
         buffer.sample(8, 0.9)

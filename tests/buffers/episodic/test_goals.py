@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from buffers import BufferMisuseError, EpisodicReplayBuffer
 from buffers.core.kernels import random_word, unit_float
-from buffers.episodic import samplers
+from buffers.episodic.draws import Steps
 
 BOUNDARIES, LENGTHS = [2, 5, 6, 11], (15, 4, 1)
 
@@ -101,24 +101,19 @@ def test_long_distances_pass_a_kolmogorov_smirnov_test():
 @pytest.mark.parametrize("strategy, discount", [
     ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
 ])  # fmt: skip
-def test_goals_equal_those_of_a_slow_twin(strategy, discount, load_kernels):
+def test_goals_equal_those_of_a_slow_twin(strategy, discount):
     buffer = filled()
-    sampler = buffer._sampler
-    table = sampler._rows
-    rows, firsts = [], []
-    for slot in range(3):
-        first, length = buffer._storage.tables["episodes"][slot, :2]
+    table, drawn = buffer._table, []
+    for first, length, _ in table.table[:3, : len(LENGTHS)].T.tolist():
         for t in range(length):
             if strategy != "bound" or slow_room("bound", length, t) > 0:
-                rows.append(first + t)
-                firsts.append((first, length, t))
-    key, counter = sampler.generator.words.copy()
-    expected = []
+                drawn.append((first, length, t))
+    key, counter = buffer._generator.words.copy()
+    expected, count = [], len(drawn)
     with np.errstate(over="ignore"):
-        words = [random_word(key, counter + np.uint64(k)) for k in range(2 * len(rows))]
-    uniforms = np.array([unit_float(np.uint64(word)) for word in words])
-    for k, (first, length, t) in enumerate(firsts):
-        u = uniforms[2 * k + 1]
+        words = [random_word(key, counter + np.uint64(k)) for k in range(2 * count)]
+    uniforms = [unit_float(np.uint64(word)) for word in words]
+    for u, (_, length, t) in zip(uniforms[count:], drawn, strict=True):
         if strategy == "final":
             goal = length
         elif strategy == "episode":
@@ -126,18 +121,11 @@ def test_goals_equal_those_of_a_slow_twin(strategy, discount, load_kernels):
         else:
             law = float(discount) ** np.arange(slow_room(strategy, length, t))
             goal = t + 1 + int(np.searchsorted(np.cumsum(law / law.sum()), u, side="right"))
-        expected.append((first + goal) % len(table))
-    words = sampler.generator.words.copy()
-    goals, used = sampler.draw_goals(torch.tensor(rows), strategy, 0.4, discount)
-    assert goals.tolist() == expected
-    assert used.tolist() == (uniforms[::2] < 0.4).tolist()
-    plain, plain_used = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    number = samplers.STRATEGIES[strategy]
-    with np.errstate(over="ignore"):
-        load_kernels(samplers).draw_goals(
-            table, np.array(rows), number, 0.4, np.log(discount), words, plain, plain_used
-        )
-    assert plain.tolist() == goals.tolist() and plain_used.tolist() == used.tolist()
+        expected.append(goal - t)
+    steps = Steps(*torch.tensor(drawn).T)
+    later, used = buffer._draws.goals(steps, strategy, 0.4, discount)
+    assert later.tolist() == expected
+    assert used.tolist() == [u < 0.4 for u in uniforms[:count]]
 
 
 PLACE = spaces.Dict(

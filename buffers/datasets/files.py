@@ -1,0 +1,285 @@
+"""Flat columns in files: HDF5 as D4RL has it, Parquet as LeRobot's, a row for each frame."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from buffers.datasets.dataset import DatasetError, EpisodeDataset, load_library, reading
+from buffers.datasets.flat import BLOCK_BYTES, Blocks, FlatColumns, check_lengths, flat_blocks
+from buffers.datasets.held import as_dataset
+from vecenv.files import whole_file
+
+__all__ = ["from_hdf5", "from_parquet", "to_hdf5", "to_parquet"]
+
+_CHUNK_BYTES = 1 << 16
+_D4RL = {
+    "obs": "observations", "next_obs": "next_observations", "actions": "actions",
+    "rewards": "rewards", "terminations": "terminals", "truncations": "timeouts",
+    "boundaries": "boundaries", "episode_index": "episode_index", "extras": "infos/",
+}  # fmt: skip
+_LEROBOT = {
+    "obs": "observation", "next_obs": "next_observation", "actions": "action",
+    "rewards": "next.reward", "terminations": "next.terminated", "truncations": "next.truncated",
+    "boundaries": "boundaries", "episode_index": "episode_index", "frame_index": "frame_index",
+    "extras": "",
+}  # fmt: skip
+
+
+def from_hdf5(
+    path: str | os.PathLike[str],
+    observation_space: Space,
+    action_space: Space,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
+) -> EpisodeDataset:
+    """Episodes in an HDF5 file like D4RL's, read some MiB at a time; needs h5py.
+
+    Names of columns, and where episodes end, are those of `from_arrays`: `observations` (a group
+    for Dict and Tuple spaces), `actions`, `rewards`, `terminals`, `timeouts`,
+    `next_observations`; extra columns also from `infos/`.
+
+    Args:
+        path: The file.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        columns: Other names, as in `from_arrays`.
+        extra_columns: Names and spaces of further columns.
+        check_bounds: Refuse values that the spaces do not contain.
+
+    Raises:
+        ModuleNotFoundError: h5py is not installed.
+        DatasetError: The file can't be read, or lacks a column.
+    """
+    h5py: Any = load_library("h5py")
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    name = os.fspath(path)
+    there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
+
+    def note(key: Any, item: Any) -> None:
+        if isinstance(key, str) and getattr(item, "ndim", 0):  # names that are no text are bytes
+            row_bytes = item.dtype.itemsize * int(np.prod(item.shape[1:]))
+            there[key] = len(item), row_bytes
+
+    with reading(name), h5py.File(name, "r") as file:
+        file.visititems(note)
+    keys = asked.find(name, there)
+    wanted = {key: there[key] for part in keys.values() for key in part}
+    check_lengths(name, {key: count for key, (count, _) in wanted.items()})
+    count, row_bytes = next(iter(wanted.values()))[0], sum(size for _, size in wanted.values())
+
+    def read() -> Blocks:
+        rows = max(256, BLOCK_BYTES // max(row_bytes, 1))
+        for begin in range(0, count, rows):
+            part = slice(begin, begin + rows)
+            with reading(f"{name}, rows from {begin} on,"), h5py.File(name, "r") as file:
+                block = {key: np.asarray(file[key][part]) for key in wanted}
+            check_lengths(name, {key: len(array) for key, array in block.items()})
+            yield name, block
+
+    return asked.dataset(name, read, keys)
+
+
+def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
+
+    It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
+    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Some MiB
+    are in memory at a time. The file appears under its name when it is whole.
+
+    Args:
+        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
+        path: Of the file.
+
+    Raises:
+        ModuleNotFoundError: h5py is not installed.
+        FileExistsError: There is something of this name.
+        DatasetError: The source does not fit; nothing is written.
+    """
+    h5py: Any = load_library("h5py")
+    target, dataset = _new_file(path), as_dataset(source)
+    with whole_file(target) as aside, h5py.File(aside, "w") as file:
+        for block in flat_blocks(dataset, _D4RL, "/"):
+            for key, array in block.items():
+                if key in file:
+                    file[key].resize(len(file[key]) + len(array), axis=0)
+                    file[key][-len(array) :] = array
+                    continue
+                shape = array.shape[1:]
+                row_bytes = max(1, array.dtype.itemsize * int(np.prod(shape)))
+                chunks = (max(1, _CHUNK_BYTES // row_bytes), *shape)
+                file.create_dataset(key, data=array, maxshape=(None, *shape), chunks=chunks)
+    return target
+
+
+def _new_file(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.exists():
+        raise FileExistsError(f"{target} is there already; choose another name")
+    return target
+
+
+def from_parquet(
+    path: str | os.PathLike[str],
+    observation_space: Space,
+    action_space: Space,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
+) -> EpisodeDataset:
+    """Episodes in Parquet files like LeRobot's, read some MiB at a time; needs pyarrow.
+
+    Columns: `observation.state`, or `observation.KEY` for a Dict space; `action`, `next.reward`,
+    `episode_index`, `frame_index`. Numbers, and lists of a fixed number of them, also nested;
+    pictures in videos are not read. A data set without rewards is read by
+    columns={"rewards": None}. Whether the end of an episode is a termination no column of
+    LeRobot's says, so all are cut, unless columns={"terminations": ...} names one. The last frame
+    of an episode has no next observation; see `from_arrays`.
+
+    Args:
+        path: A file, or a folder with all files below it, in the order of their names; of a folder
+            with `meta/info.json` those below `data`, and the number of frames is compared with
+            what it says.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        columns: Other names, as in `from_arrays`.
+        extra_columns: Names and spaces of further columns.
+        check_bounds: Refuse values that the spaces do not contain.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        DatasetError: A file can't be read, lacks a column, or frames are missing.
+    """
+    parquet: Any = load_library("pyarrow.parquet")
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    root, info = Path(path), Path(path, "meta", "info.json")
+    if not root.exists():
+        raise DatasetError(f"{root} can't be read: there is no such file")
+    folder = root / "data" if info.is_file() else root
+    files = sorted(folder.rglob("*.parquet")) if root.is_dir() else [root]
+    if not files:
+        raise DatasetError(f"{folder} has no .parquet file")
+    keys, num_rows = {}, 0
+    for file in files:
+        with reading(str(file)), parquet.ParquetFile(file) as opened:
+            num_rows += opened.metadata.num_rows
+            there = opened.schema_arrow.names
+        found = asked.find(str(file), there)
+        if keys and found != keys:
+            raise DatasetError(f"{file} has other columns than {files[0]}: {sorted(there)}")
+        keys = found
+    if info.is_file():
+        with reading(str(info)):
+            told = json.loads(info.read_text(encoding="utf-8"))["total_frames"]
+        if told != num_rows:
+            raise DatasetError(
+                f"{root}: meta/info.json tells {told} frames, but the files have {num_rows}; files "
+                "are missing, or were cut"
+            )
+
+    def read() -> Blocks:
+        for file in files:
+            with reading(str(file)):
+                opened = parquet.ParquetFile(file)
+                groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+                size = max(1, sum(group.total_byte_size for group in groups))
+                rows = BLOCK_BYTES * opened.metadata.num_rows // size
+            with opened:
+                yield from _blocks(file, opened, min(max(256, rows), BLOCK_BYTES), keys)
+
+    return asked.dataset(os.fspath(path), read, keys)
+
+
+def _blocks(file: Path, opened: Any, rows: int, keys: Mapping[str, list[str]]) -> Blocks:
+    wanted = list(dict.fromkeys(key for part in keys.values() for key in part))
+    batches, begin = opened.iter_batches(batch_size=rows, columns=wanted), 0
+    while True:
+        with reading(f"{file}, rows from {begin} on,"):
+            if (batch := next(batches, None)) is None:
+                return
+            arrays = {key: _array(file, key, batch, begin) for key in wanted}
+        begin += batch.num_rows
+        yield str(file), arrays
+
+
+def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
+    """A column as an array (K, ...); lists of lists have as many axes more."""
+    column, shape = batch.column(key), [batch.num_rows]
+
+    def place(is_wrong: np.ndarray) -> str:
+        """What messages call the first row with something wrong in its lists."""
+        row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
+        names = ("episode_index", "frame_index")
+        if {*names} <= set(batch.schema.names):
+            numbers = [batch.column(name)[row].as_py() for name in names]
+            return f"{file}, episode {numbers[0]}, step {numbers[1]}"
+        return f"{file}, row {begin + row}"
+
+    while hasattr(column.type, "value_type") and not column.null_count:
+        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
+        shape.append(int(lengths[0]) if len(lengths) else 0)
+        is_other = lengths != shape[-1]
+        if is_other.any():
+            raise DatasetError(
+                f"{place(is_other)}: {key} has {lengths[is_other][0]} numbers, but {shape[-1]} "
+                "before; expected as many in each row"
+            )
+        column = column.flatten()
+    if column.null_count:
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        raise DatasetError(f"{place(missing)}: {key} is missing (null)")
+    array = column.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "biuf":
+        raise DatasetError(f"{file}: {key} is of type {batch.column(key).type}, expected numbers")
+    return array.reshape(shape)
+
+
+def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a buffer, or a data set, into a new Parquet file with LeRobot's names; needs pyarrow.
+
+    Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
+    same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
+    `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
+    lengths. So `from_parquet` gives back the same episodes, bit for bit. Some MiB are in memory at
+    a time. The file appears under its name when it is whole.
+
+    Args:
+        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
+        path: Of the file.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        FileExistsError: There is something of this name.
+        DatasetError: The source does not fit; nothing is written.
+    """
+    arrow, parquet = load_library("pyarrow"), load_library("pyarrow.parquet")
+    target, dataset, writer = _new_file(path), as_dataset(source), None
+    is_nested = isinstance(dataset.observation_space, spaces.Dict | spaces.Tuple)
+    names = _LEROBOT if is_nested else {**_LEROBOT, "obs": "observation.state"}
+    with whole_file(target) as aside:
+        try:
+            for block in flat_blocks(dataset, names, "."):
+                table = arrow.table({key: _lists(arrow, array) for key, array in block.items()})
+                writer = writer or parquet.ParquetWriter(aside, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+    return target
+
+
+def _lists(arrow: Any, array: np.ndarray) -> Any:
+    """An array (K, ...) as one of Arrow, whose axes but for the first are lists of lists."""
+    column = arrow.array(np.ascontiguousarray(array).reshape(-1))
+    for length in reversed(array.shape[1:]):
+        column = arrow.FixedSizeListArray.from_arrays(column, length)
+    return column

@@ -1,0 +1,333 @@
+"""Steps of many episodes behind one another, as arrays and files have them: in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from buffers.core.arguments import as_array
+from buffers.core.errors import BufferMisuseError
+from buffers.core.spaces import build_tree
+from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of
+
+__all__ = [
+    "BLOCK_BYTES", "Blocks", "FlatColumns", "Keys", "check_lengths", "flat_blocks", "from_arrays"
+]  # fmt: skip
+
+BLOCK_BYTES = 1 << 25  # read or written at once
+
+Keys = dict[str, list[str]]  # of a file, by our names; of obs one for each leaf
+Blocks = Iterator[tuple[str, dict[str, np.ndarray]]]  # file, and steps (K, ...) by key
+
+# What formats call the columns, tried in this order.
+NAMES: dict[str, tuple[str, ...]] = {
+    "obs": ("observations", "observation.state", "observation", "obs"),
+    "next_obs": ("next_observations", "next_observation", "next_obs"),
+    "actions": ("actions", "action"),
+    "rewards": ("rewards", "next.reward", "reward"),
+    "terminations": ("terminals", "terminations", "next.terminated"),
+    "truncations": ("timeouts", "truncations", "next.truncated"),
+    "boundaries": ("boundaries",),
+    "episode_index": ("episode_index",),
+    "frame_index": ("frame_index",),
+}
+_NEEDED = ("obs", "actions", "rewards")
+_ENDS = ("terminations", "truncations", "episode_index")
+_OBS = ("obs", "next_obs")
+
+
+class FlatColumns(NamedTuple):
+    """What the user says of the columns of a file, and the spaces they are to fit."""
+
+    observation_space: Space
+    action_space: Space
+    columns: Mapping[str, str | None] | None = None
+    extra_columns: Mapping[str, Space] | None = None
+    check_bounds: bool = True
+
+    def find(self, where: str, there: Iterable[str]) -> Keys:
+        """Find the keys of a file to read.
+
+        Raises:
+            DatasetError: One that is needed is missing, or `columns` has a name that there is not.
+        """
+        there, given, found = set(there), dict(self.columns or {}), dict[str, list[str]]()
+        extras = {name: (name, f"infos/{name}") for name in self.extra_columns or {}}
+        unknown = sorted(set(given) - {*NAMES, *extras}, key=str)
+        if unknown:
+            raise DatasetError(
+                f"columns has {unknown[0]!r}, expected some of {sorted({*NAMES, *extras})}"
+            )
+        paths = list(_key_paths(self.observation_space))
+        for name, aliases in {**NAMES, **extras}.items():
+            asked = given.get(name, "")
+            if asked is None and (name in ("obs", "actions") or name in extras):
+                raise DatasetError(f"columns has None for {name}, which is needed: name a column")
+            if asked is None:
+                continue
+            for base in (asked,) if asked else aliases:
+                for separator in "/.":
+                    leaves = [separator.join((base, *p)) for p in paths] if name in _OBS else [base]
+                    if name not in found and there.issuperset(leaves):
+                        found[name] = leaves
+            if name not in found and (asked or name in _NEEDED or name in extras):
+                tried = asked or " or ".join(map(repr, aliases))
+                if name in _OBS and paths[0]:
+                    tried += f" with {['/'.join(path) for path in paths]}"
+                raise DatasetError(
+                    f"{where}: the field {name} is missing, looked for {tried}; there is "
+                    f"{sorted(there)}: name it by columns={{{name!r}: ...}}"
+                )
+        if found.keys().isdisjoint(_ENDS):
+            raise DatasetError(
+                f"{where}: nothing tells where episodes end; looked for terminals, timeouts and "
+                f"episode_index, there is {sorted(there)}: name one by "
+                "columns={'truncations': ...}"
+            )
+        return found
+
+    def dataset(self, name: str, read: Callable[[], Blocks], keys: Keys) -> EpisodeDataset:
+        """A data set of episodes that lie behind one another in the blocks that `read` yields."""
+
+        def episodes() -> Iterator[RawEpisode]:
+            for where, columns in _split(read(), keys):
+                if (episode := _episode(columns, keys, self.observation_space)) is not None:
+                    yield RawEpisode(where, episode)
+
+        return EpisodeDataset(
+            name, episodes, self.observation_space, self.action_space,
+            extra_columns=self.extra_columns, check_bounds=self.check_bounds,
+        )  # fmt: skip
+
+
+def from_arrays(
+    arrays: Mapping[str, Any],
+    observation_space: Space,
+    action_space: Space,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
+) -> EpisodeDataset:
+    """Episodes in a dict of arrays, all steps behind one another; nothing is copied yet.
+
+    An episode ends at a step with `terminations` or `truncations`, where `episode_index` changes,
+    and with the last step. Without `next_obs` the last observation of an episode is not known: a
+    last step that terminated gets its own observation as the next one, whose value no learner
+    reads; any other last step is left out.
+
+    Args:
+        arrays: Arrays (N, ...) by name: `observations` (nested, or "observations/key"), `actions`,
+            `rewards`, `terminals` or `terminations`, `timeouts` or `truncations`; if there are any,
+            `next_observations`, `boundaries`, `episode_index` int (N,), ascending, and
+            `frame_index` int (N,), which counts the steps of each episode from 0.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        columns: Other names, by ours (`obs`, `next_obs`, `actions`, `rewards`, `terminations`,
+            `truncations`, `boundaries`, `episode_index`, `frame_index`, extra columns); None for a
+            column not to read: rewards are 0 then.
+        extra_columns: Names and spaces of further columns, read as `name` or `infos/name`.
+        check_bounds: Refuse values that the spaces do not contain.
+
+    Raises:
+        DatasetError: A column is missing, or lengths differ.
+    """
+    if not isinstance(arrays, Mapping):
+        raise DatasetError(f"arrays is a {type(arrays).__name__}, expected a dict of arrays")
+    flat = dict(_flatten(arrays))
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    keys = asked.find("arrays", flat)
+    wanted = {key: flat[key] for part in keys.values() for key in part}
+    check_lengths("arrays", {key: len(array) for key, array in wanted.items()})
+    return asked.dataset("arrays", lambda: iter([("arrays", wanted)]), keys)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping | tuple):
+            inner = value if isinstance(value, Mapping) else dict(enumerate(value))
+            yield from _flatten(inner, f"{prefix}{key}/")
+            continue
+        try:
+            array = as_array(key, value.detach().cpu() if hasattr(value, "detach") else value)
+        except BufferMisuseError as error:  # lists of different lengths
+            raise DatasetError(f"arrays: {prefix}{key} is no array: {error}") from None
+        yield f"{prefix}{key}", np.atleast_1d(array)
+
+
+def check_lengths(where: str, lengths: Mapping[str, int]) -> None:
+    """Raise DatasetError unless all columns have as many rows."""
+    shortest, longest = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+    if lengths[shortest] != lengths[longest]:
+        raise DatasetError(
+            f"{where}: {shortest!r} has {lengths[shortest]} rows, but {longest!r} "
+            f"{lengths[longest]}; the file was cut, or rows are missing"
+        )
+
+
+def _key_paths(space: Space) -> Iterator[tuple[str, ...]]:
+    """The keys that lead to each leaf of a space, in the order of the leaves."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield ()
+        return
+    children = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+    for key, child in children.items():
+        yield from ((str(key), *rest) for rest in _key_paths(child))
+
+
+def _split(blocks: Blocks, keys: Keys) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Cut blocks where episodes begin; yield what messages call them, and their columns."""
+    held: dict[str, np.ndarray] = {}  # the newest episode so far, which may go on
+    begin, number, where = 0, 0, ""  # the row it begins with, and its number
+    for file, block in blocks:
+        where = where or file
+        if held:
+            block = {key: np.concatenate([held[key], block[key]]) for key in block}
+        starts = np.flatnonzero(_starts(file, block, keys, begin)).tolist()
+        for start, stop in pairwise(starts):
+            part = {key: array[start:stop] for key, array in block.items()}
+            yield _called(where, number, part, keys), part
+            number, where = number + 1, file
+        if starts:
+            held = {key: array[starts[-1] :] for key, array in block.items()}
+            begin += starts[-1]
+    if held:
+        yield _called(where, number, held, keys), held
+
+
+def _called(where: str, number: int, columns: dict[str, np.ndarray], keys: Keys) -> str:
+    """What messages call an episode; raise DatasetError if its frames are not 0, 1, and so on."""
+    if "episode_index" in keys:
+        number = int(columns[keys["episode_index"][0]].reshape(-1)[0])
+    where = f"{where}, episode {number}"
+    if "frame_index" in keys:
+        frames = _numbers(where, keys["frame_index"][0], columns)
+        gaps = np.flatnonzero(frames != np.arange(len(frames)))
+        if len(gaps):
+            raise DatasetError(
+                f"{where}, step {gaps[0]}: frame_index is {frames[gaps[0]]}, expected {gaps[0]}; "
+                "rows are missing, repeated or out of order"
+            )
+    return where
+
+
+def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray:
+    """A column (K,), or (K, 1), of numbers as (K,)."""
+    array = columns[key]
+    count = len(array)
+    if array.shape not in ((count,), (count, 1)) or array.dtype.kind not in "biuf":
+        raise DatasetError(
+            f"{where}: {key} has dtype {array.dtype} and shape {array.shape}, expected one number "
+            f"per step, ({count},)"
+        )
+    return array.reshape(count)
+
+
+def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) -> np.ndarray:
+    """Whether each row, the first of which does, begins an episode, bool (K,)."""
+
+    def numbers(name: str, is_wrong: Callable[[np.ndarray], np.ndarray], what: str) -> np.ndarray:
+        key = keys[name][0]
+        found = _numbers(where, key, columns)
+        wrong = np.flatnonzero(is_wrong(found))
+        if len(wrong):
+            raise DatasetError(
+                f"{where}: {key} is {found[wrong[0]]} in row {begin + wrong[0]}, expected {what}"
+            )
+        return found
+
+    starts = np.zeros(len(next(iter(columns.values()))), np.bool_)
+    for name in [name for name in ("terminations", "truncations") if name in keys]:
+        flags = numbers(name, lambda found: (found != 0) & (found != 1), "0 or 1")  # NaN, too
+        starts[1:] |= flags[:-1] != 0
+    if "episode_index" in keys:
+        index = numbers(
+            "episode_index", lambda found: ~(np.isfinite(found) & (found == np.floor(found))),
+            "whole numbers",
+        )  # fmt: skip
+        starts[1:] = index[1:] != index[:-1]
+        back = np.flatnonzero(index[1:] < index[:-1])
+        if len(back):
+            raise DatasetError(
+                f"{where}: episode_index goes from {index[back[0]]} back to {index[back[0] + 1]}; "
+                "the rows of an episode must follow one another, and episodes ascend"
+            )
+    starts[:1] = True
+    return starts
+
+
+def _episode(columns: dict[str, np.ndarray], keys: Keys, space: Space) -> dict[str, Any] | None:
+    """Columns of an episode by our names, observations nested; None if no step is left.
+
+    Where the file has no next observations, see to the last one.
+    """
+    found: dict[str, Any] = {}
+    for name, parts in keys.items():
+        array = columns[parts[0]]
+        if name in _OBS:
+            found[name] = build_tree(space, [columns[key] for key in parts])
+        elif name in ("rewards", "terminations", "truncations", "boundaries"):
+            is_column = array.ndim == 2 and array.shape[1] == 1
+            found[name] = array[:, 0] if is_column else array
+        elif name not in ("episode_index", "frame_index"):
+            found[name] = array
+    count = len(next(iter(columns.values())))
+    found.setdefault("rewards", np.zeros(count, np.float32))
+    if "next_obs" in found:
+        return found
+    if "terminations" in found and bool(found["terminations"][-1]):
+        leaves = leaves_of(space, found["obs"])
+        found["obs"] = build_tree(space, [np.concatenate([a, a[-1:]]) for a in leaves])
+        return found
+    if count < 2:
+        return None
+    return {name: part if name == "obs" else part[:-1] for name, part in found.items()}
+
+
+def flat_blocks(
+    dataset: EpisodeDataset, names: Mapping[str, str], separator: str
+) -> Iterator[dict[str, np.ndarray]]:
+    """Whole episodes behind one another as a file has them, some MiB of steps (K, ...) at a time.
+
+    Args:
+        dataset: Of at least one episode.
+        names: What the file calls `obs`, `next_obs`, `actions`, `rewards`, `terminations`,
+            `truncations`, `boundaries`, `episode_index` and, where it has it, `frame_index`; and
+            what stands before the name of each extra column, as "extras".
+        separator: Between the name of observations and the keys of their parts.
+
+    Raises:
+        DatasetError: An episode does not fit, two columns have the same name, or there is none.
+    """
+    paths, pieces, size, number = list(_key_paths(dataset.observation_space)), [], 0, -1
+    for number, episode in enumerate(dataset):
+        leaves = leaves_of(dataset.observation_space, episode.pop("obs"))
+        columns = []
+        for name, part in (("obs", slice(None, -1)), ("next_obs", slice(1, None))):
+            keys = [separator.join((names[name], *path)) for path in paths]
+            columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
+        count = len(episode["rewards"])
+        index = {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
+        for name, array in {**episode, **index}.items():
+            if name in names or name in dataset.extra_columns:
+                columns.append((names.get(name, names["extras"] + name), array))
+        keys = [key for key, _ in columns]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:  # as {"a/b": ..., "a": {"b": ...}} has
+            raise DatasetError(
+                f"{dataset.name}: two columns have the name {twice!r} in a file; name parts of "
+                f"observations without {separator!r}, and extra columns otherwise"
+            )
+        pieces.append(dict(columns))
+        size += sum(array.nbytes for _, array in columns)
+        if size >= BLOCK_BYTES:
+            yield {key: np.concatenate([piece[key] for piece in pieces]) for key in keys}
+            pieces, size = [], 0
+    if number < 0:
+        raise DatasetError(f"{dataset.name} has no episode; nothing was written")
+    if pieces:
+        yield {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}

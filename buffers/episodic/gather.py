@@ -1,0 +1,150 @@
+"""From row numbers to columns: compiled code on hosts, elsewhere torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.columns import torch_dtype
+from buffers.core.compiling import njit
+from buffers.core.kernels import address_of, copy_item_at
+from buffers.core.memory import allocation
+from buffers.episodic.table import EpisodeTable
+
+__all__ = ["NO_MATTER_BYTES", "Columns", "Gather", "Taken"]
+
+Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists of rows each is of
+
+_OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
+_ALIGNMENT = 64
+_MAX_PLANS = 64
+NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_ADVICE, _UNSEEN = "draw fewer at once", contextlib.nullcontext()
+
+
+class Plan(NamedTuple):
+    """How some columns of K rows lie in a block of host memory."""
+
+    arrays: list[tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, first byte
+    copies: np.ndarray  # int64 (F, 4): byte in the row, bytes, first byte, list of rows
+    nbytes: int
+
+
+class Taken(NamedTuple):
+    """Columns that were gathered, and where they can be gathered again."""
+
+    owner: object
+    wanted: Columns
+    lead: tuple[int, ...]
+    tensors: list[torch.Tensor]
+    block: np.ndarray | None  # of the host, uint8 (K,)
+    copies: np.ndarray
+
+
+class Gather:
+    """Copies columns of rows.
+
+    Args:
+        table: Has the rows.
+    """
+
+    def __init__(self, table: EpisodeTable):
+        self._table, self._layout = table, table.layout.row
+        self._is_flat = self._layout.obs == ["obs"]
+        self._words = None if table.is_staged else table.rows.numpy()
+        self._plans: dict[Any, Plan] = {}
+
+    def new(self, wanted: Columns, lead: tuple[int, ...]) -> Taken:
+        """Memory for columns (*lead, *shape)."""
+        plan, device = self._plan(wanted, lead), self._table.device
+        block, needed = None, plan.nbytes
+        with (
+            allocation("a batch", needed, device, _ADVICE) if needed > NO_MATTER_BYTES else _UNSEEN
+        ):
+            if self._words is None:
+                tensors = [
+                    torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+                    for shape, dtype, _ in plan.arrays
+                ]
+            else:
+                block = np.empty(needed, np.uint8)
+                tensors = [
+                    torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+                    for shape, dtype, begin in plan.arrays
+                ]
+        return Taken(self, wanted, lead, tensors, block, plan.copies)
+
+    def fill(self, taken: Taken, lists: Any) -> None:
+        """Copy rows into columns.
+
+        Args:
+            taken: From `new`.
+            lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
+        """
+        if taken.block is not None:
+            rows = lists if isinstance(lists, np.ndarray) else lists.numpy()
+            gather(self._words, rows, taken.copies, taken.block)
+            return
+        paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]
+        for (path, j), tensor in zip(paths, taken.tensors, strict=True):
+            column, rows = self._table.columns[path], lists[j]
+            torch.index_select(column, 0, rows, out=tensor.view(len(rows), *column.shape[1:]))
+
+    def columns(self, taken: Taken) -> dict[str, Any]:
+        """What was taken, by name; observations nested, extra columns in a dict."""
+        found, tensors = {}, iter(taken.tensors)
+        for name, _ in taken.wanted:
+            if name not in _OBS or self._is_flat:
+                found[name] = next(tensors)
+            else:
+                found[name] = self._layout.build_obs([next(tensors) for _ in self._layout.obs])
+        extras = {name: found.pop(name) for name in self._layout.extras if name in found}
+        return {**found, "extras": extras}
+
+    def take(self, wanted: Columns, lists: torch.Tensor, lead: tuple[int, ...]) -> dict[str, Any]:
+        """Columns (*lead, *shape) of rows int64 (J, K), K being the product of lead."""
+        taken = self.new(wanted, lead)
+        self.fill(taken, lists)
+        return self.columns(taken)
+
+    def _paths(self, name: str) -> Sequence[str]:
+        return self._layout.obs if name in _OBS else (name,)
+
+    def _plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
+        if (plan := self._plans.get((wanted, lead))) is not None:
+            return plan
+        arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
+        for name, j in wanted:
+            for path in self._paths(name):
+                _, shape, dtype, offset = field = self._layout.fields[path]
+                end += -end % _ALIGNMENT
+                arrays.append(((*lead, *shape), dtype, end))
+                copies.append((offset, field.nbytes, end, j))
+                end += size * field.nbytes
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
+        self._plans[wanted, lead] = plan
+        return plan
+
+
+@njit(nogil=True, cache=True)
+def gather(rows, lists, copies, block):
+    """Copy fields of rows.
+
+    Args:
+        rows: int64 (R, W).
+        lists: int64 (J, K), row numbers.
+        copies: int64 (F, 4), as in `Plan`.
+        block: uint8, written.
+    """
+    row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
+    for f in range(copies.shape[0]):
+        offset, size, target = source + copies[f, 0], copies[f, 1], to + copies[f, 2]
+        chosen = lists[copies[f, 3]]
+        for k in range(chosen.shape[0]):
+            copy_item_at(target + k * size, offset + chosen[k] * row_bytes, size)

@@ -1,0 +1,364 @@
+"""Where episodes lie: a ring of packed rows, a table of episodes, and the laws they are drawn by.
+
+```
+#  rows   int64 (R, words)   | room obs action ... | room obs ... | last obs | room obs ...
+#                              '-- step 0 of episode e --'  ...     '- T -'    '- e + 1 ...
+#  table  int64 (7, S)       one column (slot) per episode, the oldest first:
+#            first row, length, hole          the last boundary, in which no pair begins
+#            pairs, episodes with a pair      how many begin before this episode: cumulative, so a
+#            windows, episodes with a window  draw is a number and a binary search
+```
+
+Rows are counted for ever; number n lies at n % R. An episode of T steps has T + 1 rows, the last
+one for its last observation. Slots `begin` to `end` of the table are live; where it ends they move
+to its front. On a device rows and table are tensors of fixed places, which CUDA graphs see change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import check_count
+from buffers.core.compiling import njit
+from buffers.core.errors import BufferMisuseError
+from buffers.core.memory import allocation, check_room, zeroed_bytes
+from buffers.core.rows import RowLayout, RowPacker, plan_view, row_stride, row_views, view_fields
+from buffers.core.sequences import SequenceOptions
+from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
+
+__all__ = [
+    "FLAGS", "HOLE", "PAIRS", "WINDOWS", "EpisodeTable", "Layout", "fill_rooms", "plan_layout"
+]  # fmt: skip
+
+FIRST, LENGTH, HOLE, PAIRS, WINDOWS = 0, 1, 2, 3, 5  # rows of the table; laws have two each
+FLAGS = ("terminations", "truncations", "boundaries")
+# Fields, what no method takes by name, fields of the batches, and attributes every tuple has.
+_TAKEN = frozenset((
+    "obs", "next_obs", "actions", "rewards", "env_ids", "self", *FLAGS, "room", "step", "remaining",
+    "bound", "future_obs", "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps",
+    "bounds", "extras", "memory", "count", "index", "valid", "is_first", "learn_mask", "indices",
+    "weights", "initial_states", "batch",
+))  # fmt: skip
+_MAX_ROWS = 2**31 - 1
+_FEW_EPISODES = 4096
+_NONE = np.iinfo(np.int64).max  # behind all that is live
+
+
+class Layout(NamedTuple):
+    """Sizes of an episodic buffer; nothing is allocated yet."""
+
+    capacity: int
+    max_episodes: int
+    row: RowLayout
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the ring: one per step, and one per episode for its last observation."""
+        return self.capacity + self.max_episodes
+
+    @property
+    def num_slots(self) -> int:
+        """Columns of the table, of which two thirds are live at most."""
+        return self.max_episodes + self.max_episodes // 2 + 2
+
+    def sizes(self, is_staged: bool) -> dict[str, int]:
+        """Bytes held by what they are for; if staged the table is on the host, too."""
+        table = 7 * 8 * self.num_slots
+        return {"rows": self.num_rows * self.row.stride, "table": table * (2 if is_staged else 1)}
+
+
+def plan_layout(
+    capacity: Any,
+    observation_space: Space,
+    action_space: Space,
+    max_episodes: Any = None,
+    extra_columns: Mapping[str, Space] | None = None,
+) -> Layout:
+    """Plan an episodic buffer.
+
+    Raises:
+        BufferMisuseError: A size that is no positive integer, or a space that does not fit.
+    """
+    capacity = check_count("capacity", capacity)
+    if max_episodes is None:
+        max_episodes = min(capacity, max(_FEW_EPISODES, capacity // 8))
+    max_episodes = min(check_count("max_episodes", max_episodes), capacity)
+    if capacity + max_episodes > _MAX_ROWS:
+        raise BufferMisuseError(
+            f"capacity {capacity} with {max_episodes} episodes needs more rows than {_MAX_ROWS}; "
+            "make it smaller"
+        )
+    obs = space_leaves(observation_space, "obs")
+    if not obs:
+        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    extras = extra_leaves(extra_columns, _TAKEN)
+    numbers = [Leaf("rewards", (), np.dtype(np.float32)), *extras]
+    flags = [Leaf(name, (), np.dtype(np.bool_)) for name in FLAGS]
+    packer = RowPacker()
+    packer.add([Leaf("room", (), np.dtype(np.int32))])  # steps to the bound; the first int32
+    packer.add(obs)
+    obs_end = packer.end
+    packer.add([action_leaf(action_space), *numbers, *flags], 1)
+    paths, begin = [leaf.path for leaf in obs], packer.fields[obs[0].path].offset
+    row = RowLayout(
+        observation_space, packer.fields, paths, [], [leaf.path for leaf in extras], begin,
+        obs_end - begin, row_stride(packer.end, 8),
+    )  # fmt: skip
+    return Layout(capacity, max_episodes, row)
+
+
+class Live(NamedTuple):
+    """What is held: replaced at once, when what it says has been written."""
+
+    begin: int = 0  # slots of the table
+    end: int = 0
+    num_steps: int = 0
+    first_row: int = 0  # rows that hold episodes, counted for ever: from .. to
+    next_row: int = 0
+    first_episode: int = 0  # counted from the first ever added
+
+
+class EpisodeTable:
+    """Rows and table of whole episodes, as `layout` describes them.
+
+    Args:
+        layout: Sizes.
+        device: Where rows and the table that draws read lie.
+        is_staged: These are other memory than what the host writes.
+
+    Attributes:
+        rows: int64 (R, words), on the device.
+        columns: Views (R, *shape) of the fields of all rows, by path.
+        table: int64 (7, S), of the host.
+        there: The same on the device; the same memory if not staged.
+        live_there: int64 (2,), `live.begin` and `live.end` on the device.
+        num_restored: How often episodes were loaded or cleared.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, is_staged: bool):
+        self.layout, self.device, self.is_staged = layout, device, is_staged
+
+        def bytes_for(capacity: int) -> int:
+            smaller = layout._replace(
+                capacity=capacity, max_episodes=min(capacity, layout.max_episodes)
+            )
+            return sum(smaller.sizes(is_staged and device.type == "cpu").values())
+
+        check_room("an episodic buffer", layout.capacity, bytes_for, device)
+        what, needed = f"an episodic buffer of {layout.capacity} steps", bytes_for(layout.capacity)
+        with allocation(what, needed, device, "use a smaller capacity", is_checked=True):
+            shape, stride = (7, layout.num_slots), layout.row.stride
+            if device.type == "cpu":
+                pages = zeroed_bytes(layout.num_rows * stride)
+            else:
+                pages = torch.zeros(layout.num_rows * stride, dtype=torch.uint8, device=device)
+            self.rows = pages.view(layout.num_rows, stride).view(torch.int64)
+            self.table = np.zeros(shape, np.int64)
+            self.there = torch.from_numpy(self.table)
+            if is_staged:
+                self.there = torch.zeros(shape, dtype=torch.int64, device=device)
+            self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
+        fields = layout.row.fields
+        views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
+        self.columns = dict(zip(fields, views, strict=True))
+        self.live, self.num_restored = Live(), 0
+        self.options: SequenceOptions | None = None  # of the windows that are counted
+        self._refill(0)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 (E,), the lengths of the episodes from the oldest to the newest; a view."""
+        return self.table[LENGTH, self.live.begin : self.live.end]
+
+    def places(self, first: int, count: int) -> Iterator[slice]:
+        """The slices of the ring that `count` rows from number `first` on take: one or two."""
+        begin, num_rows = first % self.layout.num_rows, self.layout.num_rows
+        yield slice(begin, min(begin + count, num_rows))
+        if begin + count > num_rows:
+            yield slice(0, begin + count - num_rows)
+
+    def live_rows(self) -> list[torch.Tensor]:
+        """Views of the rows in use, from the oldest to the newest; one or two."""
+        first, end = self.live.first_row, self.live.next_row
+        return [self.rows[part] for part in self.places(first, end - first)]
+
+    def total(self, law: int) -> int:
+        """How many draws are possible by a law."""
+        return int(self.table[law, self.live.end] - self.table[law, self.live.begin])
+
+    def count_windows(self, options: SequenceOptions) -> int:
+        """Let the law of windows be that of some sequences; return how many there are."""
+        if options != self.options:
+            self.options = options
+            self.table[WINDOWS : WINDOWS + 2] = 0
+            self.table[WINDOWS : WINDOWS + 2, self.live.end + 1 :] = _NONE
+            self._extend(WINDOWS, self.live.begin, self.live.end)
+            self._push(slice(None), slice(WINDOWS, WINDOWS + 2))
+        return self.total(WINDOWS)
+
+    def new_block(self, num_rows: int) -> np.ndarray:
+        """Zeros int64 (num_rows, words), to put episodes together for `insert`."""
+        num_words, what = self.layout.row.num_words, f"{num_rows} rows of episodes"
+        needed, advice = 8 * num_rows * num_words, "use shorter ones"
+        with allocation(what, needed, torch.device("cpu"), advice):
+            return np.zeros((num_rows, num_words), np.int64)
+
+    def insert(self, block: np.ndarray, lengths: np.ndarray) -> None:
+        """Copy episodes into the ring; the oldest make room.
+
+        Of more episodes than the buffer holds the newest stay, whole.
+
+        Args:
+            block: int64 (K, words), episode after episode, each with its last observation as one
+                row more; `room` is written.
+            lengths: int64 (E,), at least 1 and at most the capacity each.
+        """
+        behind = np.cumsum(lengths[::-1])[::-1]
+        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - self._most)
+        if skipped > 0:
+            block, lengths = block[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
+        fields, holes = row_views(block, self.layout.row.fields), np.empty_like(lengths)
+        fill_rooms(fields["boundaries"], lengths, fields["room"], holes)
+        # An episode that is skipped would have outlived all that are in the ring.
+        num_steps = int(lengths.sum())
+        self._evict(self.layout.capacity if skipped > 0 else num_steps, len(lengths))
+        live = self.live._replace(first_episode=self.live.first_episode + max(skipped, 0))
+        begin = 0
+        for place in self.places(live.next_row, len(block)):
+            part = block[begin : begin + place.stop - place.start]
+            self.rows[place].copy_(torch.from_numpy(part))
+            begin += len(part)
+        self._enter(live, lengths, holes)
+
+    @property
+    def _most(self) -> int:
+        return self.layout.max_episodes
+
+    def _enter(self, live: Live, lengths: np.ndarray, holes: np.ndarray) -> None:
+        """Write episodes, whose rows are in the ring from `live.next_row` on, into the table."""
+        ends = live.next_row + np.cumsum(lengths + 1)
+        slots = slice(live.end, live.end + len(lengths))
+        firsts = (ends - lengths - 1) % self.layout.num_rows
+        self.table[:PAIRS, slots] = firsts, lengths, holes
+        for law in (PAIRS, WINDOWS):
+            self._extend(law, slots.start, slots.stop)
+        self._push(slice(slots.start, slots.stop + 1))
+        self._set(live._replace(
+            end=slots.stop, num_steps=live.num_steps + int(lengths.sum()),
+            next_row=int(ends[-1]) if len(ends) else live.next_row,
+        ))  # fmt: skip
+
+    def _evict(self, num_steps: int, num_episodes: int) -> None:
+        """Drop the oldest episodes until so many steps and episodes more fit."""
+        begin, end, steps, row, next_row, first_episode = self.live
+        while begin < end and (
+            steps + num_steps > self.layout.capacity or end - begin + num_episodes > self._most
+        ):
+            length = int(self.table[LENGTH, begin])
+            steps, row = steps - length, row + length + 1
+            begin, first_episode = begin + 1, first_episode + 1
+        self._set(Live(begin, end, steps, row, next_row, first_episode))
+        if end + num_episodes >= self.layout.num_slots:
+            count = end - begin
+            self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
+            self._refill(count)
+            self._set(self.live._replace(begin=0, end=count))
+
+    def _refill(self, count: int) -> None:
+        """Compute both laws of the first `count` slots anew, and know of no other."""
+        self.table[PAIRS:] = _NONE
+        self.table[PAIRS:, 0] = 0
+        for law in (PAIRS, WINDOWS):
+            self._extend(law, 0, count)
+        self._push(slice(None))
+
+    def _extend(self, law: int, begin: int, end: int) -> None:
+        """Count the draws that are possible in the episodes of some slots."""
+        _, lengths, holes = self.table[:PAIRS, begin:end]
+        if law == PAIRS:  # from all steps but the last and the last boundary
+            counts = lengths - 1 - (holes < lengths - 1)
+        elif self.options is None:
+            counts = np.zeros_like(lengths)
+        else:
+            needed, period = self.options.needed, self.options.period
+            counts = np.maximum(lengths - needed + period, 0) // period
+            counts = np.maximum(counts, lengths >= self.options.needed_at_start)
+        for row, numbers in ((law, counts), (law + 1, counts > 0)):
+            self.table[row, begin + 1 : end + 1] = self.table[row, begin] + np.cumsum(numbers)
+
+    def _push(self, slots: slice, rows: slice = slice(None)) -> None:
+        if self.is_staged:
+            self.there[rows, slots].copy_(torch.from_numpy(self.table[rows, slots]))
+
+    def _set(self, live: Live) -> None:
+        self.live = live
+        self.live_there.copy_(torch.tensor(live[:2], device="cpu"))
+
+    def restore(
+        self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
+    ) -> None:
+        """Replace all episodes by those in blocks of rows that follow one another."""
+        begin, holes = 0, rooms_of(self.layout.row, blocks, lengths)[2]
+        self.clear()
+        for block in blocks:
+            part = block if block.flags.writeable else block.copy()
+            self.rows[begin : begin + len(block)].copy_(torch.from_numpy(part))
+            begin += len(block)
+        self._enter(Live(first_episode=first_episode), lengths, holes)
+
+    def clear(self) -> None:
+        """Forget all episodes; their memory stays."""
+        self._set(Live())
+        self._refill(0)
+        self.num_restored += 1
+
+
+def rooms_of(
+    row: RowLayout, blocks: Sequence[np.ndarray], lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the rows of episodes: the rooms they have and should have, int32 (K,); and holes (E,)."""
+    fields = {name: row.fields[name] for name in ("boundaries", "room")}
+    views = [row_views(block, fields) for block in blocks]
+    boundaries, rooms = (np.concatenate([view[name] for view in views]) for name in fields)
+    made, holes = np.zeros_like(rooms), np.empty_like(lengths)
+    fill_rooms(boundaries, lengths, made, holes)
+    return rooms, made, holes
+
+
+@njit(nogil=True, cache=True)
+def fill_rooms(boundaries, lengths, rooms, holes):
+    """Write how many steps each step is away from its bound, in one backward pass an episode.
+
+    The bound of step t is the second next boundary at or after t, else the next, else the last
+    step. So two steps of an episode have no room: the last one, and the last boundary.
+
+    Args:
+        boundaries: bool (K,), of the rows of episodes, each of which has one row more.
+        lengths: int64 (E,), steps of each.
+        rooms: int32 (K,), written: bound - t; 0 in the rows behind the episodes.
+        holes: int64 (E,), written: the last boundary, or a number beyond all steps.
+    """
+    begin = 0
+    for e in range(lengths.shape[0]):
+        last = lengths[e] - 1
+        following, second = -1, -1
+        holes[e] = _NONE
+        rooms[begin + last + 1] = 0
+        for t in range(last, -1, -1):
+            if boundaries[begin + t]:
+                if following < 0:
+                    holes[e] = t
+                second = following
+                following = t
+            bound = last
+            if second >= 0:
+                bound = second
+            elif following >= 0:
+                bound = following
+            rooms[begin + t] = bound - t
+        begin += last + 2
