@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.batches import Layout, num_rows, row_weights, take_apart
+from vecenv.learn.batches import num_rows, row_weights, take_apart
 from vecenv.learn.compiled import CompiledGradient, Refusal, first_line, read_result
-from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.ranks import Ranks
 from vecenv.learn.sizes import quick_products
 
@@ -29,7 +28,96 @@ Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
 
 _COMPARED_CALLS, _COMPARED_EVERY = (1, 2, 100), 1000  # in which it is compared with autograd
 # Error of a parameter's gradient over its length, and over that of all; of rounding it is less.
+_ALIGNMENT = 16  # elements: 64 bytes of float32, a line of the cache
 _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
+
+
+class FlatParameters:
+    """The weights of a module that get gradients, and these gradients, as two vectors.
+
+    The module's parameters become views of `vector` (W,): each begins at a multiple of 16 elements,
+    with zeros between. `gradient` (W,) is what `.grad` of the vector and of them is made of.
+
+    Raises:
+        ValueError: There is no parameter with `requires_grad`, or they differ in dtype or device.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._module, named = module, _trained(module)
+        kind = type(module).__name__
+        if not named:
+            raise ValueError(f"{kind} has no parameter with requires_grad; expected one at least")
+        kinds = {(p.dtype, p.device) for p in named.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the parameters of {kind} have dtypes and devices {sorted(map(str, kinds))}, "
+                "expected one of each; move the module with .to() first"
+            )
+        self.names, self.parameters = list(named), list(named.values())
+        self.dtype, self.device = kinds.pop()
+        self._gaps = [-p.numel() % _ALIGNMENT for p in self.parameters]
+        self._lengths = [p.numel() + -p.numel() % _ALIGNMENT for p in self.parameters]
+        self.gradient = torch.zeros(sum(self._lengths), dtype=self.dtype, device=self.device)
+        self.vector = nn.Parameter(torch.zeros_like(self.gradient))
+        self.values = self.vector.detach()  # the same memory, outside of autograd
+        self._grads = [grad for _, grad in self.named(self.gradient)]
+        with torch.no_grad():
+            for name, view in self.named(self.values):
+                view.copy_(named[name])
+                named[name].data = view
+        self._addresses = [p.data_ptr() for p in self.parameters]
+
+    def named(self, vector: Tensor) -> list[tuple[str, Tensor]]:
+        """Views of a vector of all weights by name, shaped like the parameters."""
+        pieces = zip(self.names, self.parameters, vector.split(self._lengths), strict=True)
+        return [(name, piece[: p.numel()].view(p.shape)) for name, p, piece in pieces]
+
+    def check(self) -> None:
+        """Ensure that the module has the same parameters, still views of the vector.
+
+        Raises:
+            RuntimeError: They are not, as after `.to()` or `.data = ...`, or others are there.
+        """
+        now, before = _trained(self._module), dict(zip(self.names, self.parameters, strict=True))
+        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        if changed:
+            raise RuntimeError(
+                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added after Gradient was "
+                "made, which goes on with the parameters that had requires_grad then; make another "
+                "Gradient, and another optimizer, after such changes"
+            )
+        found = zip(self.names, self.parameters, self._addresses, strict=True)
+        if moved := [name for name, p, address in found if p.data_ptr() != address]:
+            raise RuntimeError(
+                f"the memory of {', '.join(moved)} was exchanged after Gradient was made (by "
+                ".to(), .half() or .data = ...?); make the Gradient after that"
+            )
+
+    def joined(self, grads: Iterable[Tensor]) -> Tensor:
+        """Return a new vector (W,) of gradients of the parameters."""
+        pairs = zip(grads, self._gaps, strict=True)
+        pieces = [(grad.reshape(-1), grad.new_zeros(gap)) for grad, gap in pairs]
+        return torch.cat([part for piece in pieces for part in piece if len(part)])
+
+    @torch.no_grad()
+    def write(self, grads: Iterable[Tensor | None]) -> None:
+        """Write gradients of the parameters, of which None stands for zero."""
+        for view, grad in zip(self._grads, grads, strict=True):
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)  # of nn.Embedding
+
+    def give(self, *, is_finite: bool = True) -> None:
+        """Make what was written `.grad` of vector and parameters; where it is wrong, leave none."""
+        pairs = zip((self.vector, *self.parameters), (self.gradient, *self._grads), strict=True)
+        for parameter, grad in pairs:
+            if parameter.grad is not grad or not is_finite:
+                parameter.grad = grad if is_finite else None
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 class Gradient:
@@ -157,15 +245,12 @@ class Gradient:
             RuntimeError: The module was moved after this object was made.
         """
         self._num_calls += 1
-        leaves: dict[str, Tensor] = {}
-        layout, weights = take_apart(batch, leaves), self._weights
-        weights.check(names=self._compiled is None)
+        (template, leaves, others), weights = take_apart(batch), self._weights
+        weights.check()
         with quick_products(num_rows(leaves), len(weights.gradient), weights.device):
             if self.path is None:
-                self._compile(layout, leaves)
-            scalars = self._by_compiled(layout, leaves, batch)
-            if scalars is None:
-                scalars = self._by_autograd(batch)
+                self._compile(template, leaves, others)
+            scalars = self._by_compiled(leaves, others, batch) or self._by_autograd(batch)
             if self._ranks.size > 1:
                 scalars = self._mean_over_ranks(scalars, leaves)
             # One number, as on a device each costs a wait.
@@ -177,7 +262,7 @@ class Gradient:
                     weights.gradient.masked_fill_(is_wrong, 0.0)
             elif not math.isfinite(total):
                 self._refuse(scalars["loss"], leaves)
-        weights.attach()
+        weights.give()
         return scalars
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -207,11 +292,11 @@ class Gradient:
                 "more"
             )
 
-    def _compile(self, layout: Layout, leaves: Mapping[str, Tensor]) -> None:
+    def _compile(self, *batch: Any) -> None:
         """Compile for batches like this one, or decide on autograd."""
         try:
             self._compiled = CompiledGradient(
-                self.module, self.loss, self._weights, layout, leaves,
+                self.module, self.loss, self._weights, batch,
                 dtype=self._dtype, threads=self._threads, log=self._log,
             )  # fmt: skip
         except Refusal as refusal:
@@ -226,14 +311,13 @@ class Gradient:
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(
-        self, layout: Layout, leaves: Mapping[str, Tensor], batch: Any
+        self, leaves: Mapping[str, Tensor], others: Mapping[str, Any], batch: Any
     ) -> dict[str, Tensor] | None:
         """The scalars, or None if no compiled function can compute them."""
         if self._compiled is None:
             return None
         number, weights = self._num_calls, self._weights
-        if reason := self._compiled.why_not(layout, leaves):
-            weights.check(names=True)
+        if reason := self._compiled.why_not(leaves, others):
             if reason not in self._said:
                 self._said.add(reason)
                 self._log(f"gradient: call {number} goes through autograd: {reason}")
@@ -320,7 +404,7 @@ class Gradient:
         """Raise because of what is not finite, and leave no gradient."""
         found = self._weights.named(self._weights.gradient)
         names = [name for name, grad in found if not torch.isfinite(grad).all()]
-        self._weights.detach()
+        self._weights.give(is_finite=False)
         places = {name: (~torch.isfinite(leaf)).nonzero() for name, leaf in leaves.items()}
         wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in places.items() if len(at)]
         batch = f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"
