@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,7 @@ from vecenv.learn.checkpoint import (
     CheckpointError,
     RunError,
     load_checkpoint,
-    random_streams,
-    restore_part,
-    restore_random_streams,
+    restore_parts,
     save_checkpoint,
     states_of,
 )
@@ -46,7 +44,6 @@ __all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.pt"), Path("checkpoint", "best.pt")
-_LOCK_FILE = ".lock"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
@@ -85,8 +82,6 @@ class Run:
     Attributes:
         folder: The folder.
         should_stop: Whether a signal has asked for the end.
-        seconds: How long the run has taken, those before it was resumed included.
-        curve_steps, curve_returns: int64 and float64 (E,), what `add_episodes` was given.
         best_score: The highest score of `save`; None if it was given none.
         not_restored: Of `restore`: names of the parts (vector envs) that could not be saved or
             loaded, and why. They have to be reset.
@@ -122,20 +117,18 @@ class Run:
         overwrite: bool = False,
         allow_pickle: bool = False,
     ) -> None:
-        self.folder = Path(folder)
-        self.save_every = save_every
-        self.should_stop = False
+        self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
         self._plain_options = options_as_plain(options)
         self._plain_options.pop("resume", None)  # of this session, not of the run
+        self._may_change = frozenset(may_change)
         self._curve = array("q"), array("d")
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
         self._unsaved: set[str] = set()  # names of parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
-        self._may_change = frozenset(may_change)
         self._board: Any = None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -155,36 +148,35 @@ class Run:
 
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        for left in (self.folder / "checkpoint").glob(".*.pt"):  # of a save that was killed
+        metrics, last = self.folder / _METRICS_FILE, self.folder / _LAST
+        for left in last.parent.glob(".*.pt"):  # of a save that was killed
             left.unlink(missing_ok=True)
-        options_path, metrics_bytes = self.folder / OPTIONS_FILE, 0
         if resume:
-            if options_path.exists():
-                self._check_options(_read_json(options_path), options_path)
-            if (self.folder / _LAST).exists():
-                metrics_bytes = self._take_over(allow_pickle)
+            self._check_options(self.folder / OPTIONS_FILE)
+            size = 0
+            if last.exists():
+                size = self._take_over(last, allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
-            self._cut_metrics(metrics_bytes)
+            if metrics.exists():  # cut what is later, and a line that is not whole
+                with metrics.open("rb+") as file:
+                    file.truncate(file.read()[: max(size, 0)].rfind(b"\n") + 1)
         elif overwrite:
             names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
             boards = self.folder.glob("events.out.tfevents.*")
             for path in [*(self.folder / name for name in names), *boards]:
                 path.unlink(missing_ok=True)
-        elif self._has_run():
+        elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
-        write_json(self._plain_options, options_path)
+        write_json(self._plain_options, self.folder / OPTIONS_FILE)
 
-    def _has_run(self) -> bool:
-        metrics = self.folder / _METRICS_FILE
-        return (self.folder / _LAST).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-
-    def _check_options(self, found: Any, path: Path) -> None:
-        own = self._plain_options
-        had: dict[str, Any] = found if isinstance(found, dict) else {}
+    def _check_options(self, path: Path) -> None:
+        """Refuse to resume a run with other options."""
+        had, own = _read_json(path) if path.exists() else self._plain_options, self._plain_options
+        had = had if isinstance(had, dict) else {}
         for name in dict.fromkeys([*own, *had]):
             before, now = (options.get(name, "(nothing)") for options in (had, own))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
@@ -196,13 +188,11 @@ class Run:
                     "folder"
                 )
 
-    def _take_over(self, allow_pickle: bool) -> int:
+    def _take_over(self, path: Path, allow_pickle: bool) -> int:
         """Read the last checkpoint; return how many bytes the metrics had."""
-        path = self.folder / _LAST
         saved = load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            versions = dict(saved["versions"])
-            steps, returns = saved["curve"]
+            versions, (steps, returns) = dict(saved["versions"]), saved["curve"]
             if not len(steps) == len(returns) == steps.size == returns.size:
                 raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
@@ -221,40 +211,33 @@ class Run:
         self._saved = saved
         return metrics_bytes
 
-    def _cut_metrics(self, size: int) -> None:
-        """Cut the lines that are later than the checkpoint, and a line that is not whole."""
-        path = self.folder / _METRICS_FILE
-        if path.exists():
-            with path.open("rb+") as file:
-                kept = file.read()[: max(size, 0)]
-                file.truncate(kept.rfind(b"\n") + 1)
-
     # -- signals ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():
-            owner = os.getpid()
-
-            def stop(number: int, frame: Any) -> None:
-                if number == _SIGHUP and os.getpid() == owner:  # which kernel and shell both send
-                    _drop_output(terminals)  # printing would fail, before the run is saved
-                    self.should_stop = True
-                    return
-                if not self.should_stop and os.getpid() == owner:  # not in a fork
-                    self.should_stop = True
-                    return
-                before = self._handlers.get(number, signal.SIG_DFL)
-                if callable(before):
-                    before(number, frame)
-                else:
-                    signal.signal(number, signal.SIG_DFL)
-                    signal.raise_signal(number)
-
-            terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+            self._owner = os.getpid()
+            self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
-                    self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
+                    self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
+
+    def _stop(self, number: int, frame: Any) -> None:
+        is_own = os.getpid() == self._owner  # not of a fork
+        if is_own and (number == _SIGHUP or not self.should_stop):
+            self.should_stop = True
+            if number == _SIGHUP:  # printing would fail, before the run is saved
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                for terminal in self._terminals:
+                    os.dup2(nowhere, terminal)
+                os.close(nowhere)
+            return
+        before = self._handlers.get(number, signal.SIG_DFL)
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -262,13 +245,14 @@ class Run:
     def close(self) -> None:
         """Close the files and give back the signals. May be called twice."""
         while self._handlers:
-            number, handler = self._handlers.popitem()
-            signal.signal(number, handler)
+            signal.signal(*self._handlers.popitem())
         if self._board is not None:
             self._board.close()
             self._board = None
         self._metrics.close()
         self._lock.close()
+
+    # -- what is told ----------------------------------------------------------------------------
 
     @property
     def resume_command(self) -> str:
@@ -323,10 +307,10 @@ class Run:
             rollout_steps: How many an update takes; where fewer are left there is none.
             is_shown: False prints nothing, as for processes beside the first.
         """
-        if is_shown and (note := self.finished_note(steps + rollout_steps - 1, total_steps)):
-            print(note, flush=True)  # noqa: T201 - beside the bar
-        if is_shown and 0 < total_steps < rollout_steps:
+        note = self.finished_note(steps + rollout_steps - 1, total_steps)
+        if 0 < total_steps < rollout_steps:
             note = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
+        if note and is_shown:
             print(note, flush=True)  # noqa: T201 - beside the bar
         return StepsBar(name, steps, total_steps, is_shown=is_shown)
 
@@ -362,12 +346,8 @@ class Run:
         Raises:
             OSError: The disk is full; the lines before are whole.
         """
-        numbers = {
-            name: float(value.item() if hasattr(value, "item") else value)
-            for name, value in scalars.items()
-        }
-        line: dict[str, Any] = {"steps": int(steps), "seconds": round(self.seconds, 3)}
-        line |= {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+        numbers = {name: float(getattr(x, "item", lambda x=x: x)()) for name, x in scalars.items()}
+        line = {"steps": int(steps), "seconds": round(self.seconds, 3), **_with_nulls(numbers)}
         text = json.dumps(line).encode() + b"\n"
         before = os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
@@ -396,9 +376,9 @@ class Run:
         """
         if isinstance(returns, torch.Tensor):
             returns = returns.detach().cpu()
-        values = np.asarray(returns, np.float64).ravel()
-        self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
-        self._curve[1].frombytes(values.tobytes())
+        values = np.asarray(returns, np.float64).ravel().tolist()
+        self._curve[0].extend([int(steps)] * len(values))
+        self._curve[1].extend(values)
 
     @property
     def curve_steps(self) -> np.ndarray:
@@ -464,28 +444,22 @@ class Run:
                 NaN or infinity in it; the checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
-        steps, best = int(state["steps"]), self.best_score
-        last, own = self.folder / _LAST, math.nan if score is None else float(score)
-        if is_best := own > (-math.inf if best is None else best):  # never of NaN
-            best = own
-        states, kinds, unsaved = states_of(state)
-        for name in unsaved.keys() - self._unsaved:
-            _logger.warning(
-                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
-            )
-        self._unsaved |= unsaved.keys()
+        steps, last = int(state["steps"]), self.folder / _LAST
+        own, best = (-math.inf if x is None else float(x) for x in (score, self.best_score))
+        is_best = own > best  # never of NaN
         content = {
+            **states_of(state),
             "options": self._plain_options,
             "versions": _versions(),
-            "state": states,
-            "kinds": kinds,
-            "unsaved": unsaved,
-            "random": random_streams(),
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "best_score": best,
+            "best_score": own if is_best else self.best_score,
         }
+        for name in content["unsaved"].keys() - self._unsaved:
+            told = "%s can't be saved, so a resumed run resets them: %s"
+            _logger.warning(told, name, content["unsaved"][name])
+            self._unsaved.add(name)
         try:
             save_checkpoint(self.folder / _BEST if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
@@ -495,7 +469,7 @@ class Run:
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
                 f"kept: make room, then go on with {self.resume_command}"
             ) from error
-        self.best_score, self._due_at = best, steps
+        self.best_score, self._due_at = content["best_score"], steps
         if self._board is not None:
             self._board.flush()
         return last
@@ -519,50 +493,14 @@ class Run:
         """
         if self._saved is None:
             return None
-        path, states = self.folder / _LAST, self._saved["state"]
-        if missing := sorted(set(parts) - set(states)):
-            raise CheckpointError(
-                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
-                "program that wrote it"
-            )
-        kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        self.not_restored = {}
-        for name, part in parts.items():
-            state = states.pop(name)
-            try:
-                reason = unsaved.get(name) or restore_part(part, state, kinds.get(name))
-            except Exception as error:  # any class's load_state_dict
-                problem = " ".join(str(error).split())
-                raise CheckpointError(
-                    f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
-                    "anew in another folder"
-                ) from error
-            if reason is not None:
-                self.not_restored[name] = reason
-                _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        try:
-            restore_random_streams(self._saved["random"])
-        except Exception as error:  # whatever the generators' own setters say of a damaged file
-            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
-        return dict(states)
+        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
+        return dict(self._saved["state"])
 
 
 def _give_name(file: Path, other: Path) -> None:
     """Give a file, which is never written to again, another name, too."""
     with whole_file(other) as aside:
-        try:
-            aside.unlink()
-            os.link(file, aside)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, aside)
-
-
-def _drop_output(terminals: Collection[int]) -> None:
-    """Let what is written to terminals go nowhere."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+        shutil.copyfile(file, aside)
 
 
 def _lock(folder: Path) -> Any:
@@ -571,28 +509,24 @@ def _lock(folder: Path) -> Any:
     Raises:
         RunError: Another process has.
     """
-    file = (folder / _LOCK_FILE).open("ab")
-    if fcntl is not None:
-        try:
+    file = (folder / ".lock").open("ab")
+    try:
+        with suppress(AttributeError):  # a system without such locks
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-        except (BlockingIOError, PermissionError):
-            file.close()
-            raise RunError(
-                f"{folder} is in use by another process; wait for its end, or choose another "
-                "folder (--save)"
-            ) from None
-        except OSError:  # file systems without locks
-            pass
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise RunError(
+            f"{folder} is in use by another process; wait for its end, or choose another folder "
+            "(--save)"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
     return file
 
 
 def _with_nulls(value: Any) -> Any:
     """Return plain values as JSON can have them, which has no NaN."""
-    if isinstance(value, dict):
-        return {name: _with_nulls(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_nulls(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def _read_json(path: Path) -> Any:
