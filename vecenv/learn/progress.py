@@ -10,14 +10,7 @@ __all__ = ["StepsBar"]
 
 
 class StepsBar:
-    """A bar on the terminal, inside of ``with``; see `Run.progress`.
-
-    Args:
-        name: What is trained, told beside the bar.
-        steps: Env steps made so far, of which the speed has none.
-        total_steps: How many there are to be.
-        is_shown: False prints nothing.
-    """
+    """A bar on the terminal, inside of ``with``; see `Run.progress`."""
 
     def __init__(self, name: str, steps: int, total_steps: int, *, is_shown: bool = True) -> None:
         self._name, self._first, self._is_shown = name, steps, is_shown
