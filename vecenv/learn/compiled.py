@@ -43,7 +43,7 @@ class Refusal(Exception):
 
 
 def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Read what a loss function returned: a loss, or a loss and a dict of scalars.
+    """Return the loss and the scalars of what a loss function returned.
 
     Raises:
         ValueError: One of these is no scalar.
@@ -52,12 +52,12 @@ def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if not (isinstance(loss, Tensor) and loss.ndim == 0):
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
         raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
-    found = {name: torch.as_tensor(value) for name, value in scalars.items() if name != "loss"}
-    for name, value in found.items():
-        if value.ndim:
-            shape = tuple(value.shape)
+    scalars = {name: torch.as_tensor(x) for name, x in scalars.items() if name != "loss"}
+    for name, x in scalars.items():
+        if x.ndim:
+            shape = tuple(x.shape)
             raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
-    return loss, found
+    return loss, scalars
 
 
 class _Called(nn.Module):
@@ -89,27 +89,30 @@ class CompiledGradient:
         threads: int,
         log: Callable[[str], Any],
     ):
-        _, leaves, others = batch
+        template, leaves, others = batch
         for name, (kind, _) in others.items():
             if kind not in PLAIN:
                 raise Refusal(f"{name} is a {kind.__name__}, expected tensors, numbers, and nests")
         columns = list(leaves.values())
         self._leaf_names, self._others, self.names = list(leaves), others, list[str]()
         self._state = _state_of(module)
-        self.num_parts, no_split = _num_parts(columns, threads, weights.device)
-        inputs = [weights.values, *self._tensors_of_state(), *_split(columns, self.num_parts)[0]]
+        parts = _split(columns, threads if weights.device.type == "cpu" else 1)
+        self.num_parts = len(parts)
+        inputs = [weights.values, *self._tensors_of_state(), *parts[0]]
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
-        graph = _trace(self._function(module, loss, weights, batch[0], dtype), inputs)
+        graph = _trace(self._function(module, loss, weights, template, dtype), inputs)
         self._watch = Watch(loss, module)
         _refuse_unsafe(graph, weights)
         self._kinds = [*map(_kind_of, [*self._tensors_of_state(), *columns])]
         started = time.perf_counter()
         with _one_thread(self.num_parts):
             self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
-        how = "compiled" if is_new else "loaded"
-        parts = ", two halves of the rows by two threads" if self.num_parts > 1 else ""
-        self.note = f"{how} in {time.perf_counter() - started:.1f} s{parts}{no_split}"
+        self.note = f"{'compiled' if is_new else 'loaded'} in {time.perf_counter() - started:.1f} s"
+        if self.num_parts > 1:
+            self.note += ", two halves of the rows by two threads"
+        elif threads > 1:
+            self.note += "; one thread, as the rows can't be split in two equal halves on the CPU"
         self._helper: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -195,13 +198,11 @@ class CompiledGradient:
 def _one_thread(num_parts: int) -> Iterator[None]:
     """Keep torch's own threads from halves, which have a thread each."""
     before = torch.get_num_threads()
-    if num_parts > 1:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1 if num_parts > 1 else before)
     try:
         yield
     finally:
-        if num_parts > 1:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def _state_of(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
@@ -212,19 +213,10 @@ def _state_of(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
     return [(module.get_submodule(holder), name, path) for path, holder, _, name in splits]
 
 
-def _num_parts(leaves: Sequence[Tensor], threads: int, device: torch.device) -> tuple[int, str]:
-    """In how many parts rows are split, and why not in two."""
-    if threads == 1 or device.type != "cpu":
-        return 1, ""
-    sizes = {len(leaf) for leaf in leaves if leaf.ndim}
-    if len(sizes) != 1 or sizes.pop() % 2:
-        return 1, "; one thread, as the tensors of the batch can't be split in two equal halves"
-    return 2, ""
-
-
 def _split(leaves: Sequence[Tensor], num_parts: int) -> list[Sequence[Tensor]]:
-    """Equal shares of the rows of tensors (B, ...); a tensor () goes to all."""
-    if num_parts == 1:
+    """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
+    sizes = {len(leaf) for leaf in leaves if leaf.ndim}
+    if num_parts == 1 or len(sizes) != 1 or sizes.pop() % num_parts:
         return [leaves]
     cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
     return [*zip(*cut, strict=True)]

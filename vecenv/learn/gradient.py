@@ -24,22 +24,17 @@ from vecenv.learn.sizes import quick_products
 
 __all__ = ["Gradient"]
 
-Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
-
 _COMPARED_CALLS, _COMPARED_EVERY = (1, 2, 100), 1000  # in which it is compared with autograd
-# Error of a parameter's gradient over its length, and over that of all; of rounding it is less.
 _ALIGNMENT = 16  # elements: 64 bytes of float32, a line of the cache
+# Error of a parameter's gradient over its length, and over that of all; of rounding it is less.
 _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
 
 
 class FlatParameters:
     """The weights of a module that get gradients, and these gradients, as two vectors.
 
-    The module's parameters become views of `vector` (W,): each begins at a multiple of 16 elements,
-    with zeros between. `gradient` (W,) is what `.grad` of the vector and of them is made of.
-
-    Raises:
-        ValueError: There is no parameter with `requires_grad`, or they differ in dtype or device.
+    The module's parameters become views of `vector` (W,), each at a multiple of 16 elements, with
+    zeros between. `gradient` (W,) is what `.grad` of the vector and of them is made of.
     """
 
     def __init__(self, module: nn.Module):
@@ -73,11 +68,7 @@ class FlatParameters:
         return [(name, piece[: p.numel()].view(p.shape)) for name, p, piece in pieces]
 
     def check(self) -> None:
-        """Ensure that the module has the same parameters, still views of the vector.
-
-        Raises:
-            RuntimeError: They are not, as after `.to()` or `.data = ...`, or others are there.
-        """
+        """Raise RuntimeError if the module has other parameters, or these other memory, now."""
         now, before = _trained(self._module), dict(zip(self.names, self.parameters, strict=True))
         changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
         if changed:
@@ -177,7 +168,7 @@ class Gradient:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
+        loss: Callable[[Any, Any], Any],
         *,
         compile: bool = False,
         threads: int = 1,
@@ -191,8 +182,7 @@ class Gradient:
             raise ValueError(f"compile is {compile!r}, expected True or False")
         if threads not in (1, 2) or isinstance(threads, bool):
             raise ValueError(f"threads is {threads!r}, expected 1 or 2")
-        names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-        found = names.get(dtype) if isinstance(dtype, str) else dtype
+        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if found not in _ALLOWED:
             raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
         self._weights = FlatParameters(module)
@@ -204,16 +194,13 @@ class Gradient:
         self.module, self.loss = module, loss
         self.path: str | None = None if compile else "autograd"
         self.reason = ""
-        self._threads, self._dtype = threads, found
-        self._allow_unused = frozenset(allow_unused)
-        self._ranks = Ranks() if ranks is None else ranks
+        self._threads, self._dtype, self._is_deferred = threads, found, deferred
+        self._allow_unused, self._ranks = frozenset(allow_unused), ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
-        self._num_calls = 0
-        self._is_deferred = deferred
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._compiled: CompiledGradient | None = None
-        self._said: set[str] = set()
+        self._num_calls, self._said = 0, set[str]()
 
     def describe(self) -> dict[str, Any]:
         """Return path, threads and reason, ready for JSON; `gradient_options` follows them."""
@@ -266,11 +253,7 @@ class Gradient:
         return scalars
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, which would share weights with nobody's module.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse copies and pickles, which would share weights with nobody's module."""
         raise TypeError(
             "a Gradient can't be copied or pickled: copy its module, and make another Gradient"
         )
@@ -301,13 +284,12 @@ class Gradient:
             )  # fmt: skip
         except Refusal as refusal:
             self._decide_on_autograd(str(refusal))
-            return
-        self.path, self.reason = "compiled", self._compiled.note
-        self._log(f"gradient: {self.reason}")
+        else:
+            self.path, self.reason = "compiled", self._compiled.note
+            self._log(f"gradient: {self.reason}")
 
     def _decide_on_autograd(self, reason: str) -> None:
-        self._compiled = None
-        self.path, self.reason = "autograd", reason
+        self._compiled, self.path, self.reason = None, "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(
@@ -325,8 +307,9 @@ class Gradient:
         try:
             values = self._compiled(weights.values, [*leaves.values()], weights.gradient)
         except Exception as error:  # autograd goes on, or shows the user's own mistake
-            reason = f"the compiled one failed in call {number}: {first_line(error)}"
-            self._decide_on_autograd(reason)
+            self._decide_on_autograd(
+                f"the compiled one failed in call {number}: {first_line(error)}"
+            )
             return None
         scalars = dict(zip(self._compiled.names, values.unbind(), strict=True))
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
@@ -335,30 +318,23 @@ class Gradient:
 
     def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
         """The scalars, or autograd's with its gradient, if it is another."""
-        found = self._weights.gradient.clone()
-        expected = self._by_autograd(batch)
-        gradient, (own_part, part) = self._weights.gradient, _ALLOWED[self._dtype]
-        size = float(gradient.norm())
+        weights, (own_part, part) = self._weights, _ALLOWED[self._dtype]
+        found, expected = weights.gradient.clone(), self._by_autograd(batch)
+        size = float(weights.gradient.norm())
         if not math.isfinite(size):  # nothing to compare; an error, or a deferred one
             return expected
-        wrong = []
-        pairs = zip(self._weights.named(found), self._weights.named(gradient), strict=True)
-        for (name, ours), (_, theirs) in pairs:
+        pairs = zip(weights.named(found), weights.named(weights.gradient), strict=True)
+        all_pairs = [(f"the gradient of {k}", a, b, part * size) for (k, a), (_, b) in pairs]
+        all_pairs += [(k, scalars[k], x.float(), 0.1 * own_part) for k, x in expected.items()]
+        for name, ours, theirs, more in all_pairs:
             error, own = float((ours - theirs).norm()), float(theirs.norm())
-            if not error <= own_part * own + part * size:
-                wrong.append(f"the gradient of {name} is off by {error:.2g}, of {own:.2g}")
-        for name, value in expected.items():
-            error = abs(float(scalars[name]) - float(value))
-            if not error <= own_part * max(abs(float(value)), 0.1):
-                wrong.append(f"{name} is off by {error:.2g}, of {float(value):.2g}")
-        if not wrong:
-            gradient.copy_(found)
-            return scalars
-        hint = ""
-        if self._threads > 1:
-            hint = "; if it is no mean over rows, leave threads=2 out"
-        self._decide_on_autograd(f"as in call {self._num_calls} {wrong[0]}{hint}")
-        return expected
+            if not error <= own_part * own + more:
+                hint = "; if it is no mean over rows, leave threads=2 out" * (self._threads > 1)
+                wrong = f"{name} is off by {error:.2g}, of {own:.2g}{hint}"
+                self._decide_on_autograd(f"as in call {self._num_calls} {wrong}")
+                return expected
+        weights.gradient.copy_(found)
+        return scalars
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         """The scalars, after autograd has written the gradient."""
@@ -373,14 +349,14 @@ class Gradient:
             loss, scalars = read_result(self.loss(self.module, batch))
             if loss.requires_grad:
                 loss.backward(inputs=weights.parameters)
-        found = zip(weights.names, weights.parameters, strict=True)
-        unused = [name for name, p in found if p.grad is None and name not in self._allow_unused]
+        grads = {name: p.grad for name, p in zip(weights.names, weights.parameters, strict=True)}
+        unused = [name for name in grads if grads[name] is None and name not in self._allow_unused]
         if unused:
             raise ValueError(
                 f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
                 "the loss, freeze them with requires_grad_(False), or name them in allow_unused"
             )
-        weights.write([p.grad for p in weights.parameters])
+        weights.write(grads.values())
         return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}
 
     @torch.no_grad()
@@ -394,9 +370,8 @@ class Gradient:
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])
-        parts = torch.where(rows > 0, parts * rows, 0.0)
-        total = self._ranks.sum_(parts)[-1]
-        means = parts[:-1] / total
+        parts = self._ranks.sum_(torch.where(rows > 0, parts * rows, 0.0))
+        means = parts[:-1] / parts[-1]
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 

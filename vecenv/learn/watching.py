@@ -77,22 +77,21 @@ class Watch:
         if isinstance(value, (*_PLAIN, Tensor)) or value is _GONE or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if isinstance(value, partial):
-            for part in (value.func, *value.args, value.keywords):
+        if isinstance(value, partial | MethodType | tuple):
+            inner: Any = value
+            if isinstance(value, partial):
+                inner = value.func, *value.args, value.keywords
+            elif isinstance(value, MethodType):
+                inner, label = (value.__func__, value.__self__), label.rpartition(".")[0]
+            for part in inner:
                 self._visit(part, label)
-        elif isinstance(value, MethodType):
-            self._visit(value.__func__, label)
-            self._visit(value.__self__, label.rpartition(".")[0])
-        elif isinstance(value, FunctionType):
-            if _is_watched(value):
-                self._visit_function(value)
         elif isinstance(value, dict | list):
             self._visit_items(value, label, label + "[{!r}]")
-        elif isinstance(value, tuple):
-            for number, item in enumerate(value):
-                self._visit(item, f"{label}[{number}]")
         elif isinstance(value, nn.Module) or _is_watched(value):
-            self._visit_attributes(value, label)
+            if isinstance(value, FunctionType):
+                self._visit_function(value)
+            else:
+                self._visit_attributes(value, label)
 
     def _visit_items(self, items: Any, label: str, item_label: str) -> None:
         self._note(lambda x, _: len(x), items, "len", label)
@@ -102,11 +101,11 @@ class Watch:
     def _visit_function(self, function: FunctionType) -> None:
         """Watch the globals that a function names, and the variables around it."""
         for name in _names_of(function.__code__):
-            if not name.startswith("__"):
-                self._names.add(name)
+            self._names.add(name)
             self._note(getitem, function.__globals__, name, name)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             self._note(getattr, cell, "cell_contents", name)
 
     def _visit_attributes(self, owner: Any, label: str) -> None:
@@ -132,7 +131,7 @@ def _is_watched(value: Any) -> bool:
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    yield from (name for name in code.co_names if not name.startswith("__"))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names_of(inner)
