@@ -111,13 +111,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 
 
 def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the states of parts by name, what vector envs are, and why some have no state.
-
-    The states of the global random generators of torch, NumPy and Python are there, too.
-
-    Raises:
-        CheckpointError: A module has NaN or infinity in it.
-    """
+    """Return the states of parts and of global random generators, and why envs have none."""
     states, unsaved = {}, {}
     for name, part in parts.items():
         try:
@@ -142,15 +136,8 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Bring parts, and the random generators, into their states, which are dropped.
-
-    Returns:
-        By name, why envs are not as they were, and have to be reset.
-
-    Raises:
-        CheckpointError: A state does not fit.
-    """
-    states, not_restored = saved["state"], {}
+    """Bring parts and random generators into their states; return why envs have to be reset."""
+    states, streams, not_restored = saved["state"], saved["random"], {}
     if missing := sorted(set(parts) - set(states)):
         raise CheckpointError(
             f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
@@ -172,7 +159,6 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
         if reason is not None:
             not_restored[name] = reason
             _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-    streams = saved["random"]
     try:
         _require_numpy_state(streams["numpy"])
         torch.set_rng_state(streams["torch"])
@@ -198,6 +184,7 @@ def _state_of(part: Any) -> Any:
 
 
 def _kind_of(envs: VectorEnv) -> dict[str, Any]:
+    """What has to be the same for a state of envs to be loaded."""
     return {
         "number of envs": envs.num_envs,
         "observation space": str(envs.single_observation_space),
@@ -210,18 +197,16 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
     """Bring a part into a state; if it does not fit, its class says so in whatever way."""
     if isinstance(part, torch.Generator):
         part.set_state(state)
-        return
-    if isinstance(part, np.random.Generator):
+    elif isinstance(part, np.random.Generator):
         _require_numpy_state(state)
         part.bit_generator.state = state
-        return
-    if isinstance(part, VectorEnv):
-        for key, own in _kind_of(part).items():
+    else:
+        for key, own in _kind_of(part).items() if isinstance(part, VectorEnv) else ():
             if (found := (kind or {}).get(key)) != own:
                 raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
-    if isinstance(part, torch.optim.Optimizer):
-        _require_optimizer_state(part, state)
-    part.load_state_dict(state)
+        if isinstance(part, torch.optim.Optimizer):
+            _require_optimizer_state(part, state)
+        part.load_state_dict(state)
 
 
 def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:

@@ -274,11 +274,7 @@ def _tanh(x: Tensor) -> Tensor:
 
 
 def _refuse_unsafe(graph: Any, weights: Any) -> None:
-    """Refuse a graph whose results depend on more than its inputs.
-
-    Raises:
-        Refusal: It draws random numbers, or reads tensors that are neither module's nor batch's.
-    """
+    """Refuse a graph whose results depend on more than its inputs: random numbers, tensors."""
     fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -328,11 +324,7 @@ def _runs_of(
 
 
 def _cache_folder() -> Path:
-    """Return the folder of compiled gradients, which this user alone can write to.
-
-    Raises:
-        Refusal: It can't be made, or others can write to it.
-    """
+    """Return the folder of compiled gradients, which this user alone can write to."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "vecenv" / "gradients"
     try:

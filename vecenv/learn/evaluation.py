@@ -252,15 +252,10 @@ def ask(
     device: torch.device | str = "cpu",
     report: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a policy's actions as arrays, giving it what it has parameters for.
+    """Return a policy's actions as arrays, giving it what it has parameters for, see `evaluate`.
 
-    Args:
-        act: As for `evaluate`; one with a parameter `report` is given the dict.
-        envs: For its action masks.
-        obs: The observations.
-        starts: bool (N,), where they begin an episode.
-        device: As for `evaluate`.
-        report: What policies report into, as docs/watch.md says; None for nothing.
+    `starts` bool (N,) is where observations begin an episode; `report` is what policies with a
+    parameter of that name report into, as docs/watch.md says.
     """
     try:
         wanted = inspect.signature(act).parameters.keys()

@@ -19,13 +19,11 @@ class Graph(Generic[_Result]):
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
     The first two calls call the function, as libraries allocate and choose what they do then; the
-    third captures what it enqueues, and from then on a call replays that, as one piece: nothing of
-    Python is in it. So the function has to do the same on the device each time, with tensors that
-    stay where they are: it reads its inputs from such, writes into such, and waits for nothing.
-    What it does on the host (counting, drawing with NumPy) is done in the first three calls only.
-
-    Where a capture fails, a sentence says why, and calls go on to call the function. On the CPU
-    they always do.
+    third captures what it enqueues, and later ones replay that, without Python. So the function has
+    to do the same on the device each time, with tensors that stay where they are, and wait for
+    nothing; what it does on the host (counting, drawing with NumPy) is done in three calls only.
+    Where a capture fails, a sentence says why, and calls go on to call the function, as they always
+    do on the CPU.
 
     Args:
         function: What is called.
@@ -65,12 +63,7 @@ class Graph(Generic[_Result]):
         return self._graph is not None
 
     def __call__(self) -> _Result:
-        """Do what the function does.
-
-        Returns:
-            What it returned. Once it is captured, what it returned then: tensors that each call
-            writes anew.
-        """
+        """Return what the function does; once captured, the same tensors, written anew."""
         if self._graph is None and not self._has_failed:
             if self._calls_left:
                 self._calls_left -= 1
@@ -134,12 +127,9 @@ class Graph(Generic[_Result]):
 
 
 def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:
-    """Lines that say how often graphs were replayed, and the device's time for it; waits for it.
+    """Lines that say how often graphs, by name, were replayed, and the device's time for it.
 
-    Those that were not captured, or are not timed, have none.
-
-    Args:
-        graphs: By name.
+    It waits for the device. Those that were not captured, or are not timed, have no line.
     """
     times = {name: graph.device_time() for name, graph in graphs.items()}
     whole, width = sum(seconds for _, seconds in times.values()), max(map(len, graphs), default=0)

@@ -17,12 +17,9 @@ class Moments(nn.Module):
     """Running mean and variance of rows, by which inputs are normalised.
 
     Part of a module, as a layer of its own, it is in the module's `state_dict`. `normalize` and
-    `scale` read two buffers and compile; `update` is called apart from them, once per rollout. As
-    long as nothing was seen, the mean is 0 and the variance 1.
-
-    Batches are joined by Chan, Golub and LeVeque's formulas (1983, "Algorithms for computing the
-    sample variance"), computed in float64. The wrappers of `vecenv.wrappers` keep theirs in NumPy,
-    by the same formulas and with entries of the same names: see `RunningMoments`.
+    `scale` read two buffers and compile; `update` is called apart from them, once per rollout, and
+    computes in float64. As long as nothing was seen, the mean is 0 and the variance 1.
+    `RunningMoments` of `vecenv.wrappers` is the same in NumPy, and either loads the other's state.
 
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
@@ -30,8 +27,7 @@ class Moments(nn.Module):
         epsilon: Added to the variance, so that what never changes becomes 0.
 
     Attributes:
-        mean: float32 `shape`, buffer.
-        variance: float32 `shape`, buffer; the mean of squared deviations.
+        mean, variance: float32 `shape`, buffers; the mean of squared deviations is the variance.
         count: int64 scalar, buffer; rows seen.
 
     Example:

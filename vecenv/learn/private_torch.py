@@ -36,12 +36,7 @@ _SELF_CONTAINED = (
 
 
 def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
-    """Compile a graph of ATen operations ahead of time, into a package whose name ends with .pt2.
-
-    Raises:
-        NotImplementedError: This version of torch has no AOTInductor that writes packages.
-        Exception: Whatever the compiler raises.
-    """
+    """Compile a graph of ATen operations ahead of time, into a package named `*.pt2`."""
     try:
         from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
     except ImportError:
@@ -55,10 +50,7 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
 
 
 def load_package(file: Path, device: torch.device) -> _Run:
-    """Load a package as a function of tensors on a device, for one thread at a time.
-
-    On a GPU it can be captured in a CUDA graph; on the CPU no thread waits for another.
-    """
+    """Load a package as a function of tensors on a device, for one thread at a time."""
     if device.type == "cpu":
         with suppress(Exception):
             return load_library(file)
@@ -74,11 +66,7 @@ def load_package(file: Path, device: torch.device) -> _Run:
 
 
 def load_library(file: Path) -> _Run:
-    """Load a package for the CPU as a function that runs without the interpreter's lock.
-
-    Raises:
-        Exception: It can't be; `load_package` has to do.
-    """
+    """Load a package for the CPU as a function that runs without the interpreter's lock."""
     library, torch_c = _library_of(file), torch._C._aoti
     container, number = ctypes.c_void_p(), ctypes.c_size_t()
     make = library.AOTInductorModelContainerCreateWithDevice

@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,10 @@ _logger = logging.getLogger("vecenv")
 class Run:
     """The folder of one training.
 
-    Files in it:
-
-    - `options.json`: the options, see `load_options`;
-    - `metrics.jsonl`: a line of JSON per `log`: `steps`, `seconds` and the scalars;
-    - `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; each is replaced as a whole, so
-      that a kill or a full disk at any time leaves the one before;
-    - files of TensorBoard, if asked for; `curve.png`; what `write_json` writes.
+    In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
+    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`, each replaced as a whole, so that a
+    kill or a full disk leaves the one before; files of TensorBoard, if asked for; `curve.png`; and
+    what `write_json` writes. docs/runs.md has a whole training.
 
     In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
     `should_stop` instead of ending the program: the loop saves and ends by itself. The second
@@ -72,37 +69,22 @@ class Run:
         may_change: Names of options that a resumed run may be given other values of, such as
             "total_steps". All others have to be as they were, but "resume", which is not kept.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
-        tensorboard: Whether to write the scalars for TensorBoard, too; if that is missing, the log
-            says so.
+        tensorboard: Write the scalars for TensorBoard, too; if it is missing, the log says so.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
-        allow_pickle: Whether to unpickle envs of a checkpoint that another user, or this one on
-            another machine, has written: that runs code which is in the file. They are reset
-            otherwise.
+        allow_pickle: Unpickle envs of a checkpoint that another user, or this one on another
+            machine, has written: that runs code which is in the file. They are reset otherwise.
 
     Attributes:
         folder: The folder.
         should_stop: Whether a signal has asked for the end.
         best_score: The highest score of `save`; None if it was given none.
-        not_restored: Of `restore`: names of the parts (vector envs) that could not be saved or
-            loaded, and why. They have to be reset.
+        not_restored: Of `restore`: names of vector envs that could not be saved or loaded, and
+            why. They have to be reset.
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
             process, or can't be written; nothing in it was changed.
         CheckpointError: The checkpoint can't be read; it is a RunError, too.
-
-    Example:
-        with Run(options.folder, options, options.resume, save_every=100_000) as run:
-            parts = {"agent": agent, "optimizer": optimizer, "envs": envs, "rollout": rollout}
-            steps = (run.restore(parts) or {"steps": 0})["steps"]
-            if steps == 0 or run.not_restored:
-                rollout.start(envs.reset(seed=options.seed)[0])
-            while steps < options.total_steps and not run.should_stop:
-                ...
-                run.log(steps, scalars)
-                if run.is_due(steps):
-                    run.save({**parts, "steps": steps})
-            run.save({**parts, "steps": steps})
     """
 
     def __init__(
@@ -127,7 +109,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved: set[str] = set()  # names of parts that the log has told of
+        self._unsaved = set[tuple[str, str]]()  # parts that the log has told of, and why
         self._due_at = 0  # steps of the last checkpoint
         self._board: Any = None
         try:
@@ -268,23 +250,18 @@ class Run:
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def finished_note(self, steps: int, total_steps: int) -> str:
-        """Return what to tell a user whose resumed run has no steps left to make.
+        """Return how to train for longer, if a resumed run has no steps left to make, else "".
 
         Args:
             steps: Env steps made so far, with those that are left over and make no update.
-            total_steps: How many there are to be.
-
-        Returns:
-            A sentence, also of how to train for longer; "" if there are steps left, if none were
-            asked for, or if this run was not resumed from a checkpoint.
+            total_steps: How many there are to be; 0 if none were asked for.
         """
         if self._saved is None or steps < total_steps or total_steps <= 0:
             return ""
-        how = "give a larger --total-steps"
-        if "total_steps" not in self._may_change:
-            how = "begin in another folder, with --save and a larger --total-steps"
+        may_grow = "total_steps" in self._may_change
+        how = "give" if may_grow else "begin in another folder, with --save and"
         where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
-        return f"{where}; to train on, {how}"
+        return f"{where}; to train on, {how} a larger --total-steps"
 
     def progress(
         self,
@@ -316,12 +293,7 @@ class Run:
 
     @contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
-        """End the program with a sentence if an update has NaN or infinity, FloatingPointError.
-
-        Args:
-            number: Of the update.
-            steps: Env steps made before it.
-        """
+        """End the program with a sentence if an update, after so many env steps, is not finite."""
         try:
             yield
         except FloatingPointError as error:
@@ -336,12 +308,11 @@ class Run:
         return self._earlier_s + time.perf_counter() - self._begin_s
 
     def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
-        """Add a line to the metrics, and to TensorBoard.
+        """Add a line to the metrics, `steps`, `seconds` and the scalars, and to TensorBoard.
 
         Args:
             steps: Env steps made so far.
-            scalars: Numbers, or tensors and arrays of one, by name. NaN and infinity are null in
-                the file.
+            scalars: Numbers, or tensors and arrays of one, by name; NaN and infinity become null.
 
         Raises:
             OSError: The disk is full; the lines before are whole.
@@ -370,9 +341,7 @@ class Run:
     def add_episodes(self, steps: int, returns: Any) -> None:
         """Add episodes that have ended to the learning curve, which is part of the checkpoint.
 
-        Args:
-            steps: Env steps made so far.
-            returns: The return of each, in order; tensor, array or list.
+        `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
         if isinstance(returns, torch.Tensor):
             returns = returns.detach().cpu()
@@ -430,10 +399,10 @@ class Run:
         the metrics are saved, too. Saving changes nothing in the training.
 
         Args:
-            state: What `restore` returns: env steps made so far as "steps", and by name
-                objects with a `state_dict` (modules, optimizers, schedulers, buffers, vector envs),
-                generators of torch and NumPy, and plain values: see `save_checkpoint`. Of vector
-                envs that can't be saved the reason is kept instead, and the log says so.
+            state: Env steps made so far as "steps", and by name objects with a `state_dict`
+                (modules, optimizers, schedulers, buffers, vector envs), generators of torch and
+                NumPy, and plain values: tensors, arrays, numbers, strings, bytes, None, dicts,
+                lists, tuples. Of vector envs that can't be saved the log and `restore` say why.
             score: Of an evaluation, higher is better; None if there was none.
 
         Returns:
@@ -456,10 +425,9 @@ class Run:
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
             "best_score": own if is_best else self.best_score,
         }
-        for name in content["unsaved"].keys() - self._unsaved:
-            told = "%s can't be saved, so a resumed run resets them: %s"
-            _logger.warning(told, name, content["unsaved"][name])
-            self._unsaved.add(name)
+        for name, reason in content["unsaved"].items() - self._unsaved:
+            _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
+            self._unsaved.add((name, reason))
         try:
             save_checkpoint(self.folder / _BEST if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
@@ -488,8 +456,7 @@ class Run:
             that returned; None if the run begins anew.
 
         Raises:
-            CheckpointError: The checkpoint is of other modules or envs: it says what was expected
-                and found.
+            CheckpointError: The checkpoint is of other modules or envs.
         """
         if self._saved is None:
             return None
@@ -504,23 +471,18 @@ def _give_name(file: Path, other: Path) -> None:
 
 
 def _lock(folder: Path) -> Any:
-    """Open a file that no other process can lock as long as this one lives.
-
-    Raises:
-        RunError: Another process has.
-    """
+    """Open a file that no other process can lock as long as this one lives, or raise RunError."""
     file = (folder / ".lock").open("ab")
     try:
-        with suppress(AttributeError):  # a system without such locks
+        if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise RunError(
-            f"{folder} is in use by another process; wait for its end, or choose another folder "
-            "(--save)"
-        ) from None
-    except OSError:  # a file system without locks
-        pass
+    except OSError as error:
+        if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
+            file.close()
+            raise RunError(
+                f"{folder} is in use by another process; wait for its end, or choose another "
+                "folder (--save)"
+            ) from None
     return file
 
 
