@@ -71,17 +71,13 @@ class FlatParameters:
         """Raise RuntimeError if the module has other parameters, or these other memory, now."""
         now, before = _trained(self._module), dict(zip(self.names, self.parameters, strict=True))
         changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        found = zip(self.names, self.parameters, self._addresses, strict=True)
+        changed += [name for name, p, address in found if p.data_ptr() != address]
         if changed:
             raise RuntimeError(
-                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added after Gradient was "
-                "made, which goes on with the parameters that had requires_grad then; make another "
-                "Gradient, and another optimizer, after such changes"
-            )
-        found = zip(self.names, self.parameters, self._addresses, strict=True)
-        if moved := [name for name, p, address in found if p.data_ptr() != address]:
-            raise RuntimeError(
-                f"the memory of {', '.join(moved)} was exchanged after Gradient was made (by "
-                ".to(), .half() or .data = ...?); make the Gradient after that"
+                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added, or moved (by .to(), "
+                ".half() or .data = ...), after Gradient was made; make another Gradient, and "
+                "another optimizer, after such changes"
             )
 
     def joined(self, grads: Iterable[Tensor]) -> Tensor:

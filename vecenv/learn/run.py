@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
@@ -33,7 +34,6 @@ from vecenv.learn.checkpoint import (
 )
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.options import OPTIONS_FILE, options_as_plain
-from vecenv.learn.progress import StepsBar
 
 try:
     import fcntl
@@ -157,13 +157,13 @@ class Run:
 
     def _check_options(self, path: Path) -> None:
         """Refuse to resume a run with other options."""
-        had, own = _read_json(path) if path.exists() else self._plain_options, self._plain_options
-        had = had if isinstance(had, dict) else {}
-        for name in dict.fromkeys([*own, *had]):
+        had, own = _read_json(path) if path.exists() else {}, self._plain_options
+        had = had if isinstance(had, dict) and had else own
+        for name in [name for name in {**own, **had} if name not in self._may_change]:
             before, now = (options.get(name, "(nothing)") for options in (had, own))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
             is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
-            if name not in self._may_change and not is_same and not is_folder:
+            if not is_same and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
@@ -172,9 +172,9 @@ class Run:
 
     def _take_over(self, path: Path, allow_pickle: bool) -> int:
         """Read the last checkpoint; return how many bytes the metrics had."""
-        saved = load_checkpoint(path, allow_pickle=allow_pickle)
+        self._saved = saved = load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            versions, (steps, returns) = dict(saved["versions"]), saved["curve"]
+            steps, returns = saved["curve"]
             if not len(steps) == len(returns) == steps.size == returns.size:
                 raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
@@ -184,13 +184,13 @@ class Run:
             metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
                 saved[name] = dict(saved[name])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            versions = [", ".join(f"{k} {x}" for k, x in dict(saved["versions"]).items())]
+        except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        if versions != (own := _versions()):
-            told = [", ".join(f"{k} {x}" for k, x in found.items()) for found in (versions, own)]
-            message = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(message, path, *told)
-        self._saved = saved
+        versions.append(", ".join(f"{k} {x}" for k, x in _versions().items()))
+        if versions[0] != versions[1]:
+            told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
+            _logger.warning(told, path, *versions)
         return metrics_bytes
 
     # -- signals ---------------------------------------------------------------------------------
@@ -245,8 +245,7 @@ class Run:
         if name == "__main__.py":  # of a package, by python -m
             words = [python, "-m", os.path.basename(folder)]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
-            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, program]
+            words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], program]
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def finished_note(self, steps: int, total_steps: int) -> str:
@@ -272,10 +271,7 @@ class Run:
         rollout_steps: int = 1,
         is_shown: bool = True,
     ) -> StepsBar:
-        """Return a bar of env steps, for a `with` statement around the loop; say if none are left.
-
-        The bar has the methods `show(steps, text)`, `print(text)` above it, `fill(steps)` for the
-        end of a training that has made all steps it can, and `speed(steps)`, in steps per second.
+        """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
         Args:
             name: What is trained, told beside the bar.
@@ -343,9 +339,8 @@ class Run:
 
         `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
-        if isinstance(returns, torch.Tensor):
-            returns = returns.detach().cpu()
-        values = np.asarray(returns, np.float64).ravel().tolist()
+        is_tensor = isinstance(returns, torch.Tensor)
+        values = np.ravel(returns.tolist() if is_tensor else returns).tolist()
         self._curve[0].extend([int(steps)] * len(values))
         self._curve[1].extend(values)
 
@@ -366,19 +361,15 @@ class Run:
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        if not self._curve[0]:
-            return
         path = self.folder / "curve.png"
         try:
-            draw_curve(*self._curve, path, title=title, baselines=baselines)
+            if self._curve[0]:
+                draw_curve(*self._curve, path, title=title, baselines=baselines)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write plain values into `<name>.json`, such as how a gradient is computed.
-
-        NaN and infinity are null, as in the metrics.
-        """
+        """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
         write_json(_with_nulls(value), self.folder / f"{name}.json")
 
     def read_json(self, name: str) -> Any:
@@ -462,6 +453,41 @@ class Run:
             return None
         self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
         return dict(self._saved["state"])
+
+
+class StepsBar:
+    """A bar on the terminal, inside of ``with``; see `Run.progress`."""
+
+    def __init__(self, name: str, steps: int, total_steps: int, *, is_shown: bool = True) -> None:
+        self._name, self._first, self._is_shown = name, steps, is_shown
+        self._progress = Progress(refresh_per_second=4, disable=not is_shown)
+        self._task = self._progress.add_task(name, total=total_steps, completed=steps)
+        self._begin_s = time.perf_counter()
+
+    def __enter__(self) -> StepsBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def speed(self, steps: int) -> float:
+        """Return the env steps made per second since this was made."""
+        return (steps - self._first) / (time.perf_counter() - self._begin_s)
+
+    def show(self, steps: int, text: str | None = None) -> None:
+        """Show how many steps are made, and with a text how it goes."""
+        description = None if text is None else f"{self._name}: {text}"
+        self._progress.update(self._task, completed=steps, description=description)
+
+    def fill(self, steps: int) -> None:
+        """Show that no more steps are made than these."""
+        self._progress.update(self._task, total=steps)
+
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._is_shown:
+            self._progress.print(text)
 
 
 def _give_name(file: Path, other: Path) -> None:
