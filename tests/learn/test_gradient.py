@@ -155,7 +155,7 @@ def test_a_module_moved_afterwards_is_an_error():
     module = make_mlp()
     gradient = Gradient(module, squared_error)
     module.double()
-    with pytest.raises(RuntimeError, match=r"memory of 0\.weight, 0\.bias.* was exchanged"):
+    with pytest.raises(RuntimeError, match=r"^0\.weight, 0\.bias.*: .* moved \(by \.to\(\)"):
         gradient(make_batch())
 
 
@@ -227,7 +227,9 @@ def test_hooks_on_gradients_of_parameters_are_called():
         squared_error(reference, batch)[0].backward()
         expected = {name: p.grad for name, p in reference.named_parameters()}
         assert_gradients_equal(module, expected)
-    assert gradient.path == "autograd" and gradient.reason.startswith("as in call 1 the gradient")
+    assert gradient.path == "autograd"
+    if "has no AOTInductor" not in gradient.reason:  # before torch 2.6
+        assert gradient.reason.startswith("as in call 1 the gradient")
 
 
 def test_sparse_gradients_of_an_embedding_become_those_of_backward():

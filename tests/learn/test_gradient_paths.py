@@ -31,6 +31,9 @@ from vecenv.learn import (
 from vecenv.learn.private_torch import load_library
 
 ROWS, CLIP = 64, 0.2
+needs_compiler = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="AOTInductor came with 2.6"
+)
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -158,6 +161,7 @@ def graphs_as_they_are(monkeypatch):
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
     """The first graph of all: everything that a compiled gradient can come to at once."""
     check_weighted_rows()
@@ -211,6 +215,7 @@ def check_weighted_rows():
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "gru", "masks"])
@@ -372,6 +377,7 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("threads", [1, 2])
 def test_buffers_and_targets_that_change_are_inputs_of_what_is_compiled(threads):
     check_buffers(threads)
@@ -455,6 +461,7 @@ def count_libraries():
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which libraries are loaded")
 def test_a_compiled_gradient_is_freed_with_its_module_and_another_one_has_the_same_code():
     for number in range(3):
@@ -585,6 +592,7 @@ def test_hooks_of_layers_added_after_compiling_are_called():
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_a_second_gradient_loads_what_the_first_compiled_and_is_the_same_bit_for_bit(
     tmp_path, monkeypatch
 ):
@@ -693,7 +701,15 @@ def test_a_loss_that_draws_random_numbers_goes_through_autograd_and_draws_them_o
     assert len(said) == 1 and "the loss draws random numbers (aten.randn" in said[0]
 
 
-@pytest.mark.parametrize("lost", ["compiler", "torch", "folder", "killed"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param("compiler", marks=needs_compiler),
+        pytest.param("torch", marks=needs_compiler),
+        "folder",
+        "killed",
+    ],
+)
 def test_without_a_compiler_autograd_goes_on_and_says_why(lost, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if lost == "folder":
@@ -809,6 +825,7 @@ def test_options_follow_sizes_and_an_earlier_run(monkeypatch):
 
 
 @pytest.mark.gpu
+@needs_compiler
 def test_gradients_on_a_cuda_device_are_those_of_autograd():
     agent = make_agent().cuda()
     gradient = Gradient(agent, ppo_loss, compile=True)
@@ -833,6 +850,7 @@ print(gradient.path, gradient.reason)
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_a_killed_process_leaves_nothing_that_another_one_trips_over(tmp_path):
     names = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
     environment = {**os.environ, **{name: str(tmp_path / name) for name in names}}

@@ -77,14 +77,6 @@ def test_results_are_of_the_dtype_that_layers_take(given, found):
     assert Moments(2)(torch.ones(3, 2, dtype=given)).dtype == found
 
 
-def test_many_rows_are_taken_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("vecenv.learn.moments._PIECE", 5)
-    x = torch.randn(1001, 2, generator=torch.Generator().manual_seed(1))
-    moments = Moments(2)
-    moments.update(x)
-    torch.testing.assert_close(moments.variance, x.var(0, correction=0))
-
-
 @pytest.mark.parametrize(
     ("x", "mask", "message"),
     [

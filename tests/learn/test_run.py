@@ -29,7 +29,7 @@ from vecenv.learn import (
     load_checkpoint,
     load_options,
 )
-from vecenv.learn import progress as progress_module
+from vecenv.learn import run as run_module
 from vecenv.learn.checkpoint import FORMAT, save_checkpoint
 
 MARK = "\0what"  # of what is no plain value
@@ -411,6 +411,17 @@ def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options)
         run.restore({})
 
 
+@pytest.mark.parametrize("steps", [math.inf, math.nan, "many", None])
+def test_a_checkpoint_without_a_number_of_steps_is_refused_in_a_sentence(steps, options):
+    with begin(options) as run:
+        path = run.save({"steps": 1})
+    found = load_checkpoint(path)
+    found["state"]["steps"] = steps
+    save_checkpoint(path, found)
+    with pytest.raises(CheckpointError, match="is no checkpoint of Run"):
+        resume(options)
+
+
 def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, caplog):
     envs = SyncVectorEnv(counters([3]))
     envs.envs[0].unwrapped.engine = threading.Lock()  # which can't be pickled
@@ -653,8 +664,8 @@ def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys, monkeypa
             bar.show(500, "return 9.5")
             bar.print("a line above")
         assert capsys.readouterr().out == ""
-        monkeypatch.setattr(progress_module.time, "perf_counter", lambda: next(clock))
-        assert progress_module.StepsBar("CartPole", 100, 1000).speed(400) == 150
+        monkeypatch.setattr(run_module.time, "perf_counter", lambda: next(clock))
+        assert run_module.StepsBar("CartPole", 100, 1000).speed(400) == 150
 
 
 def test_an_update_without_numbers_ends_the_program_with_a_sentence(options):

@@ -1,4 +1,4 @@
-"""Batches taken apart into named tensors, and put together again inside a compiled function.
+"""Batches as named tensors, and put together again inside a compiled function.
 
 A batch is any nest of dicts, lists, tuples, named tuples, dataclasses and objects with `_asdict`,
 such as the batches of `buffers`.
@@ -7,76 +7,30 @@ such as the batches of `buffers`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Layout", "num_rows", "put_together", "row_weights", "take_apart"]
+__all__ = ["exchange", "num_rows", "row_weights", "take_apart"]
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
-class Layout(NamedTuple):
-    """How a part of a batch is nested; batches with equal layouts differ in their tensors alone."""
-
-    kind: str  # "tensor", "plain", "mapping", "sequence", "named tuple", "object" or "unknown"
-    value: Any = None  # of "plain" type and value, of "object" its length, else the type or name
-    names: tuple[Any, ...] = ()  # keys or attributes
-    order: tuple[str, ...] = ()  # attributes that unpacking an object gives
-    parts: tuple[Layout, ...] = ()
-
-    def unknown(self) -> str:
-        """Name a part whose tensors can't be found, and its type; "" if there is none."""
-        if self.kind == "unknown":
-            return self.value
-        return next(filter(None, (part.unknown() for part in self.parts)), "")
-
-
-_TENSOR = Layout("tensor")
-
-
-def take_apart(batch: Any, leaves: dict[str, Tensor], name: str = "batch") -> Layout:
-    """Add the tensors of a batch to `leaves` by their names; return how they were nested."""
-    if isinstance(batch, Tensor):
-        leaves[name] = batch
-        return _TENSOR
-    if isinstance(batch, _PLAIN):
-        return Layout("plain", (type(batch), batch))
-    kind, order, columns = "sequence", (), None
-    if isinstance(batch, Mapping):
-        parts = tuple(take_apart(part, leaves, f"{name}[{k!r}]") for k, part in batch.items())
-        return Layout("mapping", dict, tuple(batch), (), parts)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [field.name for field in dataclasses.fields(batch)]
-        columns = {field: getattr(batch, field) for field in fields if hasattr(batch, field)}
-    elif hasattr(batch, "_asdict") and not isinstance(batch, type):
-        columns = batch._asdict()
-    if columns is not None:
-        kind = "named tuple" if isinstance(batch, tuple) else "object"
-        order = tuple(getattr(batch, "_fields", ())) if hasattr(batch, "__iter__") else ()
-        parts = tuple(take_apart(part, leaves, f"{name}.{k}") for k, part in columns.items())
-        size: Any = batch
-        size = len(size) if hasattr(size, "__len__") else 0
-        value = type(batch) if kind == "named tuple" else size
-        return Layout(kind, value, tuple(columns), order, parts)
-    if isinstance(batch, tuple | list):
-        parts = tuple(take_apart(part, leaves, f"{name}[{k}]") for k, part in enumerate(batch))
-        return Layout(kind, type(batch), (), (), parts)
-    return Layout("unknown", f"{name} is a {type(batch).__name__}")
+PLAIN = (bool, int, float, str, type(None))
 
 
 class Columns:
-    """Stands for an object of a batch: has its attributes, its length, and unpacks as it does."""
+    """Stands for an object of a batch: has its attributes, its rows, and unpacks as it does."""
 
-    def __init__(self, columns: Mapping[str, Any], order: tuple[str, ...], rows: int) -> None:
-        vars(self).update(columns, _order=order, _rows=rows)
+    def __init__(self, columns: dict[str, Any], fields: tuple[str, ...]) -> None:
+        vars(self).update(columns, _columns=columns, _fields=fields)
+
+    def _asdict(self) -> dict[str, Any]:
+        return self._columns
 
     def __len__(self) -> int:
-        return self._rows
+        return num_rows(take_apart(self)[1])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([getattr(self, name) for name in self._order])
+        return (self._columns[name] for name in self._fields)
 
     def __getattr__(self, name: str) -> Any:
         extras = vars(self).get("extras", {})
@@ -85,26 +39,43 @@ class Columns:
         raise AttributeError(f"the loss reads batch.{name}, expected columns of tensors only")
 
 
-def put_together(layout: Layout, leaves: Iterator[Tensor], rows: int | None = None) -> Any:
-    """Build a batch of the same nesting from as many tensors; objects become `Columns`.
+def exchange(batch: Any, leaf: Callable[[str, Any], Any], name: str = "batch") -> Any:
+    """Return a batch of what `leaf(name, value)` makes of each tensor, number, and other object."""
+    if isinstance(batch, (Tensor, *PLAIN)):
+        return leaf(name, batch)
+    if isinstance(batch, Mapping):
+        return {key: exchange(x, leaf, f"{name}[{key!r}]") for key, x in batch.items()}
+    if dataclasses.is_dataclass(batch):
+        fields = [field.name for field in dataclasses.fields(batch)]
+        columns = {field: getattr(batch, field) for field in fields if hasattr(batch, field)}
+    elif hasattr(batch, "_asdict"):
+        columns = batch._asdict()
+    elif isinstance(batch, tuple | list):
+        return type(batch)(exchange(x, leaf, f"{name}[{k}]") for k, x in enumerate(batch))
+    else:
+        return leaf(name, batch)
+    found = {key: exchange(x, leaf, f"{name}.{key}") for key, x in columns.items()}
+    if isinstance(batch, tuple):
+        return type(batch)(**found)
+    return Columns(found, tuple(getattr(batch, "_fields", ())))
 
-    Args:
-        layout: What `take_apart` returned.
-        leaves: The tensors, in the order in which `take_apart` found them.
-        rows: Length of the objects, if it differs from that in `layout`.
+
+def take_apart(batch: Any) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
+    """Return a batch without its tensors, these by name, and by name what else is in it.
+
+    Of objects that are neither tensors nor plain values there is the type only.
     """
-    kind, value, names, order, parts = layout
-    if kind == "tensor":
-        return next(leaves)
-    if kind == "plain":
-        return value[1]
-    found = [put_together(part, leaves, rows) for part in parts]
-    if kind == "mapping":
-        return dict(zip(names, found, strict=True))
-    if kind == "object":
-        length = value if rows is None else rows
-        return Columns(dict(zip(names, found, strict=True)), order, length)
-    return value(*found) if kind == "named tuple" else value(found)
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Any] = {}
+
+    def leaf(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors[name] = value
+            return None
+        others[name] = type(value), value if isinstance(value, PLAIN) else None
+        return value
+
+    return exchange(batch, leaf), tensors, others
 
 
 def num_rows(leaves: Mapping[str, Tensor]) -> int:

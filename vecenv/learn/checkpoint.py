@@ -12,6 +12,7 @@ import errno
 import hashlib
 import hmac
 import io
+import logging
 import os
 import random
 import secrets
@@ -28,19 +29,14 @@ from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
 __all__ = [
-    "CheckpointError",
-    "RunError",
-    "load_checkpoint",
-    "random_streams",
-    "restore_part",
-    "restore_random_streams",
-    "save_checkpoint",
+    "CheckpointError", "RunError", "load_checkpoint", "restore_parts", "save_checkpoint",
     "states_of",
-]
+]  # fmt: skip
 
 FORMAT = "vecenv checkpoint 3"
-_MARK = "\0what"
+_MARK = "\0what"  # key of a dict that stands for an array, a scalar of NumPy, or bytes
 _KEY_BYTES = 32
+_logger = logging.getLogger("vecenv")
 
 
 class RunError(RuntimeError):
@@ -97,7 +93,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
                 f"{path} has the format {found!r:.99}, expected {FORMAT!r}: it was written by "
                 "another version of vecenv; go on with that one"
             )
-        content = _unpack(saved["content"], None if allow_pickle else _key(create=False))
+        content = _unpack(saved["content"], allow_pickle)
         if not isinstance(content, dict):
             raise ValueError("it is no dict")
     except Exception as error:  # torch raises many kinds
@@ -114,32 +110,65 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 # -- parts of a training, by their kind ------------------------------------------------------------
 
 
-def states_of(
-    parts: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, str]]:
-    """Return the states of parts by name; what vector envs are, and why some have no state.
-
-    Raises:
-        CheckpointError: A module has NaN or infinity in it.
-    """
-    states, kinds, unsaved = {}, {}, {}
+def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the states of parts and of global random generators, and why envs have none."""
+    states, unsaved = {}, {}
     for name, part in parts.items():
-        if isinstance(part, VectorEnv):
-            kinds[name] = _kind_of(part)
         try:
             states[name] = _state_of(part)
         except EnvStateError as error:
             states[name], unsaved[name] = None, str(error)
-        if isinstance(part, nn.Module):
-            for entry, tensor in states[name].items():
-                is_float = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-                if is_float and not torch.isfinite(tensor).all():
-                    raise CheckpointError(
-                        f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the "
-                        "one before is kept: go on from it with other options (a lower learning "
-                        "rate)"
-                    )
-    return states, kinds, unsaved
+        for entry, tensor in states[name].items() if isinstance(part, nn.Module) else ():
+            if isinstance(tensor, torch.Tensor) and not torch.isfinite(tensor).all():
+                raise CheckpointError(
+                    f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the one "
+                    "before is kept: go on from it with other options (a lower learning rate)"
+                )
+    streams: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - code of users' may use it
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        streams["cuda"] = torch.cuda.get_rng_state_all()
+    kinds = {name: _kind_of(part) for name, part in parts.items() if isinstance(part, VectorEnv)}
+    return {"state": states, "kinds": kinds, "unsaved": unsaved, "random": streams}
+
+
+def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Bring parts and random generators into their states; return why envs have to be reset."""
+    states, streams, not_restored = saved["state"], saved["random"], {}
+    if missing := sorted(set(parts) - set(states)):
+        raise CheckpointError(
+            f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
+            "program that wrote it"
+        )
+    for name, part in parts.items():
+        reason, state = saved["unsaved"].get(name), states.pop(name)
+        try:
+            if reason is None:
+                _restore(part, state, saved["kinds"].get(name))
+        except EnvStateError as error:
+            reason = str(error)
+        except Exception as error:  # any class's load_state_dict
+            problem = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
+                "anew in another folder"
+            ) from error
+        if reason is not None:
+            not_restored[name] = reason
+            _logger.warning("%s: not as they were, so reset them: %s", name, reason)
+    try:
+        _require_numpy_state(streams["numpy"])
+        torch.set_rng_state(streams["torch"])
+        np.random.set_state(streams["numpy"])  # noqa: NPY002
+        random.setstate(streams["python"])
+        if "cuda" in streams and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
+    except Exception as error:  # whatever the generators' own setters say of a damaged file
+        raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+    return not_restored
 
 
 def _state_of(part: Any) -> Any:
@@ -155,6 +184,7 @@ def _state_of(part: Any) -> Any:
 
 
 def _kind_of(envs: VectorEnv) -> dict[str, Any]:
+    """What has to be the same for a state of envs to be loaded."""
     return {
         "number of envs": envs.num_envs,
         "observation space": str(envs.single_observation_space),
@@ -163,38 +193,20 @@ def _kind_of(envs: VectorEnv) -> dict[str, Any]:
     }
 
 
-def restore_part(part: Any, state: Any, kind: Mapping[str, Any] | None) -> str | None:
-    """Bring a part into a state; return why that can't be, of envs that have to be reset.
-
-    Args:
-        part: The object.
-        state: What `states_of` returned for it.
-        kind: Of envs, what `states_of` returned.
-
-    Raises:
-        Exception: The state does not fit, in whatever way its class says so.
-    """
+def _restore(part: Any, state: Any, kind: Any) -> None:
+    """Bring a part into a state; if it does not fit, its class says so in whatever way."""
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
         _require_numpy_state(state)
         part.bit_generator.state = state
-    elif isinstance(part, VectorEnv):
-        for key, own in _kind_of(part).items():
-            found = None if kind is None else kind.get(key)
-            if found != own:
-                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
-        envs: Any = part
-        try:
-            envs.load_state_dict(state)
-        except EnvStateError as error:
-            return str(error)
-    elif isinstance(part, torch.optim.Optimizer):
-        _require_optimizer_state(part, state)
-        part.load_state_dict(state)
     else:
+        for key, own in _kind_of(part).items() if isinstance(part, VectorEnv) else ():
+            if (found := (kind or {}).get(key)) != own:
+                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
+        if isinstance(part, torch.optim.Optimizer):
+            _require_optimizer_state(part, state)
         part.load_state_dict(state)
-    return None
 
 
 def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -207,37 +219,10 @@ def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> No
         for name, tensor in state["state"].get(index, {}).items():
             if not isinstance(tensor, torch.Tensor):
                 continue
-            if tensor.shape != (() if name == "step" else parameter.shape):
-                found, expected = tuple(tensor.shape), tuple(parameter.shape)
-                raise ValueError(f"{name} of parameter {number} is {found}, expected {expected}")
-            if name == "step" and tensor.dtype != torch.float32:
-                raise ValueError(f"the steps of parameter {number} are {tensor.dtype}")
-
-
-def random_streams() -> dict[str, Any]:
-    """Return the states of the global random generators of torch, NumPy and Python."""
-    streams: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - code of users' may use it
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        streams["cuda"] = torch.cuda.get_rng_state_all()
-    return streams
-
-
-def restore_random_streams(streams: Mapping[str, Any]) -> None:
-    """Let the global random generators go on from what `random_streams` returned.
-
-    Raises:
-        Exception: It is something else, as the generators' own setters say.
-    """
-    _require_numpy_state(streams["numpy"])
-    torch.set_rng_state(streams["torch"])
-    np.random.set_state(streams["numpy"])  # noqa: NPY002
-    random.setstate(streams["python"])
-    if "cuda" in streams and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
+            shape = () if name == "step" else parameter.shape
+            if tensor.shape != shape or (name == "step" and tensor.dtype != torch.float32):
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise ValueError(f"{name} of parameter {number} is {found}, expected {shape}")
 
 
 def _require_numpy_state(state: Any) -> None:
@@ -248,44 +233,36 @@ def _require_numpy_state(state: Any) -> None:
 
 
 # -- a state as what `torch.load` reads without executing anything ---------------------------------
-#
-# Arrays, scalars of NumPy and bytes become a dict of one entry, `_MARK`: their kind and content.
 
 
 def _pack(value: Any, where: str) -> Any:
+    """Return a state of tensors and plain values alone."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            kind = f"is a tensor of the layout {value.layout}, expected torch.strided"
-            raise TypeError(f"{where} {kind}; save its to_dense()")
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
         return plain.clone() if is_part else plain  # torch writes the whole memory
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject:
-            raise TypeError(f"{where} is an array of objects, expected numbers, bools or text")
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         file = io.BytesIO()
         np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {_MARK: (kind, _as_tensor(file.getvalue()))}
     if isinstance(value, bytes):
-        return {_MARK: ("bytes", _as_tensor(value), _signature(value, _key(create=True)))}
+        return {_MARK: ("bytes", _as_tensor(value), _signature(value, create=True))}
     if isinstance(value, Mapping):
-        packed = {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
-        if _MARK in packed:
-            raise TypeError(f"{where} is a dict with the key {_MARK!r}, which is taken")
-        return packed
+        return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, str):  # of a subclass, such as an enum's, as are these numbers
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
+    for kind in (str, int, float):  # of a subclass, such as an enum's
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    found = getattr(value, "layout", getattr(value, "dtype", ""))
     raise TypeError(
-        f"{where} is {type(value).__name__}, expected tensors, arrays, numbers, strings, bools, "
-        "bytes, None, and dicts, lists and tuples of them; give what its `state_dict()` returns"
+        f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
+        "strings, bools, bytes, None, and dicts, lists and tuples of them; give what its "
+        "`state_dict()` returns"
     )
 
 
@@ -293,10 +270,10 @@ def _as_tensor(content: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
 
 
-def _unpack(packed: Any, key: bytes | None) -> Any:
-    """Undo `_pack`; bytes are believed if they are signed with the key, or if it is None."""
+def _unpack(packed: Any, allow_pickle: bool) -> Any:
+    """Undo `_pack`; bytes that are not signed become None unless they are allowed."""
     if isinstance(packed, list | tuple):
-        return type(packed)(_unpack(item, key) for item in packed)
+        return type(packed)(_unpack(item, allow_pickle) for item in packed)
     if isinstance(packed, torch.Tensor):
         size = packed.numel() * packed.element_size()
         if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
@@ -307,38 +284,26 @@ def _unpack(packed: Any, key: bytes | None) -> Any:
     if not isinstance(packed, dict):
         raise ValueError(f"it has a {type(packed).__name__}")
     if _MARK not in packed:
-        return {name: _unpack(item, key) for name, item in packed.items()}
-    kind, tensor, *more = packed[_MARK]
-    content = _unpack(tensor, key).numpy().tobytes()
+        return {name: _unpack(item, allow_pickle) for name, item in packed.items()}
+    kind, tensor, *signed = packed[_MARK]
+    content = _unpack(tensor, allow_pickle).numpy().tobytes()
     if kind == "bytes":
-        if key is None or (key and hmac.compare_digest(str(*more), _signature(content, key))):
-            return content
-        return None
+        is_own = any(signed) and hmac.compare_digest(str(*signed), _signature(content))
+        return content if allow_pickle or is_own else None
     array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     return array[()] if kind == "scalar" else array
 
 
-# -- signatures ------------------------------------------------------------------------------------
-
-
-def _key(*, create: bool) -> bytes:
-    """Return this user's key; make one at the first use. Empty if there is none."""
+def _signature(content: bytes, *, create: bool = False) -> str:
+    """Sign with this user's key, made at the first use; "" if there is none."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     path = Path(home) / "vecenv" / "checkpoint.key"
     with contextlib.suppress(OSError):
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{secrets.token_hex(8)}")
-            number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(number, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
-            with contextlib.suppress(FileExistsError):  # another process was first
-                os.link(aside, path)
-            aside.unlink()
-        key = path.read_bytes()
-        return key if len(key) == _KEY_BYTES else b""
-    return b""
-
-
-def _signature(content: bytes, key: bytes) -> str:
-    return hmac.new(key, content, hashlib.sha256).hexdigest() if key else ""
+            with whole_file(path) as aside:
+                aside.chmod(0o600)
+                aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
+        if len(key := path.read_bytes()) == _KEY_BYTES:
+            return hmac.new(key, content, hashlib.sha256).hexdigest()
+    return ""

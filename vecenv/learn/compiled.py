@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vecenv.learn.batches import Layout, num_rows, put_together, row_weights
-from vecenv.learn.parameters import FlatParameters
+from vecenv.learn.batches import PLAIN, exchange, row_weights
 from vecenv.learn.private_torch import compile_graph, load_package, no_validation
 from vecenv.learn.watching import Watch
 
@@ -38,15 +37,13 @@ __all__ = ["CompiledGradient", "Refusal", "first_line", "read_result"]
 _KEPT = 200  # packages in the cache folder, of a megabyte or two
 _LAST_S = 600.0  # longest wait for half of a gradient
 
-Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
-
 
 class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
 def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Read what a loss function returned: a loss, or a loss and a dict of scalars.
+    """Return the loss and the scalars of what a loss function returned.
 
     Raises:
         ValueError: One of these is no scalar.
@@ -55,108 +52,91 @@ def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if not (isinstance(loss, Tensor) and loss.ndim == 0):
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
         raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
-    found = {name: torch.as_tensor(value) for name, value in scalars.items() if name != "loss"}
-    for name, value in found.items():
-        if value.ndim:
-            shape = tuple(value.shape)
+    scalars = {name: torch.as_tensor(x) for name, x in scalars.items() if name != "loss"}
+    for name, x in scalars.items():
+        if x.ndim:
+            shape = tuple(x.shape)
             raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
-    return loss, found
+    return loss, scalars
 
 
-class WithLoss(nn.Module):
-    """A module and its loss as one module, so that `functional_call` exchanges the weights."""
+class _Called(nn.Module):
+    """Calls a function with a module, of which `functional_call` exchanges the tensors."""
 
-    def __init__(self, module: nn.Module, loss: Loss):
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.loss = module, loss
+        self.module = module
 
-    def forward(self, batch: Any) -> Any:
-        """Return what the loss function does."""
-        return self.loss(self.module, batch)
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.module)
 
 
 class CompiledGradient:
-    """A compiled gradient of batches like the one that it is made for.
+    """A compiled gradient of batches like the one that it is made for, see `take_apart`.
 
-    Args:
-        module: What the loss differentiates.
-        loss: Returns a loss, or a loss and scalars.
-        weights: Of the module.
-        layout, leaves: Of an example batch, see `take_apart`.
-        dtype: float32, or the dtype that `torch.autocast` computes in.
-        threads: 2 splits the rows in two halves, one of them for another thread.
-        log: Takes a sentence before compiling.
-
-    Attributes:
-        names: Of the loss and the scalars.
-        num_parts: Parts of the rows, each with a thread of its own.
-        note: How it was made, a sentence.
-
-    Raises:
-        Refusal: The gradient can't be compiled; autograd can go on.
+    It raises `Refusal` if the gradient can't be compiled. `names` are those of the loss and the
+    scalars; `num_parts` parts of the rows have a thread each; `note` says how it was made.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
-        weights: FlatParameters,
-        layout: Layout,
-        leaves: Mapping[str, Tensor],
+        loss: Callable[[Any, Any], Any],
+        weights: Any,
+        batch: tuple[Any, Mapping[str, Tensor], Mapping[str, Any]],
         *,
         dtype: torch.dtype,
         threads: int,
         log: Callable[[str], Any],
     ):
-        if unknown := layout.unknown():
-            raise Refusal(f"{unknown}; expected tensors, numbers, and nests or dataclasses of them")
-        self._layout, self.names = layout, list[str]()
+        template, leaves, others = batch
+        for name, (kind, _) in others.items():
+            if kind not in PLAIN:
+                raise Refusal(f"{name} is a {kind.__name__}, expected tensors, numbers, and nests")
+        columns = list(leaves.values())
+        self._leaf_names, self._others, self.names = list(leaves), others, list[str]()
         self._state = _state_of(module)
-        self.num_parts, no_split = _num_parts(list(leaves.values()), threads, weights.device)
-        halves = _split(list(leaves.values()), self.num_parts)
-        state = [getattr(part, name) for part, name, _ in self._state]
-        inputs = [weights.values, *state, *halves[0]]
+        parts = _split(columns, threads if weights.device.type == "cpu" else 1)
+        self.num_parts = len(parts)
+        inputs = [weights.values, *self._tensors_of_state(), *parts[0]]
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
-        weighted_by = row_weights(leaves) if self.num_parts > 1 else None
-        index = None if weighted_by is None else list(leaves).index(weighted_by)
-        rows = num_rows(leaves) // 2 if self.num_parts > 1 else None
-        function = self._gradient_of(WithLoss(module, loss), weights, rows, index, dtype)
-        graph = _trace(function, inputs, weights.device)
+        graph = _trace(self._function(module, loss, weights, template, dtype), inputs)
         self._watch = Watch(loss, module)
         _refuse_unsafe(graph, weights)
-        self._kinds = [*map(_kind_of, [*state, *leaves.values()])]
+        self._kinds = [*map(_kind_of, [*self._tensors_of_state(), *columns])]
         started = time.perf_counter()
-        with self._one_thread():
+        with _one_thread(self.num_parts):
             self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
-        how = "compiled" if is_new else "loaded"
-        parts = ", two halves of the rows by two threads" if self.num_parts > 1 else ""
-        self.note = f"{how} in {time.perf_counter() - started:.1f} s{parts}{no_split}"
+        self.note = f"{'compiled' if is_new else 'loaded'} in {time.perf_counter() - started:.1f} s"
+        if self.num_parts > 1:
+            self.note += ", two halves of the rows by two threads"
+        elif threads > 1:
+            self.note += "; one thread, as the rows can't be split in two equal halves on the CPU"
         self._helper: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def _gradient_of(
-        self,
-        with_loss: WithLoss,
-        weights: FlatParameters,
-        rows: int | None,
-        index: int | None,
-        dtype: torch.dtype,
+    def _tensors_of_state(self) -> list[Any]:
+        return [getattr(part, name, None) for part, name, _ in self._state]
+
+    def _function(
+        self, module: nn.Module, user_loss: Any, weights: Any, template: Any, dtype: torch.dtype
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
         It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
         (2 + S,) of the loss, the scalars, and the weight of the rows. Where halves have weights,
-        in the batch's tensor `index`, all are multiplied by the sum of these.
+        all are multiplied by the sum of these.
         """
-        state, layout = self._state, self._layout
-        is_cast, user_loss = dtype != weights.dtype, with_loss.loss
+        state, called, is_cast = self._state, _Called(module), dtype != weights.dtype
 
         def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-            tensors, leaves = others[: len(state)], others[len(state) :]
+            tensors, columns = others[: len(state)], others[len(state) :]
+            leaves = dict(zip(self._leaf_names, columns, strict=True))
             given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
 
-            def loss_of(module: nn.Module, batch: Any) -> Any:
+            def loss_of(module: nn.Module) -> Any:
+                batch = exchange(template, leaves.get)
                 result = user_loss(module, batch)
                 for (part, name, path), x in zip(state, tensors, strict=True):
                     if getattr(part, name) is not x:
@@ -164,12 +144,9 @@ class CompiledGradient:
                 return result
 
             def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-                batch = put_together(layout, iter(leaves), rows)
-                with_loss.loss = loss_of
                 with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
-                    loss, scalars = read_result(
-                        functional_call(with_loss, {**params, **given}, (batch,))
-                    )
+                    result = functional_call(called, {**params, **given}, (loss_of,))
+                    loss, scalars = read_result(result)
                 if not loss.requires_grad:
                     raise Refusal("the loss gives no gradient to the weights")
                 self.names = ["loss", *scalars]
@@ -178,21 +155,19 @@ class CompiledGradient:
 
             params = {f"module.{name}": piece for name, piece in weights.named(vector)}
             grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
-            gradient = weights.joined(list(grads.values()))
-            weight = torch.ones(1, device=vector.device)
-            if index is not None:
-                weight = leaves[index].sum().float().view(1)
+            gradient, weight = weights.joined(grads.values()), torch.ones(1, device=vector.device)
+            if self.num_parts > 1 and (weighted_by := row_weights(leaves)):
+                weight = leaves[weighted_by].sum().float().view(1)
                 gradient = torch.where(weight > 0, gradient * weight, 0.0)
                 values = torch.where(weight > 0, values * weight, 0.0)
             return gradient, torch.cat([values, weight])
 
         return gradient_of
 
-    def why_not(self, layout: Layout, leaves: Mapping[str, Tensor]) -> str:
+    def why_not(self, leaves: Mapping[str, Tensor], others: Mapping[str, Any]) -> str:
         """Return why it can't compute the gradient of a batch, or ""."""
-        state = [getattr(part, name, None) for part, name, _ in self._state]
-        kinds = [*map(_kind_of, [*state, *leaves.values()])]
-        if layout != self._layout or kinds != self._kinds:
+        kinds = [*map(_kind_of, [*self._tensors_of_state(), *leaves.values()])]
+        if kinds != self._kinds or others != self._others or list(leaves) != self._leaf_names:
             return "sizes, nesting, numbers or dtypes of batch or buffers differ from the first"
         changed = self._watch.changed()
         return changed and f"{changed} is not what it was when the loss was compiled"
@@ -200,69 +175,51 @@ class CompiledGradient:
     @torch.no_grad()
     def __call__(self, vector: Tensor, leaves: Sequence[Tensor], out: Tensor) -> Tensor:
         """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
-        state = [getattr(part, name) for part, name, _ in self._state]
+        fixed = [vector, *self._tensors_of_state()]
         if self.num_parts == 1:
-            gradient, values = self._runs[0](vector, *state, *leaves)
+            gradient, values = self._runs[0](*fixed, *leaves)
             out.copy_(gradient)
             return values[:-1]
-        with self._one_thread():
-            return self._by_halves(vector, state, leaves, out)
-
-    def _by_halves(
-        self, vector: Tensor, state: list[Tensor], leaves: Sequence[Tensor], out: Tensor
-    ) -> Tensor:
-        first, second = _split(leaves, 2)
         if self._helper is None or self._process != os.getpid():  # a fork has no threads
             self._helper = ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
             self._process = os.getpid()
-        other = self._helper.submit(self._runs[1], vector, *state, *second)
-        gradient, values = self._runs[0](vector, *state, *first)
-        other_gradient, other_values = other.result(_LAST_S)
-        values += other_values
-        torch.add(gradient, other_gradient, out=out)
-        out /= values[-1]
-        return values[:-1] / values[-1]
+        with _one_thread(2):
+            first, second = _split(leaves, 2)
+            other = self._helper.submit(self._runs[1], *fixed, *second)
+            gradient, values = self._runs[0](*fixed, *first)
+            other_gradient, other_values = other.result(_LAST_S)
+            values += other_values
+            torch.add(gradient, other_gradient, out=out)
+            out /= values[-1]
+            return values[:-1] / values[-1]
 
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Keep torch's own threads from halves, which have a thread each."""
-        before = torch.get_num_threads()
-        if self.num_parts == 1 or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+
+@contextmanager
+def _one_thread(num_parts: int) -> Iterator[None]:
+    """Keep torch's own threads from halves, which have a thread each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if num_parts > 1 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _state_of(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
     """Frozen parameters and buffers: their module, their name there, and their whole name."""
-    found = []
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    for path in [*frozen, *[name for name, _ in module.named_buffers()]]:
-        holder, _, name = path.rpartition(".")
-        found.append((module.get_submodule(holder), name, path))
-    return found
+    paths = [*frozen, *(name for name, _ in module.named_buffers())]
+    splits = [(path, *path.rpartition(".")) for path in paths]
+    return [(module.get_submodule(holder), name, path) for path, holder, _, name in splits]
 
 
-def _num_parts(leaves: Sequence[Tensor], threads: int, device: torch.device) -> tuple[int, str]:
-    """In how many parts rows are split, and why not in two."""
-    if threads == 1 or device.type != "cpu":
-        return 1, ""
+def _split(leaves: Sequence[Tensor], num_parts: int) -> list[Sequence[Tensor]]:
+    """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
     sizes = {len(leaf) for leaf in leaves if leaf.ndim}
-    if len(sizes) != 1 or sizes.pop() % 2:
-        return 1, "; one thread, as the tensors of the batch can't be split in two equal halves"
-    return 2, ""
-
-
-def _split(leaves: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
-    """Equal shares of the rows of tensors (B, ...); a tensor () goes to all."""
-    if num_parts == 1:
-        return [list(leaves)]
+    if num_parts == 1 or len(sizes) != 1 or sizes.pop() % num_parts:
+        return [leaves]
     cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
-    return [list(share) for share in zip(*cut, strict=True)]
+    return [*zip(*cut, strict=True)]
 
 
 def _kind_of(tensor: Tensor | None) -> Any:
@@ -271,24 +228,25 @@ def _kind_of(tensor: Tensor | None) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _trace(function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device) -> Any:
+def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Return the graph of a function; what it does to tensors is done to copies."""
-    devices = [device] if device.type == "cuda" else []
+    device = inputs[0].device
+    table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
     try:
         with (
-            torch.random.fork_rng(devices),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             no_validation(),
         ):
             copies = [x.detach().clone() for x in inputs]
-            table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
             graph = make_fx(function, decomposition_table=table)(*copies)
     except Refusal:
         raise
     except Exception as error:
         raise Refusal(f"the loss can't be traced ({first_line(error)})") from error
-    if not all(map(_same, copies, inputs)):
+    pairs = zip(copies, inputs, strict=True)
+    if not all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs):
         raise Refusal("computing the loss changes buffers of the module, or the batch")
     graph.graph.eliminate_dead_code()
     return graph
@@ -315,31 +273,24 @@ def _tanh(x: Tensor) -> Tensor:
     return (limited * above / below).to(x.dtype)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _refuse_unsafe(graph: Any, weights: FlatParameters) -> None:
-    """Refuse a graph whose results depend on more than its inputs.
-
-    Raises:
-        Refusal: It draws random numbers, or reads tensors that are neither module's nor batch's.
-    """
+def _refuse_unsafe(graph: Any, weights: Any) -> None:
+    """Refuse a graph whose results depend on more than its inputs: random numbers, tensors."""
     fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
     for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
         tensor = getattr(graph, node.target) if node.op == "get_attr" else None
         if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
-            pairs = zip(weights.names, weights.parameters, strict=True)
-            for name, parameter in pairs:
+            for name, parameter in zip(weights.names, weights.parameters, strict=True):
                 if tensor.data_ptr() == parameter.data_ptr():
                     raise Refusal(f"the loss reads {name} not from the module that it is given")
             raise Refusal(
                 f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module nor "
                 "in the batch; make it a buffer of the module, or a column of the batch"
             )
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
+
+
+# -- packages in the cache folder ------------------------------------------------------------------
 
 
 def _runs_of(
@@ -373,11 +324,7 @@ def _runs_of(
 
 
 def _cache_folder() -> Path:
-    """Return the folder of compiled gradients, which this user alone can write to.
-
-    Raises:
-        Refusal: It can't be made, or others can write to it.
-    """
+    """Return the folder of compiled gradients, which this user alone can write to."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "vecenv" / "gradients"
     try:

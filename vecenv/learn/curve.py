@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,25 +56,12 @@ def draw_curve(
         label = f"{policy}: {value:.1f}"
         axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
     axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    _scale(axes, returns, np.array([*means, *baselines.values()]))
+    sizes = np.abs([*means, *baselines.values()])
+    smallest, largest = max(sizes.min(), 1.0), max(sizes.max(), np.abs(returns).max())
+    if np.ptp(np.sign([*returns, *means, *baselines.values()])) == 0 and largest > 20 * smallest:
+        axes.set_yscale("symlog", linthresh=smallest)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     with whole_file(path) as aside:
         figure.savefig(aside, dpi=150)
-
-
-def _scale(axes: Any, returns: np.ndarray, lines: np.ndarray) -> None:
-    """Make the axis of returns logarithmic if they are of one sign, and many times the lines."""
-    sign = -1 if lines.max() < 0 else 1
-    sizes = np.abs([*lines, returns.min(), returns.max()])
-    smallest = max(np.abs(lines).min(), 1.0)
-    if (returns * sign).min() < 0 or sizes.max() <= 20 * smallest:
-        return
-    threshold = 10 ** math.floor(math.log10(smallest))  # linear below it
-    axes.set_yscale("symlog", linthresh=threshold)
-    top = sign * 1.2 * sizes.max()
-    low, high = sorted((0.0, top))
-    ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
-    axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])
-    axes.set_ylim(low, high)
-    axes.yaxis.set_major_formatter("{x:,.0f}")

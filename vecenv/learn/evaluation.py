@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,8 +24,8 @@ from vecenv.make import make_vec
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
 
 _LONG = 100_000  # steps of an episode, after which the log says how long it is
+_STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
 _logger = logging.getLogger("vecenv")
-_Z975 = 1.959964  # point of the normal distribution that 97.5 % lie below
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,16 @@ def evaluate(
     """
     if episodes < 1 or (num_envs is not None and num_envs < 1):
         raise ValueError(f"episodes is {episodes} and num_envs {num_envs}, expected at least 1")
-    if isinstance(envs, VectorEnv):
-        if num_envs is not None or make_kwargs or backend is not None:
-            raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
-        return _play(act, envs, episodes, seed, device, progress)[""]
-    count = min(num_envs or 100, episodes)
-    made = make_vec(envs, count, backend=backend, **make_kwargs)
+    is_made = not isinstance(envs, VectorEnv)
+    if is_made:
+        envs = make_vec(envs, min(num_envs or 100, episodes), backend=backend, **make_kwargs)
+    elif num_envs is not None or make_kwargs or backend is not None:
+        raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
     try:
-        return _play(act, made, episodes, seed, device, progress)[""]
+        return _play(act, envs, episodes, seed, device, progress)[""]
     finally:
-        made.close()
+        if is_made:
+            envs.close()
 
 
 def evaluate_games(
@@ -173,69 +173,6 @@ def evaluate_games(
     return _play(act, agents, games, seed, device, progress)
 
 
-class _Tally:
-    """Returns and lengths of the first episodes of each env: the same number of each.
-
-    Args:
-        num_envs: Number of envs, N.
-        episodes: How many; where it does not divide, the first envs play one more.
-        names: Of the returns that an episode has.
-        progress: As for `evaluate`.
-    """
-
-    def __init__(
-        self,
-        num_envs: int,
-        episodes: int,
-        names: Collection[str],
-        progress: Callable[[int, int], Any] | None,
-    ) -> None:
-        self._names, self._progress, self._episodes = list(names), progress, episodes
-        share, rest = divmod(episodes, num_envs)
-        self._left = np.full(num_envs, share) + (np.arange(num_envs) < rest)
-        self._num_finished = self._longest = 0
-        self._totals = np.zeros((len(self._names), num_envs))
-        self._steps = np.zeros(num_envs, np.int64)
-        self._found: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
-
-    @property
-    def is_complete(self) -> bool:
-        return not self._left.any()
-
-    def add(self, rewards: list[np.ndarray], is_step: np.ndarray, is_over: np.ndarray) -> None:
-        """Add a step: rewards (N,) for each name, where it was one, and where an episode ended."""
-        self._totals += np.where(is_step, rewards, 0.0)
-        self._steps += is_step
-        if self._longest < _LONG and (longest := int(self._steps.max())) > self._longest:
-            self._longest = longest
-            if longest == _LONG:
-                _logger.warning(
-                    "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
-                    "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)",
-                    longest,
-                )
-        ended = np.flatnonzero(is_over)
-        counted = ended[self._left[ended] > 0]
-        for index in counted.tolist():
-            self._found[index].append((self._totals[:, index].copy(), int(self._steps[index])))
-        self._left[counted] -= 1
-        self._totals[:, ended], self._steps[ended] = 0.0, 0
-        if self._progress is not None and len(counted):
-            self._num_finished += len(counted)
-            self._progress(self._num_finished, self._episodes)
-
-    def results(self) -> dict[str, EvaluationResult]:
-        """Return what was found, by name."""
-        flat = [episode for of_env in self._found for episode in of_env]
-        lengths = tuple(steps for _, steps in flat)
-        results = {}
-        for k, name in enumerate(self._names):
-            returns = [float(totals[k]) for totals, _ in flat]
-            interval = _interval(np.array(returns))
-            results[name] = EvaluationResult(*interval, tuple(returns), lengths)
-        return results
-
-
 @torch.inference_mode()
 def _play(
     act: Callable[..., Any],
@@ -247,13 +184,15 @@ def _play(
 ) -> dict[str, EvaluationResult]:
     """Play the first episodes of vector envs, or games; return what was found, by group or ""."""
     are_games = isinstance(envs, AgentsVecEnv)
-    count, names = (envs.num_games, envs.groups) if are_games else (envs.num_envs, [""])
+    count, names = (envs.num_games, list(envs.groups)) if are_games else (envs.num_envs, [""])
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    tally = _Tally(count, episodes, names, progress)
-    starts = np.ones(count, np.bool_)  # obs is the first of an episode
-    is_over = np.zeros(count, np.bool_)
+    left = episodes // count + (np.arange(count) < episodes % count)  # to be played by each env
+    totals, lengths = np.zeros((len(names), count)), np.zeros(count, np.int64)
+    found: list[list[Any]] = [[] for _ in range(count)]  # totals and length of each episode
+    starts, is_over = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
-    while not tally.is_complete:
+    longest = 0
+    while left.any():
         actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, infos = envs.step(actions)
         if are_games:
@@ -261,11 +200,27 @@ def _play(
         else:  # the step after an end only resets, as NEXT_STEP has it
             earned, is_step = [rewards], ~(is_over & (mode is AutoresetMode.NEXT_STEP))
             is_over = np.logical_or(terminations, truncations)
-        tally.add(earned, is_step, is_over)
+        totals += np.where(is_step, earned, 0.0)
+        lengths += is_step
+        if longest < _LONG <= (longest := max(longest, int(lengths.max()))):
+            _logger.warning(
+                "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
+                "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)",
+                longest,
+            )
+        counted = np.flatnonzero(is_over & (left > 0))
+        for index in counted.tolist():
+            found[index].append((totals[:, index].tolist(), int(lengths[index])))
+        left[counted] -= 1
+        totals[:, is_over], lengths[is_over] = 0.0, 0
+        if progress is not None and len(counted):
+            progress(episodes - int(left.sum()), episodes)
         if mode is AutoresetMode.DISABLED and is_over.any():
             obs, _ = envs.reset(options={"reset_mask": is_over})
         starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
-    return tally.results()
+    returns, steps = zip(*(episode for of_env in found for episode in of_env), strict=True)
+    by_name = zip(names, zip(*returns, strict=True), strict=True)
+    return {name: EvaluationResult(*_interval(of), of, steps) for name, of in by_name}
 
 
 def _read_games(
@@ -297,68 +252,32 @@ def ask(
     device: torch.device | str = "cpu",
     report: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a policy's actions as arrays, giving it what it has parameters for.
+    """Return a policy's actions as arrays, giving it what it has parameters for, see `evaluate`.
 
-    Args:
-        act: As for `evaluate`; one with a parameter `report` is given the dict.
-        envs: For its action masks.
-        obs: The observations.
-        starts: bool (N,), where they begin an episode.
-        device: As for `evaluate`.
-        report: What policies report into, as docs/watch.md says; None for nothing.
+    `starts` bool (N,) is where observations begin an episode; `report` is what policies with a
+    parameter of that name report into, as docs/watch.md says.
     """
-    wanted, more = _parameters(act), {}
+    try:
+        wanted = inspect.signature(act).parameters.keys()
+    except (TypeError, ValueError):  # functions written in C need not tell
+        wanted = ()
+    more: dict[str, Any] = {}
     if "starts" in wanted:
         more["starts"] = torch.from_numpy(starts).to(device)
     if "action_masks" in wanted:
-        more["action_masks"] = _as_tensors(_masks_of(envs), device)
+        masks = _masks_of(envs) if isinstance(envs, AgentsVecEnv) else envs.action_masks()
+        more["action_masks"] = _as_tensors(masks, device)
     if "report" in wanted and report is not None:
         more["report"] = report
-    return _as_arrays(act(_as_tensors(obs, device), **more))
+    actions = act(_as_tensors(obs, device), **more)
+    return leaf_by_leaf(
+        lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, actions
+    )
 
 
-def _masks_of(envs: Any) -> Any:
-    """Return the action masks of a vector env, of several agents a dict by group."""
-    if not isinstance(envs, AgentsVecEnv):
-        return envs.action_masks()
+def _masks_of(envs: AgentsVecEnv) -> dict[str, Any]:
     groups = envs.groups.items()
     return {name: group.action_masks() for name, group in groups if group.has_action_masks}
-
-
-def _parameters(act: Callable[..., Any]) -> Collection[str]:
-    try:
-        return inspect.signature(act).parameters.keys()
-    except (TypeError, ValueError):  # functions written in C need not tell
-        return ()
-
-
-def _interval(returns: np.ndarray) -> tuple[float, float, float]:
-    """Mean, standard deviation and half of the width of the confidence interval."""
-    mean, count = float(returns.mean()), len(returns)
-    if count < 2:
-        return mean, math.nan, math.nan
-    std = float(returns.std(ddof=1))
-    return mean, std, _t975(count - 1) * std / math.sqrt(count)
-
-
-def _t975(freedom: int) -> float:
-    """The point that 97.5 % of Student's distribution lie below.
-
-    Exact for one and two degrees of freedom, else the expansion 26.7.5 of Abramowitz and Stegun's
-    handbook, within 0.3 % for three and 0.05 % from four on.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * 0.475)
-    if freedom == 2:
-        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    z, n = _Z975, float(freedom)
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
-    )
 
 
 def _as_tensors(batch: Any, device: torch.device | str) -> Any:
@@ -368,8 +287,13 @@ def _as_tensors(batch: Any, device: torch.device | str) -> Any:
     )
 
 
-def _as_arrays(actions: Any) -> Any:
-    """Return a nest of tensors as one of arrays."""
-    return leaf_by_leaf(
-        lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, actions
-    )
+def _interval(returns: tuple[float, ...]) -> tuple[float, float, float]:
+    """Mean, standard deviation and half of the width of the confidence interval."""
+    mean, freedom = float(np.mean(returns)), len(returns) - 1
+    if not freedom:
+        return mean, math.nan, math.nan
+    # Or the expansion 26.7.5 of Abramowitz and Stegun's handbook, within 0.2 %.
+    more = 2.37227 / freedom + 2.82249 / freedom**2 + 2.55585 / freedom**3
+    point = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.959964 + more
+    std = float(np.std(returns, ddof=1))
+    return mean, std, point * std / math.sqrt(freedom + 1)

@@ -17,19 +17,94 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.batches import Layout, num_rows, row_weights, take_apart
+from vecenv.learn.batches import num_rows, row_weights, take_apart
 from vecenv.learn.compiled import CompiledGradient, Refusal, first_line, read_result
-from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.ranks import Ranks
 from vecenv.learn.sizes import quick_products
 
 __all__ = ["Gradient"]
 
-Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
-
 _COMPARED_CALLS, _COMPARED_EVERY = (1, 2, 100), 1000  # in which it is compared with autograd
+_ALIGNMENT = 16  # elements: 64 bytes of float32, a line of the cache
 # Error of a parameter's gradient over its length, and over that of all; of rounding it is less.
 _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
+
+
+class FlatParameters:
+    """The weights of a module that get gradients, and these gradients, as two vectors.
+
+    The module's parameters become views of `vector` (W,), each at a multiple of 16 elements, with
+    zeros between. `gradient` (W,) is what `.grad` of the vector and of them is made of.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._module, named = module, _trained(module)
+        kind = type(module).__name__
+        if not named:
+            raise ValueError(f"{kind} has no parameter with requires_grad; expected one at least")
+        kinds = {(p.dtype, p.device) for p in named.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the parameters of {kind} have dtypes and devices {sorted(map(str, kinds))}, "
+                "expected one of each; move the module with .to() first"
+            )
+        self.names, self.parameters = list(named), list(named.values())
+        self.dtype, self.device = kinds.pop()
+        self._gaps = [-p.numel() % _ALIGNMENT for p in self.parameters]
+        self._lengths = [p.numel() + -p.numel() % _ALIGNMENT for p in self.parameters]
+        self.gradient = torch.zeros(sum(self._lengths), dtype=self.dtype, device=self.device)
+        self.vector = nn.Parameter(torch.zeros_like(self.gradient))
+        self.values = self.vector.detach()  # the same memory, outside of autograd
+        self._grads = [grad for _, grad in self.named(self.gradient)]
+        with torch.no_grad():
+            for name, view in self.named(self.values):
+                view.copy_(named[name])
+                named[name].data = view
+        self._addresses = [p.data_ptr() for p in self.parameters]
+
+    def named(self, vector: Tensor) -> list[tuple[str, Tensor]]:
+        """Views of a vector of all weights by name, shaped like the parameters."""
+        pieces = zip(self.names, self.parameters, vector.split(self._lengths), strict=True)
+        return [(name, piece[: p.numel()].view(p.shape)) for name, p, piece in pieces]
+
+    def check(self) -> None:
+        """Raise RuntimeError if the module has other parameters, or these other memory, now."""
+        now, before = _trained(self._module), dict(zip(self.names, self.parameters, strict=True))
+        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        found = zip(self.names, self.parameters, self._addresses, strict=True)
+        changed += [name for name, p, address in found if p.data_ptr() != address]
+        if changed:
+            raise RuntimeError(
+                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added, or moved (by .to(), "
+                ".half() or .data = ...), after Gradient was made; make another Gradient, and "
+                "another optimizer, after such changes"
+            )
+
+    def joined(self, grads: Iterable[Tensor]) -> Tensor:
+        """Return a new vector (W,) of gradients of the parameters."""
+        pairs = zip(grads, self._gaps, strict=True)
+        pieces = [(grad.reshape(-1), grad.new_zeros(gap)) for grad, gap in pairs]
+        return torch.cat([part for piece in pieces for part in piece if len(part)])
+
+    @torch.no_grad()
+    def write(self, grads: Iterable[Tensor | None]) -> None:
+        """Write gradients of the parameters, of which None stands for zero."""
+        for view, grad in zip(self._grads, grads, strict=True):
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)  # of nn.Embedding
+
+    def give(self, *, is_finite: bool = True) -> None:
+        """Make what was written `.grad` of vector and parameters; where it is wrong, leave none."""
+        pairs = zip((self.vector, *self.parameters), (self.gradient, *self._grads), strict=True)
+        for parameter, grad in pairs:
+            if parameter.grad is not grad or not is_finite:
+                parameter.grad = grad if is_finite else None
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 class Gradient:
@@ -89,7 +164,7 @@ class Gradient:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
+        loss: Callable[[Any, Any], Any],
         *,
         compile: bool = False,
         threads: int = 1,
@@ -103,8 +178,7 @@ class Gradient:
             raise ValueError(f"compile is {compile!r}, expected True or False")
         if threads not in (1, 2) or isinstance(threads, bool):
             raise ValueError(f"threads is {threads!r}, expected 1 or 2")
-        names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-        found = names.get(dtype) if isinstance(dtype, str) else dtype
+        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if found not in _ALLOWED:
             raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
         self._weights = FlatParameters(module)
@@ -116,16 +190,13 @@ class Gradient:
         self.module, self.loss = module, loss
         self.path: str | None = None if compile else "autograd"
         self.reason = ""
-        self._threads, self._dtype = threads, found
-        self._allow_unused = frozenset(allow_unused)
-        self._ranks = Ranks() if ranks is None else ranks
+        self._threads, self._dtype, self._is_deferred = threads, found, deferred
+        self._allow_unused, self._ranks = frozenset(allow_unused), ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
-        self._num_calls = 0
-        self._is_deferred = deferred
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = torch.zeros((), dtype=torch.int64, device=self._weights.device)
         self._compiled: CompiledGradient | None = None
-        self._said: set[str] = set()
+        self._num_calls, self._said = 0, set[str]()
 
     def describe(self) -> dict[str, Any]:
         """Return path, threads and reason, ready for JSON; `gradient_options` follows them."""
@@ -157,15 +228,12 @@ class Gradient:
             RuntimeError: The module was moved after this object was made.
         """
         self._num_calls += 1
-        leaves: dict[str, Tensor] = {}
-        layout, weights = take_apart(batch, leaves), self._weights
-        weights.check(names=self._compiled is None)
+        (template, leaves, others), weights = take_apart(batch), self._weights
+        weights.check()
         with quick_products(num_rows(leaves), len(weights.gradient), weights.device):
             if self.path is None:
-                self._compile(layout, leaves)
-            scalars = self._by_compiled(layout, leaves, batch)
-            if scalars is None:
-                scalars = self._by_autograd(batch)
+                self._compile(template, leaves, others)
+            scalars = self._by_compiled(leaves, others, batch) or self._by_autograd(batch)
             if self._ranks.size > 1:
                 scalars = self._mean_over_ranks(scalars, leaves)
             # One number, as on a device each costs a wait.
@@ -177,15 +245,11 @@ class Gradient:
                     weights.gradient.masked_fill_(is_wrong, 0.0)
             elif not math.isfinite(total):
                 self._refuse(scalars["loss"], leaves)
-        weights.attach()
+        weights.give()
         return scalars
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, which would share weights with nobody's module.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse copies and pickles, which would share weights with nobody's module."""
         raise TypeError(
             "a Gradient can't be copied or pickled: copy its module, and make another Gradient"
         )
@@ -207,33 +271,31 @@ class Gradient:
                 "more"
             )
 
-    def _compile(self, layout: Layout, leaves: Mapping[str, Tensor]) -> None:
+    def _compile(self, *batch: Any) -> None:
         """Compile for batches like this one, or decide on autograd."""
         try:
             self._compiled = CompiledGradient(
-                self.module, self.loss, self._weights, layout, leaves,
+                self.module, self.loss, self._weights, batch,
                 dtype=self._dtype, threads=self._threads, log=self._log,
             )  # fmt: skip
         except Refusal as refusal:
             self._decide_on_autograd(str(refusal))
-            return
-        self.path, self.reason = "compiled", self._compiled.note
-        self._log(f"gradient: {self.reason}")
+        else:
+            self.path, self.reason = "compiled", self._compiled.note
+            self._log(f"gradient: {self.reason}")
 
     def _decide_on_autograd(self, reason: str) -> None:
-        self._compiled = None
-        self.path, self.reason = "autograd", reason
+        self._compiled, self.path, self.reason = None, "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(
-        self, layout: Layout, leaves: Mapping[str, Tensor], batch: Any
+        self, leaves: Mapping[str, Tensor], others: Mapping[str, Any], batch: Any
     ) -> dict[str, Tensor] | None:
         """The scalars, or None if no compiled function can compute them."""
         if self._compiled is None:
             return None
         number, weights = self._num_calls, self._weights
-        if reason := self._compiled.why_not(layout, leaves):
-            weights.check(names=True)
+        if reason := self._compiled.why_not(leaves, others):
             if reason not in self._said:
                 self._said.add(reason)
                 self._log(f"gradient: call {number} goes through autograd: {reason}")
@@ -241,8 +303,9 @@ class Gradient:
         try:
             values = self._compiled(weights.values, [*leaves.values()], weights.gradient)
         except Exception as error:  # autograd goes on, or shows the user's own mistake
-            reason = f"the compiled one failed in call {number}: {first_line(error)}"
-            self._decide_on_autograd(reason)
+            self._decide_on_autograd(
+                f"the compiled one failed in call {number}: {first_line(error)}"
+            )
             return None
         scalars = dict(zip(self._compiled.names, values.unbind(), strict=True))
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
@@ -251,30 +314,23 @@ class Gradient:
 
     def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
         """The scalars, or autograd's with its gradient, if it is another."""
-        found = self._weights.gradient.clone()
-        expected = self._by_autograd(batch)
-        gradient, (own_part, part) = self._weights.gradient, _ALLOWED[self._dtype]
-        size = float(gradient.norm())
+        weights, (own_part, part) = self._weights, _ALLOWED[self._dtype]
+        found, expected = weights.gradient.clone(), self._by_autograd(batch)
+        size = float(weights.gradient.norm())
         if not math.isfinite(size):  # nothing to compare; an error, or a deferred one
             return expected
-        wrong = []
-        pairs = zip(self._weights.named(found), self._weights.named(gradient), strict=True)
-        for (name, ours), (_, theirs) in pairs:
+        pairs = zip(weights.named(found), weights.named(weights.gradient), strict=True)
+        all_pairs = [(f"the gradient of {k}", a, b, part * size) for (k, a), (_, b) in pairs]
+        all_pairs += [(k, scalars[k], x.float(), 0.1 * own_part) for k, x in expected.items()]
+        for name, ours, theirs, more in all_pairs:
             error, own = float((ours - theirs).norm()), float(theirs.norm())
-            if not error <= own_part * own + part * size:
-                wrong.append(f"the gradient of {name} is off by {error:.2g}, of {own:.2g}")
-        for name, value in expected.items():
-            error = abs(float(scalars[name]) - float(value))
-            if not error <= own_part * max(abs(float(value)), 0.1):
-                wrong.append(f"{name} is off by {error:.2g}, of {float(value):.2g}")
-        if not wrong:
-            gradient.copy_(found)
-            return scalars
-        hint = ""
-        if self._threads > 1:
-            hint = "; if it is no mean over rows, leave threads=2 out"
-        self._decide_on_autograd(f"as in call {self._num_calls} {wrong[0]}{hint}")
-        return expected
+            if not error <= own_part * own + more:
+                hint = "; if it is no mean over rows, leave threads=2 out" * (self._threads > 1)
+                wrong = f"{name} is off by {error:.2g}, of {own:.2g}{hint}"
+                self._decide_on_autograd(f"as in call {self._num_calls} {wrong}")
+                return expected
+        weights.gradient.copy_(found)
+        return scalars
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         """The scalars, after autograd has written the gradient."""
@@ -289,14 +345,14 @@ class Gradient:
             loss, scalars = read_result(self.loss(self.module, batch))
             if loss.requires_grad:
                 loss.backward(inputs=weights.parameters)
-        found = zip(weights.names, weights.parameters, strict=True)
-        unused = [name for name, p in found if p.grad is None and name not in self._allow_unused]
+        grads = {name: p.grad for name, p in zip(weights.names, weights.parameters, strict=True)}
+        unused = [name for name in grads if grads[name] is None and name not in self._allow_unused]
         if unused:
             raise ValueError(
                 f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
                 "the loss, freeze them with requires_grad_(False), or name them in allow_unused"
             )
-        weights.write([p.grad for p in weights.parameters])
+        weights.write(grads.values())
         return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}
 
     @torch.no_grad()
@@ -310,9 +366,8 @@ class Gradient:
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])
-        parts = torch.where(rows > 0, parts * rows, 0.0)
-        total = self._ranks.sum_(parts)[-1]
-        means = parts[:-1] / total
+        parts = self._ranks.sum_(torch.where(rows > 0, parts * rows, 0.0))
+        means = parts[:-1] / parts[-1]
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
@@ -320,7 +375,7 @@ class Gradient:
         """Raise because of what is not finite, and leave no gradient."""
         found = self._weights.named(self._weights.gradient)
         names = [name for name, grad in found if not torch.isfinite(grad).all()]
-        self._weights.detach()
+        self._weights.give(is_finite=False)
         places = {name: (~torch.isfinite(leaf)).nonzero() for name, leaf in leaves.items()}
         wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in places.items() if len(at)]
         batch = f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"

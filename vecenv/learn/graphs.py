@@ -19,13 +19,11 @@ class Graph(Generic[_Result]):
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
     The first two calls call the function, as libraries allocate and choose what they do then; the
-    third captures what it enqueues, and from then on a call replays that, as one piece: nothing of
-    Python is in it. So the function has to do the same on the device each time, with tensors that
-    stay where they are: it reads its inputs from such, writes into such, and waits for nothing.
-    What it does on the host (counting, drawing with NumPy) is done in the first three calls only.
-
-    Where a capture fails, a sentence says why, and calls go on to call the function. On the CPU
-    they always do.
+    third captures what it enqueues, and later ones replay that, without Python. So the function has
+    to do the same on the device each time, with tensors that stay where they are, and wait for
+    nothing; what it does on the host (counting, drawing with NumPy) is done in three calls only.
+    Where a capture fails, a sentence says why, and calls go on to call the function, as they always
+    do on the CPU.
 
     Args:
         function: What is called.
@@ -33,9 +31,6 @@ class Graph(Generic[_Result]):
         generators: Of torch, on the device, that it draws with, beside the device's own.
         log: Takes a sentence if capturing fails; None sends it to the logger "vecenv.learn".
         is_timed: Let the device take the time of replays, for `device_time`.
-
-    Attributes:
-        is_captured: Whether calls replay a graph.
 
     Example:
         >>> x = torch.zeros(2)
@@ -56,11 +51,9 @@ class Graph(Generic[_Result]):
         self._function, self._device = function, torch.device(device)
         self._generators = [generator for generator in generators if generator is not None]
         self._log = log or logging.getLogger("vecenv.learn").info
-        self._num_calls = 0
+        self._calls_left = _WARMUPS  # before it is captured
         self._has_failed = self._device.type != "cuda"
-        self._graph: Any = None
-        self._stream: Any = None  # of the first calls
-        self._result: Any = None
+        self._graph = self._result = self._stream = None
         self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
         self._events: list[tuple[Any, Any]] = []  # of replays whose time is not read yet
 
@@ -70,30 +63,26 @@ class Graph(Generic[_Result]):
         return self._graph is not None
 
     def __call__(self) -> _Result:
-        """Do what the function does.
-
-        Returns:
-            What it returned. Once it is captured, what it returned then: tensors that each call
-            writes anew.
-        """
+        """Return what the function does; once captured, the same tensors, written anew."""
         if self._graph is None and not self._has_failed:
-            self._num_calls += 1
-            if self._num_calls <= _WARMUPS:
+            if self._calls_left:
+                self._calls_left -= 1
                 return self._warm_up()
             self._capture()
-        if self._graph is None:
+        graph: Any = self._graph
+        if graph is None:
             return self._function()
-        if not self._is_timed:
-            self._graph.replay()
-            return self._result
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(self._device)
-        begin.record(stream)
-        self._graph.replay()
-        end.record(stream)
-        self._events.append((begin, end))
-        if len(self._events) >= _MOST_EVENTS:
-            self.device_time()
+        if self._is_timed:
+            stream = torch.cuda.current_stream(self._device)
+            events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            events[0].record(stream)
+            graph.replay()
+            events[1].record(stream)
+            self._events.append(events)
+            if len(self._events) >= _MOST_EVENTS:
+                self.device_time()
+        else:
+            graph.replay()
         return self._result
 
     def device_time(self) -> tuple[int, float]:
@@ -111,12 +100,11 @@ class Graph(Generic[_Result]):
     def _warm_up(self) -> _Result:
         """Call the function on a stream of its own, as a capture will."""
         current: Any = torch.cuda.current_stream(self._device)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        self._stream = stream = self._stream or torch.cuda.Stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             result = self._function()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
         return result
 
     def _capture(self) -> None:
@@ -128,27 +116,23 @@ class Graph(Generic[_Result]):
                 result = self._function()
         except Exception as error:
             self._has_failed = True
-            lines = str(error).splitlines() or [type(error).__name__]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             name = getattr(self._function, "__name__", type(self._function).__name__)
             self._log(
                 f"graph: {name} can't be captured, so its calls go through Python as before: "
-                f"{lines[0][:200]}"
+                f"{reason:.200}"
             )
-            return
-        self._graph, self._result = graph, result
+        else:
+            self._graph, self._result = graph, result
 
 
 def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:
-    """Lines that say how often graphs were replayed, and the device's time for it; waits for it.
+    """Lines that say how often graphs, by name, were replayed, and the device's time for it.
 
-    Those that were not captured, or are not timed, have none.
-
-    Args:
-        graphs: By name.
+    It waits for the device. Those that were not captured, or are not timed, have no line.
     """
     times = {name: graph.device_time() for name, graph in graphs.items()}
-    whole = sum(seconds for _, seconds in times.values())
-    width = max(map(len, graphs), default=0)
+    whole, width = sum(seconds for _, seconds in times.values()), max(map(len, graphs), default=0)
     return "\n".join(
         f"graph {name:{width}}  {count:7,} x {1e3 * seconds / count:9.3f} ms of the device, "
         f"{seconds:8.2f} s, {seconds / (whole or 1):4.0%}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +12,14 @@ from vecenv.learn.ranks import Ranks
 
 __all__ = ["Moments"]
 
-_PIECE = 1 << 20  # numbers that an update turns into float64 at a time
-
 
 class Moments(nn.Module):
     """Running mean and variance of rows, by which inputs are normalised.
 
     Part of a module, as a layer of its own, it is in the module's `state_dict`. `normalize` and
-    `scale` read two buffers and compile; `update` is called apart from them, once per rollout. As
-    long as nothing was seen, the mean is 0 and the variance 1.
-
-    Batches are joined by Chan, Golub and LeVeque's formulas (1983, "Algorithms for computing the
-    sample variance"), computed in float64. The wrappers of `vecenv.wrappers` keep theirs in NumPy,
-    by the same formulas and with entries of the same names: see `RunningMoments`.
+    `scale` read two buffers and compile; `update` is called apart from them, once per rollout, and
+    computes in float64. As long as nothing was seen, the mean is 0 and the variance 1.
+    `RunningMoments` of `vecenv.wrappers` is the same in NumPy, and either loads the other's state.
 
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
@@ -33,8 +27,7 @@ class Moments(nn.Module):
         epsilon: Added to the variance, so that what never changes becomes 0.
 
     Attributes:
-        mean: float32 `shape`, buffer.
-        variance: float32 `shape`, buffer; the mean of squared deviations.
+        mean, variance: float32 `shape`, buffers; the mean of squared deviations is the variance.
         count: int64 scalar, buffer; rows seen.
 
     Example:
@@ -59,8 +52,7 @@ class Moments(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.clip = clip
-        self.epsilon = epsilon
+        self.clip, self.epsilon = clip, epsilon
         self.register_buffer("mean", torch.zeros(self.shape))
         self.register_buffer("variance", torch.ones(self.shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -111,18 +103,18 @@ class Moments(nn.Module):
                     "per row of x"
                 )
             rows = rows[mask.reshape(-1).to(rows.device)]
-        before = int(self.count), self.mean.double(), self.variance.double() * self.count
-        if ranks is None or ranks.size == 1:
-            count, mean, squares = self._joined(rows, *before)
-        else:
-            zeros = torch.zeros_like(before[1])
-            found = self._joined(rows, 0, zeros, zeros)
-            count, mean, squares = before
-            for n, *part in ranks.gather((found[0], found[1].cpu(), found[2].cpu())):
-                if n:
-                    part = [moment.to(mean.device) for moment in part]
-                    count, mean, squares = joined(count, mean, squares, n, *part)
-        if count == before[0]:
+        rows = rows.to(self.mean.device).double()
+        mean = rows.mean(0) if len(rows) else torch.zeros_like(self.mean, dtype=torch.float64)
+        found = [(len(rows), mean, (rows - mean).square().sum(0))]
+        if ranks is not None and ranks.size > 1:
+            found = ranks.gather((len(rows), mean.cpu(), found[0][2].cpu()))
+        before = int(self.count)
+        count, mean, squares = before, self.mean.double(), self.variance.double() * before
+        for number, *part in found:
+            if number:
+                part = [moment.to(mean.device) for moment in part]
+                count, mean, squares = joined(count, mean, squares, number, *part)
+        if count == before:
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
         if not (torch.isfinite(mean).all() and torch.isfinite(variance).all()):
@@ -133,17 +125,6 @@ class Moments(nn.Module):
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.fill_(count)
-
-    def _joined(self, rows: Tensor, count: int, mean: Tensor, squares: Tensor) -> Any:
-        """Count, mean and squared deviations float64 with those of rows (R, *shape)."""
-        for piece in rows.split(max(1, _PIECE // max(1, self.mean.numel()))):
-            if not len(piece):  # of a tensor of no rows
-                continue
-            part = piece.to(self.mean.device).double()
-            part_mean = part.mean(0)
-            part_squares = (part - part_mean).square().sum(0)
-            count, mean, squares = joined(count, mean, squares, len(part), part_mean, part_squares)
-        return count, mean, squares
 
     def _clipped(self, x: Tensor, given: Tensor) -> Tensor:
         if self.clip is not None:

@@ -21,8 +21,6 @@ class Adam(torch.optim.Adam):
     Args:
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
         lr: Learning rate, until a schedule changes it.
-        betas: Decay of the running means of the gradient and of its square.
-        eps: Added to the denominator.
         max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
         deferred: Do not wait for the norm, which is taken for finite, as those of a deferred
             `Gradient` are; the learning rate is a tensor on the device, written by `set_lr`. So
@@ -41,8 +39,6 @@ class Adam(torch.optim.Adam):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
         *,
         max_grad_norm: float | None = None,
         deferred: bool = False,
@@ -53,27 +49,17 @@ class Adam(torch.optim.Adam):
                 f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None to leave "
                 "gradients as they are"
             )
-        super().__init__(params, lr, betas, eps, **{"fused": True, **kwargs})
-        self.max_grad_norm = max_grad_norm
+        super().__init__(params, lr, **{"fused": True, **kwargs})
+        self.max_grad_norm, self._is_deferred = max_grad_norm, deferred
         self.grad_norm: Tensor | None = None
-        self._is_deferred = deferred
         self._move_lr()
 
     def _move_lr(self) -> None:
         """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
-        if self._is_deferred:
-            for group in self.param_groups:
-                group["capturable"] = group["params"][0].is_cuda  # asked for in a CUDA graph
-                if isinstance(group["lr"], Tensor):
-                    continue
-                device = group["params"][0].device
-                group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as torch does."""
-        super().add_param_group(param_group)
-        if getattr(self, "_is_deferred", False):  # not while torch's constructor adds them
-            self._move_lr()
+        for group in self.param_groups if self._is_deferred else ():
+            device = group["params"][0].device
+            group["capturable"] = device.type == "cuda"  # asked for in a CUDA graph
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, learning rates as numbers."""
@@ -115,7 +101,7 @@ class Adam(torch.optim.Adam):
                 result = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if params and self.max_grad_norm is not None:
-            scale = self._find_scale(params)
+            scale = self._find_scale([p.grad for p in params])
             for p in params:
                 p.grad.div_(scale.to(p.device))
         step: Any = torch.optim.Adam.step
@@ -124,14 +110,10 @@ class Adam(torch.optim.Adam):
         step(self)
         return result
 
-    def _find_scale(self, params: list[Tensor]) -> Tensor:
+    def _find_scale(self, grads: list[Any]) -> Tensor:
         """What to divide the gradients by, 1 or more."""
-        grads: list[Any] = [p.grad for p in params]
-        if len(grads) > 1:
-            norms = [torch.linalg.vector_norm(grad).to(grads[0].device) for grad in grads]
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-        else:
-            norm = torch.linalg.vector_norm(grads[0])
+        norms = [torch.linalg.vector_norm(grad).to(grads[0].device) for grad in grads]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if not self._is_deferred and not math.isfinite(norm):
             raise FloatingPointError(
                 f"the norm of the gradients is {float(norm)}, expected a finite number; no weight "

@@ -36,8 +36,7 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
     """
     path = Path(folder) / OPTIONS_FILE
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        return _revived(fields, kind)
+        return _revived(json.loads(path.read_text(encoding="utf-8")), kind)
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
@@ -53,8 +52,7 @@ def options_as_plain(options: Any) -> dict[str, Any]:
             dataclasses, and lists, tuples and dicts of them.
     """
     if dataclasses.is_dataclass(options) and not isinstance(options, type):
-        names = [field.name for field in dataclasses.fields(options)]
-        return {name: _plain(getattr(options, name), name) for name in names}
+        options = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     if isinstance(options, Mapping):
         return {str(name): _plain(value, str(name)) for name, value in options.items()}
     raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
@@ -82,8 +80,8 @@ def _plain(value: Any, where: str) -> Any:
 
 def _revived(value: Any, hint: Any) -> Any:
     """Return a value of JSON as its annotation says."""
-    kind, made = typing.get_origin(hint) or hint, typing.cast("Any", hint)
-    inner = typing.get_args(hint)
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    is_record = dataclasses.is_dataclass(hint)
     if kind is typing.Annotated:
         return _revived(value, inner[0])
     if kind in (typing.Union, types.UnionType):
@@ -91,27 +89,23 @@ def _revived(value: Any, hint: Any) -> Any:
         for one in inner:
             with contextlib.suppress(TypeError, ValueError, KeyError):
                 found.append(_revived(value, one))
-        if not found:
-            raise TypeError(f"{value!r:.99} is none of {inner}")
-        return next((item for item in found if type(item) is type(value)), found[0])
-    if kind is typing.Literal and value not in inner:
-        raise ValueError(f"{value!r:.99} is none of {inner}")
+        if found:
+            return next((item for item in found if type(item) is type(value)), found[0])
     if kind in (tuple, list, set, frozenset, dict) and isinstance(value, list | dict):
         return _revived_items(value, kind, inner)
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+    if is_record and isinstance(value, dict):
         hints = typing.get_type_hints(hint, include_extras=True)
-        names = {field.name for field in dataclasses.fields(hint) if field.init}
-        if unknown := sorted(set(value) - names):
-            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
-        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
-    if isinstance(hint, type) and issubclass(hint, PurePath | Enum) and isinstance(value, str):
-        return hint[value] if issubclass(hint, Enum) else hint(value)
+        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(hint)}):
+            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
+        return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    if isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
+        return kind[value] if issubclass(kind, Enum) else kind(value)
     if kind is float and type(value) is int:
         return float(value)
-    expected = type(None) if kind is None else kind
-    is_known = dataclasses.is_dataclass(hint) or expected in (bool, int, float, str, type(None))
-    if is_known and type(value) is not expected:
-        raise TypeError(f"{value!r:.99} is no {expected.__name__}")
+    is_plain = is_record or kind in (bool, int, float, str, type(None))
+    is_choice = kind in (typing.Literal, typing.Union, types.UnionType)
+    if (is_plain and type(value) is not kind) or (is_choice and value not in inner):
+        raise TypeError(f"{value!r:.99} is no {getattr(kind, '__name__', '')} {inner or ''}")
     return value
 
 

@@ -1,11 +1,9 @@
-"""Everything of torch that is used here and that torch does not promise to keep.
+"""What torch does not promise to keep; each use has a plain way out.
 
-Tried with torch 2.13. Each function works without its private part, or says that it is missing:
-
-- `compile_graph` and `load_package`: AOTInductor, documented, under `torch._inductor` (2.6 on).
-- `load_library`: its C interface, called without the interpreter's lock, which torch 2.13 holds.
-- `no_validation`: whether distributions check arguments, which can be set but not read.
-- `MODULE_TABLES`: names of the dicts in which a module keeps parameters, modules and hooks.
+Tried with torch 2.4 (which has no AOTInductor that writes packages: autograd does), 2.13 and 2.14:
+`aoti_compile_and_package` and `aoti_load_package`; the C interface of packages for the CPU, as
+`aoti_load_package` holds the interpreter's lock while it runs; the default of
+`Distribution._validate_args`; the names of the dicts of a module.
 """
 
 from __future__ import annotations
@@ -25,13 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = [
-    "MODULE_TABLES",
-    "compile_graph",
-    "load_library",
-    "load_package",
-    "no_validation",
-]
+__all__ = ["MODULE_TABLES", "compile_graph", "load_library", "load_package", "no_validation"]
 
 MODULE_TABLES = "_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"
 
@@ -44,17 +36,7 @@ _SELF_CONTAINED = (
 
 
 def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
-    """Compile a graph ahead of time, and write it as a package.
-
-    Args:
-        graph: A `torch.fx.GraphModule` of ATen operations.
-        inputs: Tensors like those that it will be called with.
-        file: The package, whose name ends with ".pt2".
-
-    Raises:
-        NotImplementedError: This version of torch has no AOTInductor that writes packages.
-        Exception: Whatever the compiler raises.
-    """
+    """Compile a graph of ATen operations ahead of time, into a package named `*.pt2`."""
     try:
         from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
     except ImportError:
@@ -68,15 +50,12 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
 
 
 def load_package(file: Path, device: torch.device) -> _Run:
-    """Load a package as a function of tensors on a device, for one thread at a time.
-
-    On a GPU it can be captured in a CUDA graph; on the CPU no thread waits for another.
-    """
-    from torch._inductor import aoti_load_package
-
+    """Load a package as a function of tensors on a device, for one thread at a time."""
     if device.type == "cpu":
         with suppress(Exception):
             return load_library(file)
+    from torch._inductor import aoti_load_package
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         index = -1 if device.index is None else device.index
@@ -87,32 +66,22 @@ def load_package(file: Path, device: torch.device) -> _Run:
 
 
 def load_library(file: Path) -> _Run:
-    """Load a package for the CPU as a function that runs without the interpreter's lock.
-
-    Raises:
-        Exception: It can't be; `load_package` has to do.
-    """
-    library = _library_of(file)
-    torch_c: Any = torch._C
-    handles_of = torch_c._aoti.unsafe_alloc_void_ptrs_from_tensors
-    made_of = torch_c._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    """Load a package for the CPU as a function that runs without the interpreter's lock."""
+    library, torch_c = _library_of(file), torch._C._aoti
     container, number = ctypes.c_void_p(), ctypes.c_size_t()
+    make = library.AOTInductorModelContainerCreateWithDevice
+    _require(make(ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None))
+    _require(library.AOTInductorModelContainerGetNumOutputs(container, ctypes.byref(number)))
     run = library.AOTInductorModelContainerRun
-    _require(
-        library.AOTInductorModelContainerCreateWithDevice(
-            ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None
-        )
-    )
-    count_outputs = library.AOTInductorModelContainerGetNumOutputs
-    _require(count_outputs(container, ctypes.byref(number)))
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
-        pointers = [_POINTER_OF(handle, None) for handle in handles_of(list(tensors))]
-        inputs = (ctypes.c_void_p * len(pointers))(*pointers)
+        handles = torch_c.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+        inputs = (ctypes.c_void_p * len(handles))(*(_POINTER_OF(x, None) for x in handles))
         outputs = (ctypes.c_void_p * number.value)()
         sizes = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
         _require(run(container, inputs, sizes[0], outputs, sizes[1], None, None))
-        return made_of([_CAPSULE_OF(pointer, None, None) for pointer in outputs])
+        found = [_CAPSULE_OF(pointer, None, None) for pointer in outputs]
+        return torch_c.alloc_tensors_by_stealing_from_void_ptrs(found)
 
     weakref.finalize(call, library.AOTInductorModelContainerDelete, container).atexit = False
     return call

@@ -59,8 +59,7 @@ class Ranks:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
             return ranks
         ranks.rank, ranks.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        ranks._timeout_s = timeout
-        backend = "gloo"
+        ranks._timeout_s, backend = timeout, "gloo"
         if ranks.device.type == "cuda":
             local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if local >= count:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
@@ -27,15 +28,12 @@ from vecenv.learn.checkpoint import (
     CheckpointError,
     RunError,
     load_checkpoint,
-    random_streams,
-    restore_part,
-    restore_random_streams,
+    restore_parts,
     save_checkpoint,
     states_of,
 )
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.options import OPTIONS_FILE, options_as_plain
-from vecenv.learn.progress import StepsBar
 
 try:
     import fcntl
@@ -46,7 +44,6 @@ __all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.pt"), Path("checkpoint", "best.pt")
-_LOCK_FILE = ".lock"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
@@ -54,13 +51,10 @@ _logger = logging.getLogger("vecenv")
 class Run:
     """The folder of one training.
 
-    Files in it:
-
-    - `options.json`: the options, see `load_options`;
-    - `metrics.jsonl`: a line of JSON per `log`: `steps`, `seconds` and the scalars;
-    - `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; each is replaced as a whole, so
-      that a kill or a full disk at any time leaves the one before;
-    - files of TensorBoard, if asked for; `curve.png`; what `write_json` writes.
+    In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
+    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`, each replaced as a whole, so that a
+    kill or a full disk leaves the one before; files of TensorBoard, if asked for; `curve.png`; and
+    what `write_json` writes. docs/runs.md has a whole training.
 
     In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
     `should_stop` instead of ending the program: the loop saves and ends by itself. The second
@@ -75,39 +69,22 @@ class Run:
         may_change: Names of options that a resumed run may be given other values of, such as
             "total_steps". All others have to be as they were, but "resume", which is not kept.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
-        tensorboard: Whether to write the scalars for TensorBoard, too; if that is missing, the log
-            says so.
+        tensorboard: Write the scalars for TensorBoard, too; if it is missing, the log says so.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
-        allow_pickle: Whether to unpickle envs of a checkpoint that another user, or this one on
-            another machine, has written: that runs code which is in the file. They are reset
-            otherwise.
+        allow_pickle: Unpickle envs of a checkpoint that another user, or this one on another
+            machine, has written: that runs code which is in the file. They are reset otherwise.
 
     Attributes:
         folder: The folder.
         should_stop: Whether a signal has asked for the end.
-        seconds: How long the run has taken, those before it was resumed included.
-        curve_steps, curve_returns: int64 and float64 (E,), what `add_episodes` was given.
         best_score: The highest score of `save`; None if it was given none.
-        not_restored: Of `restore`: names of the parts (vector envs) that could not be saved or
-            loaded, and why. They have to be reset.
+        not_restored: Of `restore`: names of vector envs that could not be saved or loaded, and
+            why. They have to be reset.
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
             process, or can't be written; nothing in it was changed.
         CheckpointError: The checkpoint can't be read; it is a RunError, too.
-
-    Example:
-        with Run(options.folder, options, options.resume, save_every=100_000) as run:
-            parts = {"agent": agent, "optimizer": optimizer, "envs": envs, "rollout": rollout}
-            steps = (run.restore(parts) or {"steps": 0})["steps"]
-            if steps == 0 or run.not_restored:
-                rollout.start(envs.reset(seed=options.seed)[0])
-            while steps < options.total_steps and not run.should_stop:
-                ...
-                run.log(steps, scalars)
-                if run.is_due(steps):
-                    run.save({**parts, "steps": steps})
-            run.save({**parts, "steps": steps})
     """
 
     def __init__(
@@ -122,20 +99,18 @@ class Run:
         overwrite: bool = False,
         allow_pickle: bool = False,
     ) -> None:
-        self.folder = Path(folder)
-        self.save_every = save_every
-        self.should_stop = False
+        self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
         self._plain_options = options_as_plain(options)
         self._plain_options.pop("resume", None)  # of this session, not of the run
+        self._may_change = frozenset(may_change)
         self._curve = array("q"), array("d")
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved: set[str] = set()  # names of parts that the log has told of
+        self._unsaved = set[tuple[str, str]]()  # parts that the log has told of, and why
         self._due_at = 0  # steps of the last checkpoint
-        self._may_change = frozenset(may_change)
         self._board: Any = None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -155,53 +130,50 @@ class Run:
 
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        for left in (self.folder / "checkpoint").glob(".*.pt"):  # of a save that was killed
+        metrics, last = self.folder / _METRICS_FILE, self.folder / _LAST
+        for left in last.parent.glob(".*.pt"):  # of a save that was killed
             left.unlink(missing_ok=True)
-        options_path, metrics_bytes = self.folder / OPTIONS_FILE, 0
         if resume:
-            if options_path.exists():
-                self._check_options(_read_json(options_path), options_path)
-            if (self.folder / _LAST).exists():
-                metrics_bytes = self._take_over(allow_pickle)
+            self._check_options(self.folder / OPTIONS_FILE)
+            size = 0
+            if last.exists():
+                size = self._take_over(last, allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
-            self._cut_metrics(metrics_bytes)
+            if metrics.exists():  # cut what is later, and a line that is not whole
+                with metrics.open("rb+") as file:
+                    file.truncate(file.read()[: max(size, 0)].rfind(b"\n") + 1)
         elif overwrite:
             names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
             boards = self.folder.glob("events.out.tfevents.*")
             for path in [*(self.folder / name for name in names), *boards]:
                 path.unlink(missing_ok=True)
-        elif self._has_run():
+        elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
-        write_json(self._plain_options, options_path)
+        write_json(self._plain_options, self.folder / OPTIONS_FILE)
 
-    def _has_run(self) -> bool:
-        metrics = self.folder / _METRICS_FILE
-        return (self.folder / _LAST).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-
-    def _check_options(self, found: Any, path: Path) -> None:
-        own = self._plain_options
-        had: dict[str, Any] = found if isinstance(found, dict) else {}
-        for name in dict.fromkeys([*own, *had]):
+    def _check_options(self, path: Path) -> None:
+        """Refuse to resume a run with other options."""
+        had, own = _read_json(path) if path.exists() else {}, self._plain_options
+        had = had if isinstance(had, dict) and had else own
+        for name in [name for name in {**own, **had} if name not in self._may_change]:
             before, now = (options.get(name, "(nothing)") for options in (had, own))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
             is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
-            if name not in self._may_change and not is_same and not is_folder:
+            if not is_same and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
                     "folder"
                 )
 
-    def _take_over(self, allow_pickle: bool) -> int:
+    def _take_over(self, path: Path, allow_pickle: bool) -> int:
         """Read the last checkpoint; return how many bytes the metrics had."""
-        path = self.folder / _LAST
-        saved = load_checkpoint(path, allow_pickle=allow_pickle)
+        self._saved = saved = load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            versions = dict(saved["versions"])
             steps, returns = saved["curve"]
             if not len(steps) == len(returns) == steps.size == returns.size:
                 raise ValueError("the learning curve is none")
@@ -212,49 +184,42 @@ class Run:
             metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
                 saved[name] = dict(saved[name])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            versions = [", ".join(f"{k} {x}" for k, x in dict(saved["versions"]).items())]
+        except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        if versions != (own := _versions()):
-            told = [", ".join(f"{k} {x}" for k, x in found.items()) for found in (versions, own)]
-            message = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(message, path, *told)
-        self._saved = saved
+        versions.append(", ".join(f"{k} {x}" for k, x in _versions().items()))
+        if versions[0] != versions[1]:
+            told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
+            _logger.warning(told, path, *versions)
         return metrics_bytes
-
-    def _cut_metrics(self, size: int) -> None:
-        """Cut the lines that are later than the checkpoint, and a line that is not whole."""
-        path = self.folder / _METRICS_FILE
-        if path.exists():
-            with path.open("rb+") as file:
-                kept = file.read()[: max(size, 0)]
-                file.truncate(kept.rfind(b"\n") + 1)
 
     # -- signals ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():
-            owner = os.getpid()
-
-            def stop(number: int, frame: Any) -> None:
-                if number == _SIGHUP and os.getpid() == owner:  # which kernel and shell both send
-                    _drop_output(terminals)  # printing would fail, before the run is saved
-                    self.should_stop = True
-                    return
-                if not self.should_stop and os.getpid() == owner:  # not in a fork
-                    self.should_stop = True
-                    return
-                before = self._handlers.get(number, signal.SIG_DFL)
-                if callable(before):
-                    before(number, frame)
-                else:
-                    signal.signal(number, signal.SIG_DFL)
-                    signal.raise_signal(number)
-
-            terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+            self._owner = os.getpid()
+            self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
-                    self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
+                    self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
+
+    def _stop(self, number: int, frame: Any) -> None:
+        is_own = os.getpid() == self._owner  # not of a fork
+        if is_own and (number == _SIGHUP or not self.should_stop):
+            self.should_stop = True
+            if number == _SIGHUP:  # printing would fail, before the run is saved
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                for terminal in self._terminals:
+                    os.dup2(nowhere, terminal)
+                os.close(nowhere)
+            return
+        before = self._handlers.get(number, signal.SIG_DFL)
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -262,13 +227,14 @@ class Run:
     def close(self) -> None:
         """Close the files and give back the signals. May be called twice."""
         while self._handlers:
-            number, handler = self._handlers.popitem()
-            signal.signal(number, handler)
+            signal.signal(*self._handlers.popitem())
         if self._board is not None:
             self._board.close()
             self._board = None
         self._metrics.close()
         self._lock.close()
+
+    # -- what is told ----------------------------------------------------------------------------
 
     @property
     def resume_command(self) -> str:
@@ -279,28 +245,22 @@ class Run:
         if name == "__main__.py":  # of a package, by python -m
             words = [python, "-m", os.path.basename(folder)]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
-            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, program]
+            words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], program]
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def finished_note(self, steps: int, total_steps: int) -> str:
-        """Return what to tell a user whose resumed run has no steps left to make.
+        """Return how to train for longer, if a resumed run has no steps left to make, else "".
 
         Args:
             steps: Env steps made so far, with those that are left over and make no update.
-            total_steps: How many there are to be.
-
-        Returns:
-            A sentence, also of how to train for longer; "" if there are steps left, if none were
-            asked for, or if this run was not resumed from a checkpoint.
+            total_steps: How many there are to be; 0 if none were asked for.
         """
         if self._saved is None or steps < total_steps or total_steps <= 0:
             return ""
-        how = "give a larger --total-steps"
-        if "total_steps" not in self._may_change:
-            how = "begin in another folder, with --save and a larger --total-steps"
+        may_grow = "total_steps" in self._may_change
+        how = "give" if may_grow else "begin in another folder, with --save and"
         where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
-        return f"{where}; to train on, {how}"
+        return f"{where}; to train on, {how} a larger --total-steps"
 
     def progress(
         self,
@@ -311,10 +271,7 @@ class Run:
         rollout_steps: int = 1,
         is_shown: bool = True,
     ) -> StepsBar:
-        """Return a bar of env steps, for a `with` statement around the loop; say if none are left.
-
-        The bar has the methods `show(steps, text)`, `print(text)` above it, `fill(steps)` for the
-        end of a training that has made all steps it can, and `speed(steps)`, in steps per second.
+        """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
         Args:
             name: What is trained, told beside the bar.
@@ -323,21 +280,16 @@ class Run:
             rollout_steps: How many an update takes; where fewer are left there is none.
             is_shown: False prints nothing, as for processes beside the first.
         """
-        if is_shown and (note := self.finished_note(steps + rollout_steps - 1, total_steps)):
-            print(note, flush=True)  # noqa: T201 - beside the bar
-        if is_shown and 0 < total_steps < rollout_steps:
+        note = self.finished_note(steps + rollout_steps - 1, total_steps)
+        if 0 < total_steps < rollout_steps:
             note = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
+        if note and is_shown:
             print(note, flush=True)  # noqa: T201 - beside the bar
         return StepsBar(name, steps, total_steps, is_shown=is_shown)
 
     @contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
-        """End the program with a sentence if an update has NaN or infinity, FloatingPointError.
-
-        Args:
-            number: Of the update.
-            steps: Env steps made before it.
-        """
+        """End the program with a sentence if an update, after so many env steps, is not finite."""
         try:
             yield
         except FloatingPointError as error:
@@ -352,22 +304,17 @@ class Run:
         return self._earlier_s + time.perf_counter() - self._begin_s
 
     def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
-        """Add a line to the metrics, and to TensorBoard.
+        """Add a line to the metrics, `steps`, `seconds` and the scalars, and to TensorBoard.
 
         Args:
             steps: Env steps made so far.
-            scalars: Numbers, or tensors and arrays of one, by name. NaN and infinity are null in
-                the file.
+            scalars: Numbers, or tensors and arrays of one, by name; NaN and infinity become null.
 
         Raises:
             OSError: The disk is full; the lines before are whole.
         """
-        numbers = {
-            name: float(value.item() if hasattr(value, "item") else value)
-            for name, value in scalars.items()
-        }
-        line: dict[str, Any] = {"steps": int(steps), "seconds": round(self.seconds, 3)}
-        line |= {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+        numbers = {name: float(getattr(x, "item", lambda x=x: x)()) for name, x in scalars.items()}
+        line = {"steps": int(steps), "seconds": round(self.seconds, 3), **_with_nulls(numbers)}
         text = json.dumps(line).encode() + b"\n"
         before = os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
@@ -390,15 +337,12 @@ class Run:
     def add_episodes(self, steps: int, returns: Any) -> None:
         """Add episodes that have ended to the learning curve, which is part of the checkpoint.
 
-        Args:
-            steps: Env steps made so far.
-            returns: The return of each, in order; tensor, array or list.
+        `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
-        if isinstance(returns, torch.Tensor):
-            returns = returns.detach().cpu()
-        values = np.asarray(returns, np.float64).ravel()
-        self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
-        self._curve[1].frombytes(values.tobytes())
+        is_tensor = isinstance(returns, torch.Tensor)
+        values = np.ravel(returns.tolist() if is_tensor else returns).tolist()
+        self._curve[0].extend([int(steps)] * len(values))
+        self._curve[1].extend(values)
 
     @property
     def curve_steps(self) -> np.ndarray:
@@ -417,19 +361,15 @@ class Run:
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        if not self._curve[0]:
-            return
         path = self.folder / "curve.png"
         try:
-            draw_curve(*self._curve, path, title=title, baselines=baselines)
+            if self._curve[0]:
+                draw_curve(*self._curve, path, title=title, baselines=baselines)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write plain values into `<name>.json`, such as how a gradient is computed.
-
-        NaN and infinity are null, as in the metrics.
-        """
+        """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
         write_json(_with_nulls(value), self.folder / f"{name}.json")
 
     def read_json(self, name: str) -> Any:
@@ -450,10 +390,10 @@ class Run:
         the metrics are saved, too. Saving changes nothing in the training.
 
         Args:
-            state: What `restore` returns: env steps made so far as "steps", and by name
-                objects with a `state_dict` (modules, optimizers, schedulers, buffers, vector envs),
-                generators of torch and NumPy, and plain values: see `save_checkpoint`. Of vector
-                envs that can't be saved the reason is kept instead, and the log says so.
+            state: Env steps made so far as "steps", and by name objects with a `state_dict`
+                (modules, optimizers, schedulers, buffers, vector envs), generators of torch and
+                NumPy, and plain values: tensors, arrays, numbers, strings, bytes, None, dicts,
+                lists, tuples. Of vector envs that can't be saved the log and `restore` say why.
             score: Of an evaluation, higher is better; None if there was none.
 
         Returns:
@@ -464,28 +404,21 @@ class Run:
                 NaN or infinity in it; the checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
-        steps, best = int(state["steps"]), self.best_score
-        last, own = self.folder / _LAST, math.nan if score is None else float(score)
-        if is_best := own > (-math.inf if best is None else best):  # never of NaN
-            best = own
-        states, kinds, unsaved = states_of(state)
-        for name in unsaved.keys() - self._unsaved:
-            _logger.warning(
-                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
-            )
-        self._unsaved |= unsaved.keys()
+        steps, last = int(state["steps"]), self.folder / _LAST
+        own, best = (-math.inf if x is None else float(x) for x in (score, self.best_score))
+        is_best = own > best  # never of NaN
         content = {
+            **states_of(state),
             "options": self._plain_options,
             "versions": _versions(),
-            "state": states,
-            "kinds": kinds,
-            "unsaved": unsaved,
-            "random": random_streams(),
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "best_score": best,
+            "best_score": own if is_best else self.best_score,
         }
+        for name, reason in content["unsaved"].items() - self._unsaved:
+            _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
+            self._unsaved.add((name, reason))
         try:
             save_checkpoint(self.folder / _BEST if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
@@ -495,7 +428,7 @@ class Run:
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
                 f"kept: make room, then go on with {self.resume_command}"
             ) from error
-        self.best_score, self._due_at = best, steps
+        self.best_score, self._due_at = content["best_score"], steps
         if self._board is not None:
             self._board.flush()
         return last
@@ -514,85 +447,74 @@ class Run:
             that returned; None if the run begins anew.
 
         Raises:
-            CheckpointError: The checkpoint is of other modules or envs: it says what was expected
-                and found.
+            CheckpointError: The checkpoint is of other modules or envs.
         """
         if self._saved is None:
             return None
-        path, states = self.folder / _LAST, self._saved["state"]
-        if missing := sorted(set(parts) - set(states)):
-            raise CheckpointError(
-                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
-                "program that wrote it"
-            )
-        kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        self.not_restored = {}
-        for name, part in parts.items():
-            state = states.pop(name)
-            try:
-                reason = unsaved.get(name) or restore_part(part, state, kinds.get(name))
-            except Exception as error:  # any class's load_state_dict
-                problem = " ".join(str(error).split())
-                raise CheckpointError(
-                    f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
-                    "anew in another folder"
-                ) from error
-            if reason is not None:
-                self.not_restored[name] = reason
-                _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        try:
-            restore_random_streams(self._saved["random"])
-        except Exception as error:  # whatever the generators' own setters say of a damaged file
-            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
-        return dict(states)
+        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
+        return dict(self._saved["state"])
+
+
+class StepsBar:
+    """A bar on the terminal, inside of ``with``; see `Run.progress`."""
+
+    def __init__(self, name: str, steps: int, total_steps: int, *, is_shown: bool = True) -> None:
+        self._name, self._first, self._is_shown = name, steps, is_shown
+        self._progress = Progress(refresh_per_second=4, disable=not is_shown)
+        self._task = self._progress.add_task(name, total=total_steps, completed=steps)
+        self._begin_s = time.perf_counter()
+
+    def __enter__(self) -> StepsBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def speed(self, steps: int) -> float:
+        """Return the env steps made per second since this was made."""
+        return (steps - self._first) / (time.perf_counter() - self._begin_s)
+
+    def show(self, steps: int, text: str | None = None) -> None:
+        """Show how many steps are made, and with a text how it goes."""
+        description = None if text is None else f"{self._name}: {text}"
+        self._progress.update(self._task, completed=steps, description=description)
+
+    def fill(self, steps: int) -> None:
+        """Show that no more steps are made than these."""
+        self._progress.update(self._task, total=steps)
+
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._is_shown:
+            self._progress.print(text)
 
 
 def _give_name(file: Path, other: Path) -> None:
     """Give a file, which is never written to again, another name, too."""
     with whole_file(other) as aside:
-        try:
-            aside.unlink()
-            os.link(file, aside)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, aside)
-
-
-def _drop_output(terminals: Collection[int]) -> None:
-    """Let what is written to terminals go nowhere."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+        shutil.copyfile(file, aside)
 
 
 def _lock(folder: Path) -> Any:
-    """Open a file that no other process can lock as long as this one lives.
-
-    Raises:
-        RunError: Another process has.
-    """
-    file = (folder / _LOCK_FILE).open("ab")
-    if fcntl is not None:
-        try:
+    """Open a file that no other process can lock as long as this one lives, or raise RunError."""
+    file = (folder / ".lock").open("ab")
+    try:
+        if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-        except (BlockingIOError, PermissionError):
+    except OSError as error:
+        if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
             file.close()
             raise RunError(
                 f"{folder} is in use by another process; wait for its end, or choose another "
                 "folder (--save)"
             ) from None
-        except OSError:  # file systems without locks
-            pass
     return file
 
 
 def _with_nulls(value: Any) -> Any:
     """Return plain values as JSON can have them, which has no NaN."""
-    if isinstance(value, dict):
-        return {name: _with_nulls(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_nulls(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def _read_json(path: Path) -> Any:

@@ -70,15 +70,14 @@ def quick_products(
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()
-    is_set = is_many and torch.device(device).type == "cpu" and before == "highest"
-    if not (is_set and _is_exact()):
-        yield
-        return
-    torch.set_float32_matmul_precision("medium")
+    is_set = is_many and torch.device(device).type == "cpu" and before == "highest" and _is_exact()
+    if is_set:
+        torch.set_float32_matmul_precision("medium")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if is_set:
+            torch.set_float32_matmul_precision(before)
 
 
 @cache

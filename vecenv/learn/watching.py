@@ -6,11 +6,13 @@ the loss, and of all functions, methods and layers that it can reach by such nam
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import is_
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from itertools import islice
+from operator import getitem, is_
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ from vecenv.learn.private_torch import MODULE_TABLES
 __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_CODE = (FunctionType, staticmethod, classmethod, property)
 _FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
-_MOST = 10_000  # places
+_MOST = 1000  # items of a dict or list
 _GONE = object()
 
 
@@ -36,43 +39,37 @@ class Watch:
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
-        self._places: dict[tuple[int, Any], tuple[Callable[..., Any], Any, str]] = {}
-        self._names = {"forward", "__init__", "__call__", "training"}
-        self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
-        self._owners: list[tuple[Any, str]] = []
-        self._visit(loss, "the loss")
-        self._visit(module, "module")
-        before = -1
-        while before != (before := len(self._names) + len(self._seen) + len(self._places)):
-            for owner, label in list(self._owners):  # more names have been found meanwhile
-                self._visit_attributes(owner, label)
-        self._gets = [(get, key) for get, key, _ in self._places.values()]
-        self._labels = [label for *_, label in self._places.values()]
-        self._values = self._read()
-        del self._seen, self._owners, self._names
-
-    def _read(self) -> list[Any]:
-        return [get(key, _GONE) for get, key in self._gets]
+        self._names = {"forward", "__call__", "training"}
+        self._places: dict[tuple[int, Any], tuple[Callable[..., Any], Any, Any, str]] = {}
+        size = -1
+        while size != (size := len(self._names) + len(self._places)):  # with the names found so far
+            self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
+            self._visit(loss, "the loss")
+            self._visit(module, "module")
+        self._gets = [(get, holder, key) for get, holder, key, _ in self._places.values()]
+        self._values = [_value_of(*place) for place in self._gets]
 
     def changed(self) -> str:
         """Return the name of something that has changed since, or ""."""
-        now = self._read()
-        if all(map(is_, now, self._values)):
-            return ""
-        for label, value, before in zip(self._labels, now, self._values, strict=True):
-            is_equal = value is before
-            if not is_equal and isinstance(value, _PLAIN) and type(value) is type(before):
-                is_equal = value == before or value != value
-            if not is_equal:
+        try:
+            now = [get(holder, key) for get, holder, key in self._gets]
+            if all(map(is_, now, self._values)):
+                return ""
+        except (LookupError, AttributeError, ValueError):  # something is gone
+            now = [_value_of(*place) for place in self._gets]
+        for value, before, (*_, label) in zip(
+            now, self._values, self._places.values(), strict=True
+        ):
+            is_plain = isinstance(value, _PLAIN) and type(value) is type(before)
+            if value is not before and not (is_plain and (value == before or value != value)):
                 return label
         return ""
 
-    def _note(self, holder: Any, get: Callable[..., Any], key: Any, label: str) -> None:
+    def _note(self, get: Callable[..., Any], holder: Any, key: Any, label: str) -> None:
         """Watch one place, and what is there now."""
-        value = get(key, _GONE)
-        if not isinstance(value, Tensor | ModuleType) and len(self._places) < _MOST:
-            self._places.setdefault((id(holder), key), (get, key, label))
-            self._seen[id(holder)] = holder
+        value = _value_of(get, holder, key)
+        if value is not _GONE and not isinstance(value, Tensor | ModuleType):
+            self._places.setdefault((id(holder), key), (get, holder, key, label))
         self._visit(value, label)
 
     def _visit(self, value: Any, label: str) -> None:
@@ -80,64 +77,49 @@ class Watch:
         if isinstance(value, (*_PLAIN, Tensor)) or value is _GONE or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if isinstance(value, partial):
-            self._visit(value.func, label)
-            self._visit((value.args, value.keywords), label)
-        elif isinstance(value, MethodType):
-            self._visit(value.__func__, label)
-            self._visit(value.__self__, label.rpartition(".")[0])
-        elif isinstance(value, FunctionType):
-            if _is_watched(value):
-                self._visit_function(value)
+        if isinstance(value, partial | MethodType | tuple):
+            inner: Any = value
+            if isinstance(value, partial):
+                inner = value.func, *value.args, value.keywords
+            elif isinstance(value, MethodType):
+                inner, label = (value.__func__, value.__self__), label.rpartition(".")[0]
+            for part in inner:
+                self._visit(part, label)
         elif isinstance(value, dict | list):
-            self._note(value, lambda *_: len(value), "len", label)
-            keys = list(value) if isinstance(value, dict) else range(len(value))
-            get = value.get if isinstance(value, dict) else partial(_item, value)
-            for key in keys:
-                self._note(value, get, key, f"{label}[{key!r}]")
-        elif isinstance(value, tuple):
-            for number, item in enumerate(value):
-                self._visit(item, f"{label}[{number}]")
+            self._visit_items(value, label, label + "[{!r}]")
         elif isinstance(value, nn.Module) or _is_watched(value):
-            self._owners.append((value, label))
+            if isinstance(value, FunctionType):
+                self._visit_function(value)
+            else:
+                self._visit_attributes(value, label)
+
+    def _visit_items(self, items: Any, label: str, item_label: str) -> None:
+        self._note(lambda x, _: len(x), items, "len", label)
+        for key in islice(items if isinstance(items, dict) else range(len(items)), _MOST):
+            self._note(getitem, items, key, item_label.format(key))
 
     def _visit_function(self, function: FunctionType) -> None:
         """Watch the globals that a function names, and the variables around it."""
         for name in _names_of(function.__code__):
-            if not name.startswith("__"):
-                self._names.add(name)
-            if name in function.__globals__:
-                self._note(function.__globals__, function.__globals__.get, name, name)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            self._note(cell, partial(_content, cell), None, name)
+            self._names.add(name)
+            self._note(getitem, function.__globals__, name, name)
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            self._note(getattr, cell, "cell_contents", name)
 
     def _visit_attributes(self, owner: Any, label: str) -> None:
         """Watch the attributes of an object, a class or a module of code that have known names."""
-        own = getattr(owner, "__dict__", {})
+        is_class, own = isinstance(owner, type), getattr(owner, "__dict__", {})
         if isinstance(owner, nn.Module):
             for table in MODULE_TABLES:
-                for name in own.get(table, ()):
-                    self._note(own[table], own[table].get, name, f"{label}.{name}")
-                self._note(own, own.get, table, f"{label}.{table}")
-        is_class = isinstance(owner, type)
-        kinds = [kind for kind in (owner if is_class else type(owner)).__mro__ if _is_watched(kind)]
-        is_module = isinstance(owner, nn.Module) or (is_class and issubclass(owner, nn.Module))
-        for name in self._names - {"__init__"} if is_module else set(self._names):
-            if name in own and not is_class:
-                self._note(own, own.get, name, f"{label}.{name}")
-            kind = next((kind for kind in kinds if name in vars(kind)), None)
-            if kind is None:
-                continue
-            found = vars(kind)[name]
-            if isinstance(found, MemberDescriptorType):  # one of __slots__
-                self._note(owner, partial(getattr, owner), name, f"{label}.{name}")
-            elif isinstance(found, (*_PLAIN, dict, list, tuple)):
-                self._note(kind, vars(kind).get, name, f"{label}.{name}")
-                if not is_class:  # the object may get one that hides it
-                    self._note(own, own.get, name, f"{label}.{name}")
-            else:
+                self._visit_items(own[table], label, label + ".{}")
+        for name in [*self._names, *(["__init__"] if is_class else [])]:
+            found = inspect.getattr_static(owner, name, _GONE)
+            if isinstance(found, _CODE) and (is_class or name not in own):
                 self._visit(getattr(found, "fget", getattr(found, "__func__", found)), name)
+            elif found is not _GONE:
+                self._note(getattr, owner, name, f"{label}.{name}")
 
 
 def _is_watched(value: Any) -> bool:
@@ -149,18 +131,14 @@ def _is_watched(value: Any) -> bool:
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    yield from (name for name in code.co_names if not name.startswith("__"))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names_of(inner)
 
 
-def _content(cell: CellType, _: None, default: Any) -> Any:
+def _value_of(get: Callable[..., Any], holder: Any, key: Any) -> Any:
     try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return default
-
-
-def _item(items: list[Any], index: int, default: Any) -> Any:
-    return items[index] if index < len(items) else default
+        return get(holder, key)
+    except (LookupError, AttributeError, ValueError):
+        return _GONE
