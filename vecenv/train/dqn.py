@@ -24,7 +24,7 @@ from vecenv.learn import Adam, Run, load_checkpoint
 from vecenv.train.envs import make_envs
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import OptionsError
-from vecenv.train.replay import Batch, Replay, ReplayOptions
+from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
 __all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
@@ -76,7 +76,7 @@ class QNetwork(nn.Module):
         return values
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
@@ -103,17 +103,6 @@ class Agent(nn.Module):
             next_values = next_values.gather(1, picks.argmax(1, keepdim=True)).squeeze(1)
             goals = batch.rewards + batch.discounts * next_values
         return self.network(batch.obs).gather(1, batch.actions[:, None]).squeeze(1) - goals
-
-    def priorities(self, batch: Batch) -> Tensor:
-        """Return how large the errors (B,) are."""
-        return self.errors(batch).abs()
-
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the target towards the network."""
-        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
 
 
 def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
@@ -144,16 +133,13 @@ class DQN(Replay):
         space: Any = envs.single_action_space
         obs_space: Any = envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
-        self.gradient = self.make_gradient()
+        # Pictures are stored once, and each of a stack.
+        kept: Any = {"frame_stack": options.frame_stack or None}
+        kept["store_next"] = len(obs_space.shape) == 1
+        self.set_up(obs_space, space, is_captured=False, **kept)
         clip, weights = options.max_grad_norm, self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
-        self.make_buffer(
-            obs_space,
-            space,
-            store_next=len(obs_space.shape) == 1,  # pictures are stored once
-            frame_stack=options.frame_stack or None,  # and each of a stack
-        )
 
     def start(self) -> None:
         """Reset the envs."""
@@ -173,13 +159,9 @@ class DQN(Replay):
         best = self.agent.act(torch.from_numpy(obs).to(options.device)).cpu().numpy()
         return np.where(is_random, random, best + self.first_action)
 
-    def draw(self) -> Batch:
-        """Return transitions of the buffer, valid until the next call."""
-        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
-        importance = drawn.weights if self.options.prioritized else self.ones
-        actions = drawn.actions.long() - self.first_action
-        columns = drawn.obs, drawn.next_obs, actions, drawn.rewards, drawn.discounts
-        return Batch(*columns, importance)
+    def of_buffer(self, actions: Tensor) -> Tensor:
+        """Return which of the network's values are the actions'."""
+        return actions.long() - self.first_action
 
     def learn(self) -> dict[str, Tensor]:
         """Make an update, and let the learning rate fall."""

@@ -28,6 +28,7 @@ class RunOptions:
     resume: bool = False  # go on from the last checkpoint in that folder
     overwrite: bool = False  # or delete an earlier run in it
     tensorboard: bool = False  # write scalars for TensorBoard
+    profile: bool = False  # report after the training where its time went
 
 
 @dataclass

@@ -27,7 +27,7 @@ from buffers import (
 )
 from vecenv import VecEnv
 from vecenv.train.options import EnvOptions, OptionsError, RunOptions
-from vecenv.train.replay import Replay
+from vecenv.train.replay import Replay, TargetAgent
 
 __all__ = ["R2D2", "Agent", "Options", "QNetwork", "load_policy", "main", "r2d2_loss", "td_errors"]
 
@@ -77,7 +77,7 @@ class QNetwork(nn.Module):
         return self.value(x) + advantages - advantages.mean(2, keepdim=True), states
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
@@ -89,13 +89,6 @@ class Agent(nn.Module):
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
         self.network = QNetwork(space, int(actions.n), options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
-
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the target towards the network."""
-        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
 
 
 def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,21 +21,12 @@ from torch.distributions import Normal
 
 from vecenv import VecEnv
 from vecenv.learn import Adam, Graph, Run
+from vecenv.train.envs import is_on_device
 from vecenv.train.networks import rectified
 from vecenv.train.options import OptionsError
-from vecenv.train.replay import Replay, ReplayOptions
+from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
-__all__ = [
-    "SAC",
-    "Agent",
-    "Batch",
-    "Critics",
-    "Options",
-    "load_policy",
-    "main",
-    "sac_loss",
-    "to_env",
-]
+__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
 
 
 @dataclass
@@ -51,19 +42,6 @@ class Options(ReplayOptions):
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
     save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
-
-
-class Batch(NamedTuple):
-    """Transitions, and the noise that the policy draws actions with: the loss is a function."""
-
-    obs: Tensor  # (B, *obs_shape)
-    next_obs: Tensor  # (B, *obs_shape), the one after the last of `n_step` rewards
-    actions: Tensor  # (B, A), from -1 to 1
-    rewards: Tensor  # (B,)
-    discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
-    importance: Tensor  # (B,), of prioritized sampling, else 1
-    noise: Tensor  # (B, A), normal, for the actions at obs
-    next_noise: Tensor  # (B, A), for those at next_obs
 
 
 class Linears(nn.Module):
@@ -103,8 +81,10 @@ class Critics(nn.Module):
         return last(x, frozen=frozen).squeeze(-1).float()
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """Actor, two critics and their targets, and the entropy's weight. Actions are -1 to 1."""
+
+    FOLLOWS: ClassVar = ("critics", "targets")
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
@@ -150,17 +130,6 @@ class Agent(nn.Module):
             goals = batch.rewards + batch.discounts * values
         return self.critics(batch.obs, batch.actions) - goals
 
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the targets towards the critics."""
-        pairs = zip(self.targets.parameters(), self.critics.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
-
-    def priorities(self, batch: Batch) -> Tensor:
-        """Return how much the critics (B,) err."""
-        return self.errors(batch).abs().mean(0)
-
 
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the sum of three losses, of which each weight gets the gradient of one, and scalars.
@@ -199,32 +168,30 @@ class SAC(Replay):
         self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
     ) -> None:
         super().__init__(options, envs, agent, earlier)
-        space = self.space = cast("Any", envs.single_action_space)
-        if options.first_ready and hasattr(envs, "device"):
+        space: Any = envs.single_action_space
+        self.space, self.is_on_device = space, is_on_device(envs)
+        if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
         is_on_gpu = torch.device(options.device).type == "cuda"
         is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
-        self.gradient = self.make_gradient(deferred=is_captured)
+        actions = Box(-1, 1, space.shape, space.dtype)
+        self.set_up(envs.single_observation_space, actions, is_captured)
         parameters, rate = self.gradient.parameters(), options.learning_rate
         self.optimizer = Adam(parameters, lr=rate, deferred=is_captured)
-        obs_space: Any = envs.single_observation_space
-        self.make_buffer(obs_space, Box(-1, 1, space.shape, space.dtype))
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=options.device)
         self.generator = torch.Generator(options.device).manual_seed(options.seed)
         self.ids = np.arange(envs.num_envs)
         self.held = np.zeros_like(envs.action_space.sample())
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds_of(space))
+        bounds = space.low.copy(), space.high.copy()
+        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds)
         # Envs that are stepping, as first-ready ones are, can't be saved.
-        self.PARTS = ("agent", "optimizer", "buffer", "generator", "rng")
-        if not options.first_ready:
-            self.PARTS = (*self.PARTS, "envs")
+        lost = "envs" if options.first_ready else None
+        self.PARTS = tuple(k for k in (*Replay.PARTS, "generator") if k != lost)
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator] if is_on_gpu else []
-            self.graphs["update"] = self.learn = Graph(
-                self.learn, options.device, generators=generators, log=print,
-                is_timed=options.profile,
-            )  # fmt: skip
+            given: Any = {"generators": generators, "is_timed": options.profile, "log": print}
+            self.graphs["update"] = self.learn = Graph(self.learn, options.device, **given)
 
     def start(self) -> None:
         """Reset the envs."""
@@ -245,8 +212,9 @@ class SAC(Replay):
                 held = self.held[ids]
                 return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
             x = torch.as_tensor(obs).float().to(self.options.device)
-            shape: Any = len(x), *self.space.shape
-            noise = torch.randn(shape, generator=self.generator, device=x.device)
+            noise = torch.randn(
+                (len(x), *self.noise.shape[2:]), generator=self.generator, device=x.device
+            )
             actions = self.agent.act(x, noise)
             if torch.is_tensor(obs):
                 return actions.to(self.low.dtype)
@@ -255,27 +223,25 @@ class SAC(Replay):
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
         """Begin steps of the envs `ids` (n,), with the actions for their observations."""
         actions = self.choose(obs, ids)
-        self.envs.send(to_env(actions, self.space), ids)
+        self.stepped.send(to_env(actions, self.space), ids)
         self.writer.sent(actions, ids)
 
     def collect(self) -> list[float]:
         """Step all envs, or take those that are ready; return the returns of ended episodes."""
-        envs, ids = self.envs, self.ids
+        ids = self.ids
         if self.options.first_ready:
-            batch = envs.recv(max(1, len(ids) // 2), timeout=60)
+            batch = self.stepped.recv(max(1, len(ids) // 2), timeout=60)
             ids, rewards = batch.env_ids, batch.rewards
             flags = batch.terminations, batch.truncations
             self.writer.received(batch)
             self.send(batch.obs, ids)
         else:
             actions = self.choose(self.obs, ids)
-            given = (
-                self.to_env(actions) if torch.is_tensor(actions) else to_env(actions, self.space)
-            )
-            result = self.obs, rewards, *flags, _ = envs.step(given)
+            given = self.to_env(actions) if self.is_on_device else to_env(actions, self.space)
+            result = self.obs, rewards, *flags, _ = self.stepped.step(given)
             self.writer.step(actions, *result)
         self.steps += len(ids)
-        if torch.is_tensor(rewards):  # which nobody waits for
+        if self.is_on_device:  # whose rewards nobody waits for
             return []
         return self.note_returns(rewards, np.logical_or(*flags), ids)
 
@@ -286,34 +252,34 @@ class SAC(Replay):
 
     def ended(self) -> list[float]:
         """Wait for envs on a device, and return the newest of the returns of those that ended."""
-        envs: Any = self.envs
-        if not torch.is_tensor(self.obs):
+        if not self.is_on_device:
             return []
-        counts = envs.num_episodes.cpu().numpy()
-        found = envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
+        counts = self.stepped.num_episodes.cpu().numpy()
+        found = self.stepped.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
         self.num_episodes = counts
         return found
 
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
-        envs: Any = self.envs
         super().check()
-        if torch.is_tensor(self.obs):
-            envs.check()
+        if self.is_on_device:
+            self.stepped.check()
+
+    def of_buffer(self, actions: Tensor) -> Tensor:
+        """Return actions as numbers that the networks take."""
+        return actions.float()
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
-        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
-        noise = self.noise.normal_(generator=self.generator).unbind()
-        columns = drawn.obs.float(), drawn.next_obs.float(), drawn.actions.float()
-        importance = drawn.weights if self.options.prioritized else self.ones
-        return Batch(*columns, drawn.rewards, drawn.discounts, importance, *noise)
+        batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
+        obs, next_obs = batch.obs.float(), batch.next_obs.float()
+        return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
         super().restore(run)
-        if torch.is_tensor(self.obs):
-            self.num_episodes = cast("Any", self.envs).num_episodes.cpu().numpy()
+        if self.is_on_device:
+            self.num_episodes = self.stepped.num_episodes.cpu().numpy()
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
@@ -334,11 +300,6 @@ def is_bounded(space: Box) -> bool:
     """Whether there is a middle between the bounds; some stand for none, as the largest floats."""
     with np.errstate(over="ignore"):
         return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
-
-
-def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and largest actions, as arrays of their own."""
-    return space.low.copy(), space.high.copy()
 
 
 def to_env(actions: np.ndarray, space: Any) -> np.ndarray:

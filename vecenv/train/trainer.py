@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from vecenv.learn import (
-    Graph,
-    RankError,
-    Run,
-    RunError,
-    describe_graphs,
-    evaluate,
-    evaluating,
-    load_checkpoint,
-)
+from vecenv import learn
+from vecenv.learn import Gradient, Graph, Run, describe_graphs, evaluate, load_checkpoint
 from vecenv.train.envs import make_envs, require_device
 from vecenv.train.options import OptionsError
 
@@ -47,6 +40,8 @@ class Trainer:
     Attributes:
         agent: The module that learns.
         steps: Env steps made; those on which autoreset resets do not count.
+        num_updates: Updates made.
+        episodes: Returns of the episodes that ended in the last update.
         graphs: CUDA graphs by the names of the methods that they replay.
 
     Raises:
@@ -58,6 +53,18 @@ class Trainer:
     loss: Callable[..., Any]
     MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
     """Options that a resumed run may be given other values of."""
+    PARTS: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs")
+    """Attributes whose `state_dict` is in a checkpoint."""
+    NUMBERS: ClassVar[tuple[str, ...]] = ("steps", "num_updates")
+    """Attributes that are in it as they are."""
+    RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
+    SPEED: ClassVar = "charts/SPS"
+    LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
+    NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
+
+    optimizer: Any
+    gradient: Any = None
+    is_shown = True  # False of processes beside the first
 
     def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, self.earlier = options, envs, earlier
@@ -65,9 +72,10 @@ class Trainer:
             try:
                 agent = self.make_agent(envs, options).to(getattr(options, "device", "cpu"))
             except OptionsError as error:
-                raise OptionsError(f"{options.env_id}: {error}") from None
+                raise OptionsError(f"{name_of(options)}: {error}") from None
         self.agent: Any = agent
         self.steps = self.num_updates = 0
+        self.episodes = list[float]()
         self.graphs = dict[str, Graph[Any]]()
 
     @classmethod
@@ -86,10 +94,25 @@ class Trainer:
                 f"{cls.__name__} has no {', '.join(unknown)} to be replaced; expected make_agent, "
                 "loss, collect, evaluate, or another method"
             )
-        static = "make_agent", "loss", "make_envs", "player"
+        static = "make_agent", "loss", "make_envs", "player", "play"
         found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
         made: Any = type(cls.__name__, (cls,), found)
         return made
+
+    @property
+    def stepped(self) -> Any:
+        """The vector env that is stepped; of a group's learner the games."""
+        return self.envs
+
+    @property
+    def timing(self) -> Any:
+        """Where the time goes, see `VecEnv`."""
+        return self.stepped.timing
+
+    @property
+    def rollout_steps(self) -> int:
+        """Env steps that an update takes, at most; where fewer are left the training ends."""
+        return 1
 
     @staticmethod
     def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> Any:
@@ -101,9 +124,110 @@ class Trainer:
         """Return the deterministic policy as `vecenv.learn.evaluate` calls it."""
         raise NotImplementedError
 
-    def train(self, run: Run) -> None:
-        """Train until the steps are made, or until `run.should_stop`, and save."""
+    @staticmethod
+    def play(act: Any, envs: Any, episodes: int, **given: Any) -> Any:
+        """Play whole episodes; arguments and results are those of `vecenv.learn.evaluate`."""
+        return evaluate(act, envs, episodes, **given)
+
+    def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
+        """Return the gradient of the loss.
+
+        Args:
+            num_calls: Calls in the whole training.
+            num_rows: Rows of a batch.
+            **given: `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
+        """
+        options = self.options
+        names = {"num_weights", "may_split"} & given.keys()
+        how = learn.gradient_options(
+            options.compile,
+            num_calls=num_calls,
+            num_rows=num_rows,
+            earlier=self.earlier,
+            **{name: given.pop(name) for name in names},
+        )
+        how |= {"dtype": getattr(options, "dtype", "float32"), "log": print}
+        return Gradient(self.agent, partial(self.loss, options=options), **(how | given))
+
+    def start(self) -> None:
+        """Reset the envs, and begin episodes."""
         raise NotImplementedError
+
+    def update(self) -> dict[str, Any]:
+        """Collect steps and learn; return scalars to be logged."""
+        raise NotImplementedError
+
+    def should_stop(self, run: Run) -> bool:
+        """Whether a signal has come."""
+        return run.should_stop
+
+    def train(self, run: Run) -> None:
+        """Update until the steps are made, or until a signal says to stop, and save."""
+        self.restore(run)
+        options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
+        shown: Any = {"rollout_steps": size, "is_shown": self.is_shown}
+        with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
+            while self.steps + size <= options.total_steps and not self.should_stop(run):
+                before = self.steps
+                with run.updating(self.num_updates + 1, before):
+                    scalars = self.update()
+                run.add_episodes(self.steps, self.episodes)
+                if before // every < self.steps // every:
+                    recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
+                    run.log(self.steps, {self.RETURN: recent, self.SPEED: speed, **scalars})
+                    progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
+                self.save_if_due(run, before)
+            is_over = self.steps + size > options.total_steps
+            progress.show(self.steps)
+            if is_over:
+                progress.fill(self.steps)  # what no rollout fits into is left out
+        if self.is_shown and not is_over:  # below the bar, which would break the command
+            print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
+        self.save(run)
+
+    def save_if_due(self, run: Run, before: int) -> None:
+        """Save from time to time; `before` is the steps made before the last update."""
+        if run.is_due(self.steps):
+            self.save(run, run.recent_return(self.NUM_RECENT))
+
+    def parts(self) -> dict[str, Any]:
+        """Return what has a `state_dict`, by its name in a checkpoint."""
+        return {name: getattr(self, name) for name in self.PARTS}
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what else is in a checkpoint; a tensor is restored where it is."""
+        return {name: getattr(self, name) for name in self.NUMBERS}
+
+    def check(self) -> None:
+        """Raise what was found on the device since the last time, for which nobody has waited."""
+        if self.gradient is not None:
+            self.gradient.check()
+
+    def describe(self) -> Any:
+        """Return how gradients are computed, which a resumed run keeps; None to keep nothing."""
+        return None if self.gradient is None else self.gradient.describe()
+
+    def save(self, run: Run, score: float | None = None) -> None:
+        """Write a checkpoint, which is the best one if its score is the highest so far."""
+        self.check()
+        if (how := self.describe()) is not None:
+            run.write_json("gradient", how)
+        run.save({**self.parts(), **self.numbers()}, score=score)
+
+    def restore(self, run: Run) -> None:
+        """Go on where the run's checkpoint was made, if there is one."""
+        if (state := run.restore(self.parts())) is not None:
+            self.take(state)
+            if run.not_restored:
+                self.start()
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Take over the numbers of a checkpoint."""
+        for name, value in self.numbers().items():
+            if torch.is_tensor(value):  # which a graph may read
+                value.copy_(state[name])
+            else:
+                setattr(self, name, state[name])
 
     def finish(self, run: Run) -> None:
         """Leave in the folder what a finished training has beside its checkpoints."""
@@ -115,8 +239,8 @@ class Trainer:
         try:
             act = self.player(envs, self.agent, options)
             device = getattr(options, "device", "cpu")
-            seed = 1_000_000 if seed is None else seed
-            return evaluate(act, envs, episodes, seed=seed, device=device)
+            first = 1_000_000 + options.seed if seed is None else seed
+            return self.play(act, envs, episodes, seed=first, device=device)
         finally:
             envs.close()
 
@@ -124,7 +248,7 @@ class Trainer:
         """Say where the time went; of graphs the device says it."""
         told = describe_graphs(self.graphs)
         note = told and f"\nof these the table has the first calls only:\n{told}"
-        return f"{self.envs.timing.report()}{note}"
+        return f"{self.timing.report()}{note}"
 
     @classmethod
     def check_options(cls, options: Any) -> None:
@@ -135,11 +259,6 @@ class Trainer:
         """
         require_device(getattr(options, "device", "cpu"))
 
-    @staticmethod
-    def num_envs_of(options: Any) -> int:
-        """Return how many envs, or games, are stepped side by side."""
-        return getattr(options, "num_envs", None) or options.num_games
-
     @classmethod
     def begin(cls, options: Any) -> None:
         """Prepare the folder of the run and the process, before anything is made."""
@@ -149,11 +268,14 @@ class Trainer:
         """Train, save, evaluate and report; of several processes all but the first only train."""
         run, trainer = cls.run(options)
         # The run has given back the signals: one is enough now.
-        with evaluating(f"{options.eval_episodes} episodes"):
+        with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
+        groups = result if isinstance(result, dict) else {"": result}  # of agents
+        numbers = {name: {"mean": x.mean, "ci95": x.ci95} for name, x in groups.items()}
         with refusing():
-            run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
-        print(f"{title_of(options)}: {result}; {run.seconds:.0f} s, see {options.save}")
+            run.write_json("evaluation", numbers.get("", numbers))
+        told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
+        print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
         return result
 
     @classmethod
@@ -171,7 +293,8 @@ class Trainer:
         prepare(options)
         with refusing():
             cls.check_options(options)
-            return cls.run_in(options.save, options, cls.num_envs_of(options), baselines)
+            num_envs = getattr(options, "num_envs", None) or options.num_games
+            return cls.run_in(options.save, options, num_envs, baselines)
 
     @classmethod
     def run_in(
@@ -185,11 +308,10 @@ class Trainer:
             cls.begin(options)
             envs = cls.make_envs(options, num_envs, on_device=True)
             trainer = cls(options, envs, earlier=earlier, **given)
-            profiles = getattr(options, "profile", False)
-            if profiles:
+            if options.profile:
                 envs.timing.enable()
             trainer.train(run)
-            if profiles and envs.timing.total_ns:
+            if options.profile and envs.timing.total_ns:
                 print(trainer.report())
             trainer.finish(run)
             envs.close()
@@ -220,10 +342,14 @@ def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([scalars[name] for scalars in found]).mean() for name in found[0]}
 
 
+def name_of(options: Any) -> str:
+    """Return what the options call the env."""
+    return getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
+
+
 def title_of(options: Any) -> str:
     """Return what a run is called in pictures and reports."""
-    name = getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
-    return f"{name}, seed {options.seed}"
+    return f"{name_of(options)}, seed {options.seed}"
 
 
 def prepare(options: Any) -> None:
@@ -237,5 +363,5 @@ def refusing() -> Iterator[None]:
     """End the program with a sentence where options, a run or another rank say it can't go on."""
     try:
         yield
-    except (OptionsError, RunError, RankError, FloatingPointError) as error:
+    except (OptionsError, learn.RunError, learn.RankError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None
