@@ -14,7 +14,6 @@ sees the true state. The policy sees what its agent has seen, and no messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,7 +30,7 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
-from vecenv.learn import Adam, Gradient, Run, evaluating, gradient_options
+from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
 
@@ -164,6 +163,7 @@ class Cage4Defender(Trainer):
     make_agent = Defender
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"eval_episodes"}
+    PARTS: ClassVar = ("agent", "optimizer")  # episodes begin anew with each update
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
@@ -173,15 +173,9 @@ class Cage4Defender(Trainer):
         super().__init__(options, envs, agent or self.make_agent(num_truths, options), earlier)
         if options.load is not None:
             self.agent.take_over(Cage4Player(options.load).weights)
-        self.total_updates = options.total_steps // (NUM_STEPS * count)
-        how = gradient_options(
-            options.compile,
-            num_calls=self.total_updates * options.num_epochs * 25,
-            num_rows=options.minibatch,
-            earlier=earlier,
-        )
-        loss = partial(self.loss, options=options)
-        self.gradient = Gradient(self.agent, loss, compile=how["compile"], log=print)
+        self.NUM_RECENT = 10 * count
+        num_calls = self.total_updates * options.num_epochs * 25
+        self.gradient = self.make_gradient(num_calls, options.minibatch, may_split=False)
         self.optimizer = Adam(
             self.gradient.parameters(), eps=1e-5, max_grad_norm=options.max_grad_norm
         )
@@ -190,6 +184,16 @@ class Cage4Defender(Trainer):
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
         self.totals = np.zeros(count)
         self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of the games in an update: an episode of each."""
+        return NUM_STEPS * self.options.num_games
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole training."""
+        return self.options.total_steps // self.rollout_steps
 
     def make_columns(self, num_agents: int, size: int, num_truths: int) -> dict[str, Tensor]:
         """Return memory for all decisions that agents of a group may make in a rollout."""
@@ -352,42 +356,15 @@ class Cage4Defender(Trainer):
                 self.optimizer.step()
         return scalars
 
-    def train(self, run: Run) -> None:
-        """Train until the steps are made, or until a signal."""
-        options = self.options
-        parts, per_update = self.parts(), NUM_STEPS * options.num_games
-        if (found := run.restore(parts)) is not None:
-            self.steps = found["steps"]
-            self.num_updates = self.steps // per_update
-        given: Any = {"rollout_steps": per_update}
-        with run.progress("CAGE 4", self.steps, options.total_steps, **given) as progress:
-            while self.num_updates < self.total_updates:
-                if run.should_stop:
-                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
-                    break
-                self.collect()
-                self.estimate()
-                scalars = self.learn(1 - self.num_updates / self.total_updates)
-                self.num_updates += 1
-                self.steps = self.num_updates * per_update
-                run.add_episodes(self.steps, self.totals)
-                run.log(self.steps, {"return": self.totals.mean(), **scalars})
-                score = run.recent_return(10 * len(self.totals))
-                progress.show(self.steps, f"return {score:.1f}, KEEP -193.7")
-                if run.is_due(self.steps):
-                    self.save(run, score)
-            else:
-                progress.fill(self.steps)  # what no rollout fits into is left out
-        self.save(run)
-
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint restores; episodes begin anew with each update."""
-        return {"agent": self.agent, "optimizer": self.optimizer}
-
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, after how gradients are computed."""
-        run.write_json("gradient", self.gradient.describe())
-        run.save({**self.parts(), "steps": self.steps}, score=score)
+    def update(self) -> dict[str, float]:
+        """Play one episode in every game and learn from it; return scalars to be logged."""
+        self.collect()
+        self.estimate()
+        scalars = self.learn(1 - self.num_updates / self.total_updates)
+        self.num_updates += 1
+        self.steps += self.rollout_steps
+        self.episodes = self.totals.tolist()
+        return {"return": self.totals.mean(), **scalars}
 
     def finish(self, run: Run) -> None:
         """Save the policy."""
