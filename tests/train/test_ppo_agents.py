@@ -140,7 +140,7 @@ def lives(factory, trainer, learner):
     Yields:
         obs, states (L + 1, ...), actions, rewards (L,), who, terminated.
     """
-    rollout, num_agents = learner.rollout, learner.num_agents
+    rollout, num_agents = learner.rollout, learner.envs.num_agents
     for number in range(trainer.options.num_games):
         game = factory()
         obs, _ = game.reset(seed=trainer.options.seed + number)

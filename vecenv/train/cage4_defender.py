@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -163,7 +163,8 @@ class Cage4Defender(Trainer):
     make_agent = Defender
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"eval_episodes"}
-    PARTS: ClassVar = ("agent", "optimizer")  # episodes begin anew with each update
+    STATE: ClassVar = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
+    BASELINES: ClassVar = BASELINES
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
@@ -376,9 +377,9 @@ class Cage4Defender(Trainer):
             rules_version=CAGE4_RULES_VERSION,
         )
 
-    @staticmethod
+    @classmethod
     def make_envs(
-        options: Options, num_envs: int, *, on_device: bool = False, **env_kwargs: Any
+        cls, options: Options, num_envs: int, *, on_device: bool = False, **env_kwargs: Any
     ) -> Any:
         """Make games to train in, whose episodes all begin together, or to play in."""
         if not on_device:
@@ -391,11 +392,6 @@ class Cage4Defender(Trainer):
         if options.total_steps < (least := NUM_STEPS * options.num_games):
             raise OptionsError(f"--total-steps is less than one rollout, {least}")
         super().check_options(options)
-
-    @classmethod
-    def run(cls, options: Options, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
-        """Train, and save the policy."""
-        return super().run(options, baselines or BASELINES)
 
     @classmethod
     def main(cls, options: Options) -> float:

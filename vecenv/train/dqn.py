@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
 from vecenv.learn import Adam, Run, load_checkpoint
-from vecenv.train.envs import make_envs
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
@@ -124,7 +123,7 @@ class DQN(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(dqn_loss)
-    PARTS: ClassVar = (*Replay.PARTS, "schedule")
+    STATE: ClassVar = (*Replay.STATE, "schedule")
 
     def __init__(
         self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
@@ -185,11 +184,11 @@ class DQN(Replay):
         if best.name == "best.pt":
             self.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
 
-    @staticmethod
-    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+    @classmethod
+    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs on the CPU, wherever the network is: choices are made there."""
-        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
-        return make_envs(options, num_envs, **given)
+        placed = replace(options, device="cpu")
+        return super().make_envs(placed, num_envs, on_device=on_device)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:

@@ -11,17 +11,7 @@ import torch
 from vecenv import VecEnv, make_vec
 from vecenv.train.options import EnvOptions, OptionsError
 
-__all__ = ["is_on_device", "make_envs", "named", "placed", "require_device"]
-
-
-def require_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        OptionsError: torch finds none.
-    """
-    if device != "cpu" and not torch.cuda.is_available():
-        raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
+__all__ = ["is_on_device", "make_envs", "named", "placed"]
 
 
 def placed(
@@ -33,11 +23,12 @@ def placed(
 
     Args:
         make: Makes one env by the keyword argument `backend`; ValueError if it is not compiled.
-        options: `backend` and `device` of them count.
+        options: `backend` and, if there is one, `device` of them count.
         on_device: Whether the envs may be on a device.
         can_compile: Whether the env may be a compiled one.
     """
-    backend, has_device = options.backend, torch.device(options.device).type != "cpu"
+    backend, device = options.backend, getattr(options, "device", "cpu")
+    has_device = torch.device(device).type != "cpu"
     if backend in (None, "auto") and has_device and can_compile:
         try:  # which makes none of another kind
             make(backend="jit").close()
@@ -48,56 +39,46 @@ def placed(
         return {"backend": backend}
     if not on_device:
         return {"backend": "jit"}
-    return {"backend": "cuda", "device": options.device if has_device else "cuda"}
+    return {"backend": "cuda", "device": device if has_device else "cuda"}
 
 
 def make_envs(
-    options: EnvOptions,
-    num_envs: int,
-    *,
-    on_device: bool = False,
-    wrappers: tuple[str, ...] = (),
-    **vector_kwargs: Any,
+    options: EnvOptions, num_envs: int, *, on_device: bool = False, **vector_kwargs: Any
 ) -> VecEnv:
     """Make the envs that options describe.
 
     Args:
-        options: `env_id`, `env_kwargs`, `backend` and, if there is one, `device`.
+        options: Those of `EnvOptions` and, if there is one, `device`.
         num_envs: How many.
         on_device: Whether compiled ones may be where the networks are.
-        wrappers: Of every env, "module:name" each, the innermost first.
         **vector_kwargs: For `make_vec`, `autoreset_mode` and `vector_kwargs` among them.
 
     Raises:
         OptionsError: A wrapper can't be imported, or the envs are on another device than networks.
     """
-    kwargs: Any = options.env_kwargs
-    given: dict[str, Any] = {"backend": options.backend}
+
+    def make(num_envs: int = 1, **given: Any) -> VecEnv:
+        return make_vec(options.env_id, num_envs, **given, **options.env_kwargs)
+
+    given = placed(make, options, on_device=on_device, can_compile=not options.wrappers)
+    if options.wrappers:
+        given["wrappers"] = [named(wrapper) for wrapper in options.wrappers]
+    envs: Any = make(num_envs, **given, **vector_kwargs)
     device = getattr(options, "device", "cpu")
-    if hasattr(options, "device"):
-        given = placed(
-            lambda backend: make_vec(options.env_id, 1, backend=backend, **kwargs),
-            options,
-            on_device=on_device,
-            can_compile=not wrappers,
+    wanted = torch.device(device)  # "cuda" is the current one
+    if is_on_device(envs) and (
+        envs.device.type != wanted.type or wanted.index not in (None, envs.device.index)
+    ):
+        envs.close()
+        raise OptionsError(
+            f"--backend cuda with --device {device}: the envs are on {envs.device}, and networks "
+            "have to be there, too"
         )
-    if wrappers:
-        given["wrappers"] = [named(wrapper) for wrapper in wrappers]
-    envs = make_vec(options.env_id, num_envs, **given, **vector_kwargs, **kwargs)
-    if is_on_device(envs):
-        found: Any = getattr(envs, "device", None)
-        wanted = torch.device(device)  # "cuda" is the current one
-        if found.type != wanted.type or wanted.index not in (None, found.index):
-            envs.close()
-            raise OptionsError(
-                f"--backend cuda with --device {device}: the envs are on {found}, and networks "
-                "have to be there, too"
-            )
     return envs
 
 
 def is_on_device(envs: Any) -> bool:
-    """Whether results of these envs are tensors where they are computed."""
+    """Whether results of these envs, or rows of agents, are tensors where they are computed."""
     return hasattr(envs, "device")
 
 

@@ -49,3 +49,5 @@ class EnvOptions:
     num_envs: int = 8  # envs stepped side by side, by all processes of torchrun together
     backend: str | None = None  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
     # networks on a device; with "ray" the policy of PPO acts in actors
+    num_workers: int | None = None  # processes (async) or actors (ray) for the envs
+    wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
 from vecenv.files import load_arrays, save_arrays
-from vecenv.learn import Adam, Graph, Moments, Ranks, Run, quick_products
+from vecenv.learn import Adam, Moments, Ranks, Run, quick_products
 from vecenv.train import networks
-from vecenv.train.envs import is_on_device, make_envs
+from vecenv.train.envs import is_on_device
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, each, mlp
 from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions
 from vecenv.train.trainer import Trainer, means_of, prepare, refusing
@@ -62,7 +62,6 @@ class RolloutOptions(RunOptions, GradientOptions):
     masks: bool = True  # take allowed actions only, if the env says which these are
     graphs: Literal["auto", "on", "off"] = "auto"  # rollout and update as CUDA graphs; "auto": if
     # envs are on the device, too
-    num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     save_every: int = 200_000  # env steps between two checkpoints
 
 
@@ -71,7 +70,6 @@ class Options(RolloutOptions, EnvOptions):
     """Options of PPO."""
 
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
-    wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
@@ -269,6 +267,9 @@ class PPO(Trainer):
         agent: On the device of the options; None makes one.
         earlier: How gradients were computed in the run that goes on.
         ranks: Processes that learn together.
+        obs: First observations, if the envs were reset; they are then not reset here.
+        game: Of agents with a central critic, the states of their games, float32 (G, S): memory
+            that always has the latest ones.
 
     Attributes:
         episodes: Returns of the episodes that ended in the last update, of all ranks.
@@ -282,27 +283,27 @@ class PPO(Trainer):
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {
         *("total_steps", "eval_episodes", "num_workers", "ray_address", "ray_lost", "rank_timeout")
     }
-    PARTS: ClassVar = (*Trainer.PARTS, "rollout")
-    NUMBERS: ClassVar = (*Trainer.NUMBERS, "memory")
-    game: Tensor | None = None  # of games with a central critic, their states (G, S)
+    STATE: ClassVar = (*Trainer.STATE, "rollout", "memory")
 
     def __init__(
         self,
         options: RolloutOptions,
-        envs: VecEnv,
+        envs: Any,
         agent: Agent | None = None,
         earlier: dict[str, Any] | None = None,
+        *,
         ranks: Ranks | None = None,
+        obs: Any = None,
+        game: Tensor | None = None,
     ) -> None:
         super().__init__(options, envs, agent, earlier)
         if (file := getattr(options, "load", None)) is not None:
             load_agent(file, self.agent, identity_of(envs))
-        self.ranks = ranks or Ranks()
+        self.ranks, self.game = ranks or Ranks(), game
         self.is_shown = self.ranks.rank == 0
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.is_captured = takes_graphs(options, envs)
-        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        obs = self.reset()
+        obs = self.reset() if obs is None else obs
         self.memory, is_recurrent = None, self.agent.memory is not None
         if is_recurrent:
             size = envs.num_envs, self.agent.memory.state_size
@@ -334,12 +335,8 @@ class PPO(Trainer):
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
             once = ("learn_once",) if self.ranks.size == 1 else ()
-            for name in ("collect", "compute_advantages", *once):
-                self.graphs[name] = Graph(
-                    getattr(self, name), options.device, generators=[self.rollout.generator],
-                    log=print, is_timed=options.profile,
-                )  # fmt: skip
-                setattr(self, name, self.graphs[name])
+            generators = [self.rollout.generator]
+            self.capture("collect", "compute_advantages", *once, generators=generators)
 
     @property
     def rollout_steps(self) -> int:
@@ -354,25 +351,20 @@ class PPO(Trainer):
         """Reset the envs, and begin a rollout."""
         self.rollout.start(self.reset())
 
-    def make_rollout(self, **columns: Any) -> RolloutBuffer:
-        """Return the buffer, on the device of the options; `columns` are further ones of it."""
+    def make_rollout(self) -> RolloutBuffer:
+        """Return the buffer, on the device of the options."""
         options, envs = self.options, self.envs
-        return RolloutBuffer(
-            options.num_steps,
-            envs.num_envs,
-            envs.single_observation_space,
-            envs.single_action_space,
-            autoreset_mode=envs.autoreset_mode,
-            gamma=options.gamma,
-            gae_lambda=options.gae_lambda,
-            device=options.device,
-            seed=options.seed + self.ranks.rank,
-            allocate=envs.allocate,
-            extra_columns=self.extra_columns(),
-            deferred=self.is_captured,
-            staged=is_on_device(envs),  # where the simulator's memory is the host's, too
-            **columns,
-        )
+        names = "gamma", "gae_lambda", "device"
+        given: Any = {name: getattr(options, name) for name in names}
+        given |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
+        given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
+        # Staged where the simulator's memory is the host's, too.
+        given |= {"deferred": self.is_captured, "staged": is_on_device(envs)}
+        if self.game is not None:  # stored once for all agents of a game
+            given["game_columns"] = {"game": Box(-np.inf, np.inf, self.game.shape[1:])}
+            given["agents_per_game"] = envs.num_agents
+        spaces = envs.single_observation_space, envs.single_action_space
+        return RolloutBuffer(options.num_steps, envs.num_envs, *spaces, **given)
 
     def extra_columns(self) -> dict[str, Any]:
         """Return spaces of further columns of the rollout, by names.
@@ -433,6 +425,8 @@ class PPO(Trainer):
         """Draw the actions of step t of the rollout; return them as the env takes them."""
         rollout, agent, state = self.rollout, self.agent, self.memory
         mask, is_first = None, None
+        if self.game is not None:
+            rollout.extras["game"][t] = self.game
         with self.timing.phase("policy"):
             if (masks := rollout.extras.get("action_mask")) is not None:
                 mask = masks[t].copy_(torch.as_tensor(self.envs.action_masks()))
@@ -469,12 +463,12 @@ class PPO(Trainer):
         policy = agent.policy(features, columns.get("action_mask"))
         log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
         rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
-        values = agent.value(features, self.of_rows(columns.get("game")))
+        values = agent.value(features, self.of_agents(columns.get("game")))
         rollout.values[steps] = values.view(-1, rollout.num_envs)
 
-    def of_rows(self, states: Tensor | None) -> Tensor | None:
-        """Return states of games (G, S), which a central critic sees, for the rows of agents."""
-        return states
+    def of_agents(self, states: Tensor | None) -> Tensor | None:
+        """Return states of games (G, S), which a central critic sees, for each of their agents."""
+        return None if states is None else states.repeat_interleave(self.envs.num_agents, 0)
 
     @torch.inference_mode()
     def compute_advantages(self) -> None:
@@ -482,7 +476,7 @@ class PPO(Trainer):
         rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
         is_first = None if agent.memory is None else rollout.is_first_at(end)
         features, _ = agent.step(rollout.obs_at(end), self.memory, is_first)
-        last_values = agent.value(features, self.of_rows(self.game))
+        last_values = agent.value(features, self.of_agents(self.game))
         unit = agent.returns.std()
         rollout.values *= unit
         rollout.compute_advantages(last_values * unit)
@@ -526,7 +520,7 @@ class PPO(Trainer):
     def check(self) -> None:
         """Raise what was found on the device since the last update, for which nobody has waited."""
         if is_on_device(self.envs):
-            for part in (self.stepped, self.rollout, self.gradient):
+            for part in (self.envs, self.rollout, self.gradient):
                 part.check()
 
     def learn(self) -> dict[str, Tensor]:
@@ -553,36 +547,30 @@ class PPO(Trainer):
         """Whether a signal has come to any of the ranks."""
         return any(self.ranks.gather(run.should_stop))
 
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, all ranks from the same one."""
-        size = (run.read_json("ranks") if self.options.resume else None) or self.ranks.size
-        if size != self.ranks.size:
+    def restore(self, run: Run, **given: Any) -> bool | None:
+        """Go on where the run's checkpoint was made, all ranks from that of the first one."""
+        ranks, modules = self.ranks, (self.agent, self.optimizer)
+        size = (run.read_json("ranks") if self.options.resume else None) or ranks.size
+        if size != ranks.size:
             expected = f"resume it with torchrun --nproc-per-node {size}"
             raise OptionsError(
-                f"{run.folder} is of {size} processes, here are {self.ranks.size}: {expected}"
+                f"{run.folder} is of {size} processes, here are {ranks.size}: {expected}"
             )
         run.write_json("ranks", size)
-        super().restore(run)
-        if self.follow_first():
-            self.start()
-
-    def follow_first(self) -> bool:
-        """Take over what rank 0 goes on from, if it is not the checkpoint of this rank."""
-        if self.ranks.size == 1:
-            return False
-        own, modules = self.steps, (self.agent, self.optimizer)
-        states = [module.state_dict() for module in modules]
-        counts = self.steps, self.num_updates, torch.get_rng_state()
-        counts, states = self.ranks.of_first((counts, states))
-        if counts[0] == own:
-            return False
-        self.steps, self.num_updates, stream = counts
-        torch.set_rng_state(stream)
-        for module, state in zip(modules, states, strict=True):
-            module.load_state_dict(state)
-        if self.memory is not None:
-            self.memory.zero_()
-        return True
+        begins_anew = super().restore(run, **given)
+        if size > 1:
+            states = [module.state_dict() for module in modules]
+            counts = self.steps, self.num_updates, torch.get_rng_state()
+            counts, states = ranks.of_first((counts, states))
+            if counts[0] != self.steps:  # the checkpoint of this rank is an earlier one
+                self.steps, self.num_updates, stream = counts
+                torch.set_rng_state(stream)
+                for module, state in zip(modules, states, strict=True):
+                    module.load_state_dict(state)
+                if self.memory is not None:
+                    self.memory.zero_()
+                begins_anew = True
+        return begins_anew
 
     def finish(self, run: Run) -> None:
         """Save the policy, which `vecenv evaluate` plays and `--load` begins with."""
@@ -590,14 +578,11 @@ class PPO(Trainer):
             save_agent(self.options.save / "policy.npz", self.agent, identity_of(self.envs))
 
     @staticmethod
-    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
-        """Make envs to train in, or to play in; in Ray's actors, if asked."""
-        given = {"num_workers": options.num_workers, "address": options.ray_address}
-        given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
-        given |= {"shares_cpus": options.ray_lost == "share"}
-        vector_kwargs = {name: value for name, value in given.items() if value}
-        settings: Any = {"wrappers": options.wrappers, "vector_kwargs": vector_kwargs}
-        return make_envs(options, num_envs, on_device=on_device, **settings)
+    def vector_kwargs(options: Options) -> dict[str, Any]:
+        """Return what Ray is told, if it is asked for."""
+        given = {"address": options.ray_address, "shares_cpus": options.ray_lost == "share"}
+        given["on_error"] = "restart" if options.ray_lost != "raise" else None
+        return {name: value for name, value in given.items() if value}
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
@@ -627,7 +612,7 @@ class PPO(Trainer):
         return act
 
     @classmethod
-    def run(cls, options: Options, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
+    def run(cls, options: Options) -> tuple[Run, Self]:
         """Train and save; other processes of torchrun than the first end then."""
         prepare(options)
         with refusing():
@@ -637,7 +622,7 @@ class PPO(Trainer):
                 options = replace(options, device=str(ranks.device))
                 folder = options.save if rank == 0 else options.save / f"rank{rank}"
                 options.tensorboard &= rank == 0
-                run, trainer = cls.run_in(folder, options, num_envs, baselines, ranks=ranks)
+                run, trainer = cls.run_in(folder, options, num_envs, ranks=ranks)
                 if rank > 0:
                     raise SystemExit(0)  # the first one does the rest
         return run, trainer

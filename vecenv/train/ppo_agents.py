@@ -14,20 +14,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import EvaluationResult, Graph, evaluate_games, load_checkpoint
+from vecenv.learn import EvaluationResult, evaluate_games, load_checkpoint
 from vecenv.train import ppo
 from vecenv.train.envs import placed
 from vecenv.train.ppo import ppo_loss
 from vecenv.train.trainer import Trainer
 
-__all__ = ["Agent", "AgentsPPO", "Learner", "Options", "load_policy", "main", "ppo_loss"]
+__all__ = ["Agent", "AgentsPPO", "Options", "load_policy", "main", "ppo_loss"]
 
 
 @dataclass
@@ -42,6 +40,7 @@ class Options(ppo.RolloutOptions):
     total_steps: int = 300_000  # steps of agents to train for, at most; 0 evaluates only
     num_games: int = 8  # games stepped side by side
     backend: str | None = None  # of the games, see vecenv.make_vec
+    num_workers: int | None = None  # processes for the games (async)
     num_epochs: int = 8  # passes over the rollout in an update
     num_minibatches: int = 4  # gradient steps in a pass
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
@@ -67,45 +66,6 @@ class Agent(ppo.Agent):
         super().__init__(group, options, num_agents=num_agents, state_size=state_size)
 
 
-class Learner(ppo.PPO):
-    """PPO of a group, whose `envs` are the rows of its agents; `AgentsPPO` steps the games."""
-
-    def __init__(self, options: Options, group: AgentGroup, games: AgentsPPO, earlier: Any) -> None:
-        self.games, self.num_agents, self.game = games, group.num_agents, games.state
-        super().__init__(options, group, earlier=earlier)
-
-    @property
-    def stepped(self) -> Any:
-        """The games."""
-        return self.games.envs
-
-    @property
-    def rollout_steps(self) -> int:
-        """Steps of agents in a rollout, those of all groups."""
-        return self.games.rollout_steps
-
-    def reset(self) -> Any:
-        """Return the observations after the latest reset of the games."""
-        return self.games.obs[self.envs.name]
-
-    def make_rollout(self, **columns: Any) -> Any:
-        """Return the buffer, in which states are stored once for all agents of a game."""
-        if self.game is not None:
-            columns["game_columns"] = {"game": Box(-np.inf, np.inf, self.game.shape[1:])}
-            columns["agents_per_game"] = self.num_agents
-        return super().make_rollout(**columns)
-
-    def act(self, t: int) -> Any:
-        """Draw the actions of step t, one per row; those of dead agents are ignored."""
-        if self.game is not None:
-            self.rollout.extras["game"][t] = self.game
-        return super().act(t)
-
-    def of_rows(self, states: Tensor | None) -> Tensor | None:
-        """Return states of games (G, S) for the rows of their agents."""
-        return None if states is None else states.repeat_interleave(self.num_agents, 0)
-
-
 class AgentsPPO(Trainer):
     """Plays the games and lets each group learn from its rows; see `Trainer`.
 
@@ -120,59 +80,60 @@ class AgentsPPO(Trainer):
     Attributes:
         agent: Agents by group.
         steps: Steps made by agents; those of dead ones do not count.
-        learners: By group.
-        state: States of the games, float32 (G, S), for a central critic; else None.
+        learners: By group, PPO whose `envs` are the rows of its agents.
+        game: States of the games, float32 (G, S), for a central critic; else None.
     """
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "eval_episodes", "num_workers"}
-    PARTS: ClassVar = ("envs",)
-    NUMBERS: ClassVar = (*Trainer.NUMBERS, "state")
+    STATE: ClassVar = ("envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
     def __init__(
         self, options: Options, envs: AgentsVecEnv, agent: Any = None, earlier: Any = None
     ) -> None:
         super().__init__(options, envs, agent or {}, earlier)
-        self.state: Tensor | None = None
-        self.reset()
-        size = 0 if self.state is None else self.state.shape[1]
-        make = self.make_agent
-        learner: Any = Learner.replacing(
+        self.game: Tensor | None = None
+        obs = self.reset()
+        make, size = self.make_agent, 0 if self.game is None else self.game.shape[1]
+        learner = ppo.PPO.replacing(
             make_agent=lambda group, options: make(group, size, options), loss=self.loss
         )
-        self.learners: dict[str, Learner] = {
-            name: learner(options, group, self, (earlier or {}).get(name))
+        self.learners: dict[str, ppo.PPO] = {
+            name: learner(
+                options, group, None, (earlier or {}).get(name), obs=obs[name], game=self.game
+            )
             for name, group in envs.groups.items()
         }
         self.agent = {name: one.agent for name, one in self.learners.items()}
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
-            self.collect = Graph(self.collect, options.device, log=print)
+            self.capture("collect")
 
     @property
     def rollout_steps(self) -> int:
         """Steps of agents in a rollout, at most."""
         return self.options.num_steps * sum(group.num_envs for group in self.envs.groups.values())
 
-    def reset(self) -> None:
-        """Reset all games."""
-        self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
+    def reset(self) -> dict[str, Any]:
+        """Reset all games; return observations by group."""
+        obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.look()
+        return obs
 
     def start(self) -> None:
         """Reset all games, and begin rollouts."""
-        self.reset()
-        for learner in self.learners.values():
-            learner.start()
+        obs = self.reset()
+        for name, learner in self.learners.items():
+            learner.rollout.start(obs[name])
 
     def look(self) -> None:
         """Take note of the games' states for a central critic, in memory that stays."""
         if self.options.critic == "central":
             found = torch.as_tensor(self.envs.state()).flatten(1).float().to(self.options.device)
-            self.state = found.clone() if self.state is None else self.state.copy_(found)
+            self.game = found.clone() if self.game is None else self.game.copy_(found)
 
     @torch.inference_mode()
     def collect(self) -> None:
@@ -204,23 +165,22 @@ class AgentsPPO(Trainer):
         self.num_updates += 1
         return scalars
 
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint restores."""
-        names = [(k, name) for k in self.learners for name in ("agent", "optimizer", "rollout")]
-        of_groups = {f"{k}/{name}": getattr(self.learners[k], name) for k, name in names}
-        return super().parts() | of_groups
-
-    def numbers(self) -> dict[str, Any]:
-        """Return what else is in a checkpoint, states of memories among it."""
-        memories = {f"{k}/memory": learner.memory for k, learner in self.learners.items()}
-        return super().numbers() | {k: x for k, x in memories.items() if x is not None}
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint has, by its name there."""
+        names = "agent", "optimizer", "rollout", "memory"
+        pairs = [
+            (f"{k}/{name}", getattr(self.learners[k], name))
+            for k in self.learners
+            for name in names
+        ]
+        return super().snapshot() | {name: x for name, x in pairs if x is not None}
 
     def describe(self) -> dict[str, Any]:
         """Return how gradients are computed, by group."""
         return {name: learner.gradient.describe() for name, learner in self.learners.items()}
 
-    @staticmethod
-    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> AgentsVecEnv:
+    @classmethod
+    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> AgentsVecEnv:
         """Make the games; compiled ones where the networks are, if asked."""
         kwargs: Any = dict(options.env_kwargs)
         if options.policies == "agent":

@@ -139,7 +139,7 @@ class R2D2(Replay):
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
     MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
-    NUMBERS: ClassVar = (*Replay.NUMBERS, "state")
+    STATE: ClassVar = (*Replay.STATE, "memory_state")
 
     def __init__(
         self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None

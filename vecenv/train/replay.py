@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv
 from vecenv.learn import Run
-from vecenv.train.envs import make_envs
 from vecenv.train.options import EnvOptions, GradientOptions, RunOptions
 from vecenv.train.trainer import Trainer, title_of
 
@@ -86,8 +85,8 @@ class Replay(Trainer):
     RETURN: ClassVar = "return"
     SPEED: ClassVar = "steps_per_second"
     LOG_STEPS: ClassVar = 1000
-    PARTS: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "buffer", "rng", "envs")
-    NUMBERS: ClassVar[tuple[str, ...]] = (*Trainer.NUMBERS, "obs", "returns")
+    STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
+    AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
@@ -119,12 +118,6 @@ class Replay(Trainer):
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)
         self.writer = TransitionWriter(self.envs, self.buffer)
-
-    @staticmethod
-    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
-        """Make envs to train in, whose next observation is that of a new episode; or to play in."""
-        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
-        return make_envs(options, num_envs, on_device=on_device, **given)
 
     def start(self) -> None:
         """Reset the envs."""
@@ -213,24 +206,20 @@ class Replay(Trainer):
         made = f"{self.steps} of {self.options.total_steps} steps, {self.num_updates} updates"
         print(f"{title_of(self.options)}: {made}, {run.seconds:.0f} s")
 
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, or begin."""
-        parts = self.parts()
-        buffer = parts.pop("buffer")
-        if (state := run.restore(parts)) is None:
-            return self.start()
-        self.take(state)
+    def restore(self, run: Run, **given: Any) -> bool:
+        """Go on where the run's checkpoint was made; return whether envs begin, or begin anew."""
+        begins_anew = super().restore(run, later=("buffer",), **given)
+        if begins_anew is None:
+            return True
         if torch.is_tensor(self.obs):
             self.obs = self.obs.to(self.options.device)
-        begins_anew = bool(run.not_restored) or "envs" not in self.PARTS
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
-        run.restore({"buffer": buffer})
-        return self.start() if begins_anew else None
+        run.restore({"buffer": self.buffer})
+        return begins_anew or "envs" not in self.STATE
 
     @classmethod
     def begin(cls, options: Any) -> None:
         """Remove the replay buffer of a run that is overwritten, and prepare torch."""
         torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
-        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         if not options.resume:
             shutil.rmtree(options.save / FOLDER, ignore_errors=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from vecenv import VecEnv
-from vecenv.learn import Adam, Graph, Run
+from vecenv.learn import Adam, Run
 from vecenv.train.envs import is_on_device
 from vecenv.train.networks import rectified
 from vecenv.train.options import OptionsError
@@ -162,7 +162,7 @@ class SAC(Replay):
     loss = staticmethod(sac_loss)
     MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     LOG_STEPS: ClassVar = 200
-    NUMBERS: ClassVar = (*Replay.NUMBERS, "held")
+    STATE: ClassVar = (*Replay.STATE, "generator", "held")
 
     def __init__(
         self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
@@ -186,12 +186,11 @@ class SAC(Replay):
         bounds = space.low.copy(), space.high.copy()
         self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds)
         # Envs that are stepping, as first-ready ones are, can't be saved.
-        lost = "envs" if options.first_ready else None
-        self.PARTS = tuple(k for k in (*Replay.PARTS, "generator") if k != lost)
+        if options.first_ready:
+            self.STATE = tuple(name for name in self.STATE if name != "envs")
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator] if is_on_gpu else []
-            given: Any = {"generators": generators, "is_timed": options.profile, "log": print}
-            self.graphs["update"] = self.learn = Graph(self.learn, options.device, **given)
+            self.capture("learn", generators=generators)
 
     def start(self) -> None:
         """Reset the envs."""
@@ -223,14 +222,14 @@ class SAC(Replay):
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
         """Begin steps of the envs `ids` (n,), with the actions for their observations."""
         actions = self.choose(obs, ids)
-        self.stepped.send(to_env(actions, self.space), ids)
+        self.envs.send(to_env(actions, self.space), ids)
         self.writer.sent(actions, ids)
 
     def collect(self) -> list[float]:
         """Step all envs, or take those that are ready; return the returns of ended episodes."""
         ids = self.ids
         if self.options.first_ready:
-            batch = self.stepped.recv(max(1, len(ids) // 2), timeout=60)
+            batch = self.envs.recv(max(1, len(ids) // 2), timeout=60)
             ids, rewards = batch.env_ids, batch.rewards
             flags = batch.terminations, batch.truncations
             self.writer.received(batch)
@@ -238,7 +237,7 @@ class SAC(Replay):
         else:
             actions = self.choose(self.obs, ids)
             given = self.to_env(actions) if self.is_on_device else to_env(actions, self.space)
-            result = self.obs, rewards, *flags, _ = self.stepped.step(given)
+            result = self.obs, rewards, *flags, _ = self.envs.step(given)
             self.writer.step(actions, *result)
         self.steps += len(ids)
         if self.is_on_device:  # whose rewards nobody waits for
@@ -254,8 +253,8 @@ class SAC(Replay):
         """Wait for envs on a device, and return the newest of the returns of those that ended."""
         if not self.is_on_device:
             return []
-        counts = self.stepped.num_episodes.cpu().numpy()
-        found = self.stepped.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
+        counts = self.envs.num_episodes.cpu().numpy()
+        found = self.envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
         self.num_episodes = counts
         return found
 
@@ -263,7 +262,7 @@ class SAC(Replay):
         """Raise what was found on the device since the last time, for which nobody has waited."""
         super().check()
         if self.is_on_device:
-            self.stepped.check()
+            self.envs.check()
 
     def of_buffer(self, actions: Tensor) -> Tensor:
         """Return actions as numbers that the networks take."""
@@ -275,11 +274,12 @@ class SAC(Replay):
         obs, next_obs = batch.obs.float(), batch.next_obs.float()
         return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
 
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, or begin."""
-        super().restore(run)
+    def restore(self, run: Run, **given: Any) -> bool:
+        """Go on where the run's checkpoint was made; return whether envs begin, or begin anew."""
+        begins_anew = super().restore(run, **given)
         if self.is_on_device:
-            self.num_episodes = self.stepped.num_episodes.cpu().numpy()
+            self.num_episodes = self.envs.num_episodes.cpu().numpy()
+        return begins_anew
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vecenv import learn
 from vecenv.learn import Gradient, Graph, Run, describe_graphs, evaluate, load_checkpoint
-from vecenv.train.envs import make_envs, require_device
+from vecenv.train.envs import make_envs
 from vecenv.train.options import OptionsError
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
@@ -53,10 +54,11 @@ class Trainer:
     loss: Callable[..., Any]
     MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
     """Options that a resumed run may be given other values of."""
-    PARTS: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs")
-    """Attributes whose `state_dict` is in a checkpoint."""
-    NUMBERS: ClassVar[tuple[str, ...]] = ("steps", "num_updates")
-    """Attributes that are in it as they are."""
+    STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
+    """Attributes that a checkpoint has."""
+    BASELINES: ClassVar[dict[str, float] | None] = None
+    """Returns of other policies by their names, lines beside the learning curve."""
+    AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
     RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
     SPEED: ClassVar = "charts/SPS"
     LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
@@ -100,24 +102,28 @@ class Trainer:
         return made
 
     @property
-    def stepped(self) -> Any:
-        """The vector env that is stepped; of a group's learner the games."""
-        return self.envs
-
-    @property
     def timing(self) -> Any:
         """Where the time goes, see `VecEnv`."""
-        return self.stepped.timing
+        return self.envs.timing
 
     @property
     def rollout_steps(self) -> int:
         """Env steps that an update takes, at most; where fewer are left the training ends."""
         return 1
 
-    @staticmethod
-    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> Any:
+    @classmethod
+    def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs to train in, or (not `on_device`) to play in, which are on the CPU."""
-        return make_envs(options, num_envs, on_device=on_device)
+        workers = {"num_workers": options.num_workers} if options.num_workers else {}
+        given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
+        if on_device and cls.AUTORESET is not None:
+            given["autoreset_mode"] = cls.AUTORESET
+        return make_envs(options, num_envs, on_device=on_device, **given)
+
+    @staticmethod
+    def vector_kwargs(options: Any) -> dict[str, Any]:
+        """Return further arguments of the backend's class."""
+        return {}
 
     @staticmethod
     def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
@@ -137,17 +143,19 @@ class Trainer:
             num_rows: Rows of a batch.
             **given: `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
         """
-        options = self.options
-        names = {"num_weights", "may_split"} & given.keys()
-        how = learn.gradient_options(
-            options.compile,
-            num_calls=num_calls,
-            num_rows=num_rows,
-            earlier=self.earlier,
-            **{name: given.pop(name) for name in names},
-        )
-        how |= {"dtype": getattr(options, "dtype", "float32"), "log": print}
-        return Gradient(self.agent, partial(self.loss, options=options), **(how | given))
+        options, names = self.options, ("num_weights", "may_split")
+        how: Any = {name: given.pop(name) for name in names if name in given}
+        how |= {"num_calls": num_calls, "num_rows": num_rows, "earlier": self.earlier}
+        settings = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
+        settings |= learn.gradient_options(options.compile, **how)
+        return Gradient(self.agent, partial(self.loss, options=options), **settings)
+
+    def capture(self, *names: str, **given: Any) -> None:
+        """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
+        given |= {"log": print, "is_timed": self.options.profile}
+        for name in names:
+            self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
+            setattr(self, name, self.graphs[name])
 
     def start(self) -> None:
         """Reset the envs, and begin episodes."""
@@ -163,7 +171,8 @@ class Trainer:
 
     def train(self, run: Run) -> None:
         """Update until the steps are made, or until a signal says to stop, and save."""
-        self.restore(run)
+        if self.restore(run):
+            self.start()
         options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
         shown: Any = {"rollout_steps": size, "is_shown": self.is_shown}
         with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
@@ -190,13 +199,9 @@ class Trainer:
         if run.is_due(self.steps):
             self.save(run, run.recent_return(self.NUM_RECENT))
 
-    def parts(self) -> dict[str, Any]:
-        """Return what has a `state_dict`, by its name in a checkpoint."""
-        return {name: getattr(self, name) for name in self.PARTS}
-
-    def numbers(self) -> dict[str, Any]:
-        """Return what else is in a checkpoint; a tensor is restored where it is."""
-        return {name: getattr(self, name) for name in self.NUMBERS}
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint has, by its name there."""
+        return {name: getattr(self, name) for name in self.STATE}
 
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
@@ -212,22 +217,29 @@ class Trainer:
         self.check()
         if (how := self.describe()) is not None:
             run.write_json("gradient", how)
-        run.save({**self.parts(), **self.numbers()}, score=score)
+        run.save(self.snapshot(), score=score)
 
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, if there is one."""
-        if (state := run.restore(self.parts())) is not None:
-            self.take(state)
-            if run.not_restored:
-                self.start()
+    def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
+        """Go on where the run's checkpoint was made.
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Take over the numbers of a checkpoint."""
-        for name, value in self.numbers().items():
-            if torch.is_tensor(value):  # which a graph may read
-                value.copy_(state[name])
+        Args:
+            run: It may have been resumed.
+            later: Attributes that are left as they are.
+
+        Returns:
+            Whether envs could not be restored, and begin anew; None if there is no checkpoint.
+        """
+        own, kinds = self.snapshot(), (np.random.Generator, torch.Generator)
+        parts = {k: x for k, x in own.items() if hasattr(x, "state_dict") or isinstance(x, kinds)}
+        state = run.restore({name: x for name, x in parts.items() if name not in later})
+        if state is None:
+            return None
+        for name in own.keys() - parts.keys():
+            if torch.is_tensor(own[name]):  # which a graph may read
+                own[name].copy_(state[name])
             else:
                 setattr(self, name, state[name])
+        return bool(run.not_restored)
 
     def finish(self, run: Run) -> None:
         """Leave in the folder what a finished training has beside its checkpoints."""
@@ -257,7 +269,9 @@ class Trainer:
         Raises:
             OptionsError: They do not fit each other, or the machine.
         """
-        require_device(getattr(options, "device", "cpu"))
+        device = getattr(options, "device", "cpu")
+        if device != "cpu" and not torch.cuda.is_available():
+            raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
 
     @classmethod
     def begin(cls, options: Any) -> None:
@@ -279,12 +293,8 @@ class Trainer:
         return result
 
     @classmethod
-    def run(cls, options: Any, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
+    def run(cls, options: Any) -> tuple[Run, Self]:
         """Train in the folder of the options, and save.
-
-        Args:
-            options: An `Options`.
-            baselines: Returns of other policies by their names, lines beside the learning curve.
 
         Raises:
             SystemExit: The options, the folder or the device do not fit, or a loss is not finite;
@@ -294,12 +304,10 @@ class Trainer:
         with refusing():
             cls.check_options(options)
             num_envs = getattr(options, "num_envs", None) or options.num_games
-            return cls.run_in(options.save, options, num_envs, baselines)
+            return cls.run_in(options.save, options, num_envs)
 
     @classmethod
-    def run_in(
-        cls, folder: Path, options: Any, num_envs: int, baselines: Any = None, **given: Any
-    ) -> tuple[Run, Self]:
+    def run_in(cls, folder: Path, options: Any, num_envs: int, **given: Any) -> tuple[Run, Self]:
         """Do what `run` does in a folder, with so many envs; `given` is for the constructor."""
         settings: Any = {"tensorboard": options.tensorboard, "overwrite": options.overwrite}
         settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
@@ -315,7 +323,7 @@ class Trainer:
                 print(trainer.report())
             trainer.finish(run)
             envs.close()
-            run.draw_curve(title_of(options), baselines)
+            run.draw_curve(title_of(options), cls.BASELINES)
         return run, trainer
 
     @classmethod
@@ -354,6 +362,7 @@ def title_of(options: Any) -> str:
 
 def prepare(options: Any) -> None:
     """Set torch's threads and seed."""
+    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
 
