@@ -48,6 +48,8 @@ GROUPS = ((0, 4, 1), (4, 1, 3))
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
 CONTRACTORS = 4
+# Words of the true state whose bits are counted, and what the counts are divided by.
+COUNTS = {"red_hosts": 5, "degraded": 5, "barred": 4, "process_events": 2, "exists": 16}
 
 
 @dataclass
@@ -80,11 +82,8 @@ class Defender(nn.Module):
 
     def __init__(self, num_truths: int, options: Options) -> None:
         super().__init__()
-        width, hosts, units = (
-            options.width,
-            Cage4Memory.num_host_features,
-            Cage4Memory.num_unit_features,
-        )
+        width, memory = options.width, Cage4Memory
+        hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
         self.act = nn.Linear(width, 3)  # Remove, Restore, DeployDecoy on a host
@@ -151,12 +150,6 @@ class Cage4Defender(Trainer):
     """PPO on whole episodes of many games; see `Trainer`.
 
     `make_agent(num_truths, options)` is given how many numbers of the true state the critic sees.
-
-    Args:
-        options: How.
-        envs: The games, as `make_envs` makes them, the caller's to close; they are reset.
-        agent: None makes one.
-        earlier: How gradients were computed in the run that goes on.
     """
 
     Options = Options
@@ -170,17 +163,15 @@ class Cage4Defender(Trainer):
         self.options, self.envs, count = options, envs, options.num_games
         self.memory = Cage4Memory(count)
         self.begin_episodes(options.seed)
-        num_truths = self.truths().shape[2]
-        super().__init__(options, envs, agent or self.make_agent(num_truths, options), earlier)
+        agent = agent or self.make_agent(self.truths().shape[2], options)
+        super().__init__(options, envs, agent, earlier)
         if options.load is not None:
             self.agent.take_over(Cage4Player(options.load).weights)
         self.NUM_RECENT = 10 * count
         num_calls = self.total_updates * options.num_epochs * 25
         self.gradient = self.make_gradient(num_calls, options.minibatch, may_split=False)
-        self.optimizer = Adam(
-            self.gradient.parameters(), eps=1e-5, max_grad_norm=options.max_grad_norm
-        )
-        self.decisions = [self.make_columns(num, size, num_truths) for _, num, size in GROUPS]
+        weights, longest = self.gradient.parameters(), options.max_grad_norm
+        self.optimizer = Adam(weights, eps=1e-5, max_grad_norm=longest)
         shape = (NUM_STEPS, count, NUM_AGENTS)
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
         self.totals = np.zeros(count)
@@ -196,19 +187,6 @@ class Cage4Defender(Trainer):
         """Updates of the whole training."""
         return self.options.total_steps // self.rollout_steps
 
-    def make_columns(self, num_agents: int, size: int, num_truths: int) -> dict[str, Tensor]:
-        """Return memory for all decisions that agents of a group may make in a rollout."""
-        rows = NUM_STEPS * self.options.num_games * num_agents
-        return {
-            "hosts": torch.zeros(rows, size, 16, Cage4Memory.num_host_features),
-            "units": torch.zeros(rows, size, Cage4Memory.num_unit_features),
-            "useless": torch.zeros(rows, size * 56, dtype=torch.bool),
-            "truths": torch.zeros(rows, num_truths),
-            "choices": torch.zeros(rows, dtype=torch.int64),
-            "log_probs": torch.zeros(rows),
-            "place": torch.zeros(rows, dtype=torch.int64),  # step, game and agent in one number
-        }
-
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""
         self.obs, _ = self.envs.reset(seed=seed)
@@ -218,16 +196,7 @@ class Cage4Defender(Trainer):
     def truths(self) -> np.ndarray:
         """Return what the critic sees, float32 (G, 5, F): the true state of all, and of its own."""
         states, memory, count = self.envs.states, self.memory, self.options.num_games
-        numbers = [
-            np.bitwise_count(states[name]) / divisor
-            for name, divisor in (
-                ("red_hosts", 5),
-                ("degraded", 5),
-                ("barred", 4),
-                ("process_events", 2),
-                ("exists", 16),
-            )
-        ]
+        numbers = [np.bitwise_count(states[name]) / most for name, most in COUNTS.items()]
         size = states["session_flags"].shape[2]
         is_there = np.arange(size) < states["num_sessions"][..., None]
         privileged = ((states["session_flags"] & 2 > 0) & is_there).sum(2)
@@ -258,44 +227,37 @@ class Cage4Defender(Trainer):
         """Play one episode in every game."""
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
-        self.sizes = [0] * len(GROUPS)
+        found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
         self.totals[:] = 0
         for step in range(NUM_STEPS):
-            hosts, units, useless = (
-                memory.host_features(),
-                memory.unit_features(),
-                memory.useless(),
-            )
-            truths = self.truths()
-            self.is_free[step] = memory.is_free
-            choices = np.zeros((options.num_games, NUM_AGENTS), np.int64)
-            for group, (first, num, size) in enumerate(GROUPS):
-                games, agents = np.nonzero(memory.is_free[:, first : first + num])
+            seen = memory.host_features(), memory.unit_features(), memory.useless()
+            truths, is_free = self.truths(), memory.is_free
+            self.is_free[step], choices = is_free, np.zeros(is_free.shape, np.int64)
+            for rows, (first, num, size) in zip(found, GROUPS, strict=True):
+                games, agents = np.nonzero(is_free[:, first : first + num])
                 if not len(games):
                     continue
-                rows = slice(self.sizes[group], self.sizes[group] + len(games))
-                self.sizes[group] = rows.stop
-                columns = {name: column[rows] for name, column in self.decisions[group].items()}
-                own = first + agents[:, None] + np.arange(size)  # units of the agent
-                columns["hosts"][:] = torch.from_numpy(hosts[games[:, None], own])
-                columns["units"][:] = torch.from_numpy(units[games[:, None], own])
-                columns["useless"][:] = torch.from_numpy(useless[games[:, None], own]).flatten(1)
-                columns["truths"][:] = torch.from_numpy(truths[games, first + agents])
-                place = (step * options.num_games + games) * NUM_AGENTS + first + agents
-                columns["place"][:] = torch.from_numpy(place)
-                log_probs = self.agent.log_probs(
-                    columns["hosts"], columns["units"], columns["useless"]
-                )
+                agents += first
+                units = games[:, None], agents[:, None] + np.arange(size)  # of the agents
+                hosts, own, useless = (torch.from_numpy(x[units]) for x in seen)
+                log_probs = self.agent.log_probs(hosts, own, useless := useless.flatten(1))
                 noise = torch.empty_like(log_probs).exponential_().log_()
                 chosen = (log_probs - noise).argmax(1)  # a draw from the distribution
-                columns["choices"][:] = chosen
-                columns["log_probs"][:] = log_probs.gather(1, chosen[:, None])[:, 0]
-                choices[games, first + agents] = chosen.numpy()
+                choices[games, agents] = chosen.numpy()
+                row = {"hosts": hosts, "units": own, "useless": useless, "choices": chosen}
+                row["log_probs"] = log_probs.gather(1, chosen[:, None])[:, 0]
+                row["truths"] = torch.from_numpy(truths[games, agents])
+                place = (step * options.num_games + games) * NUM_AGENTS + agents
+                row["place"] = torch.from_numpy(place)  # step, game and agent in one number
+                rows.append(row)
             actions = memory.act(choices)
             self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
+        self.decisions = [
+            {name: torch.cat([row[name] for row in rows]) for name in rows[0]} for rows in found
+        ]
 
     def estimate(self) -> None:
         """Add advantages and returns to the decisions.
@@ -305,9 +267,9 @@ class Cage4Defender(Trainer):
         options, scale = self.options, float(self.agent.scale)
         values = np.zeros(self.rewards.size, np.float32)
         with torch.no_grad():
-            for columns, size in zip(self.decisions, self.sizes, strict=True):
-                found = self.agent.critic(columns["truths"][:size])[:, 0] * scale
-                values[columns["place"][:size].numpy()] = found.numpy()
+            for columns in self.decisions:
+                found = self.agent.critic(columns["truths"])[:, 0] * scale
+                values[columns["place"].numpy()] = found.numpy()
         values = values.reshape(self.rewards.shape)
         advantages = np.zeros_like(values)
         shape = self.rewards.shape[1:]
@@ -325,8 +287,8 @@ class Cage4Defender(Trainer):
         returns = (advantages + values)[self.is_free]
         self.agent.scale.fill_(0.8 * scale + 0.2 * float(returns.std() + 1e-3))
         returns = (advantages + values).reshape(-1) / float(self.agent.scale)
-        for columns, size in zip(self.decisions, self.sizes, strict=True):
-            place = columns["place"][:size].numpy()
+        for columns in self.decisions:
+            place = columns["place"].numpy()
             columns["advantages"] = torch.from_numpy(advantages.reshape(-1)[place])
             columns["returns"] = torch.from_numpy(returns[place])
 
@@ -337,11 +299,12 @@ class Cage4Defender(Trainer):
             group["lr"] = options.learning_rate * left
         self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
         wanted = (options.minibatch, options.minibatch // 5)
-        num_minibatches = max(1, self.sizes[0] // wanted[0])
+        sizes = [len(columns["place"]) for columns in self.decisions]
+        num_minibatches = max(1, sizes[0] // wanted[0])
         scalars: dict[str, float] = {}
         for _ in range(options.num_epochs):
             orders = []
-            for size, count in zip(self.sizes, wanted, strict=True):
+            for size, count in zip(sizes, wanted, strict=True):
                 rows = -(-num_minibatches * count // size)  # of agent 4 some twice, or not at all
                 order = torch.cat([torch.randperm(size) for _ in range(rows)])
                 orders.append(order[: num_minibatches * count].view(num_minibatches, count))
@@ -369,13 +332,10 @@ class Cage4Defender(Trainer):
 
     def finish(self, run: Run) -> None:
         """Save the policy."""
-        save_cage4_defender(
-            self.options.save / "defender.npz",
-            self.agent.weights(),
-            steps=self.steps,
-            temperature=self.options.temperature,
-            rules_version=CAGE4_RULES_VERSION,
-        )
+        facts: Any = {"steps": self.steps, "temperature": self.options.temperature}
+        facts["rules_version"] = CAGE4_RULES_VERSION
+        path = self.options.save / "defender.npz"
+        save_cage4_defender(path, self.agent.weights(), **facts)
 
     @classmethod
     def make_envs(
