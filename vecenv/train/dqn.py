@@ -111,26 +111,16 @@ def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
 
 
 class DQN(Replay):
-    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-    """
+    """DQN; see `Trainer` for what can be replaced."""
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(dqn_loss)
     STATE: ClassVar = (*Replay.STATE, "schedule")
 
-    def __init__(
-        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
-        space: Any = envs.single_action_space
-        obs_space: Any = envs.single_observation_space
+        space, obs_space = envs.single_action_space, envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
         # Pictures are stored once, and each of a stack.
         kept: Any = {"frame_stack": options.frame_stack or None}

@@ -148,14 +148,7 @@ def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
 
 
 class SAC(Replay):
-    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-    """
+    """SAC; see `Trainer` for what can be replaced."""
 
     Options = Options
     make_agent = Agent
@@ -164,29 +157,25 @@ class SAC(Replay):
     LOG_STEPS: ClassVar = 200
     STATE: ClassVar = (*Replay.STATE, "generator", "held")
 
-    def __init__(
-        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
-        space: Any = envs.single_action_space
-        self.space, self.is_on_device = space, is_on_device(envs)
+        self.space, self.is_on_device = envs.single_action_space, is_on_device(envs)
         if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
-        is_on_gpu = torch.device(options.device).type == "cuda"
+        space, device = self.space, torch.device(options.device)
+        is_on_gpu = device.type == "cuda"
         is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
         actions = Box(-1, 1, space.shape, space.dtype)
         self.set_up(envs.single_observation_space, actions, is_captured)
-        parameters, rate = self.gradient.parameters(), options.learning_rate
-        self.optimizer = Adam(parameters, lr=rate, deferred=is_captured)
-        self.noise = torch.zeros(2, options.batch_size, *space.shape, device=options.device)
-        self.generator = torch.Generator(options.device).manual_seed(options.seed)
+        weights, rate = self.gradient.parameters(), options.learning_rate
+        self.optimizer = Adam(weights, lr=rate, deferred=is_captured)
+        self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
+        self.generator = torch.Generator(device).manual_seed(options.seed)
         self.ids = np.arange(envs.num_envs)
         self.held = np.zeros_like(envs.action_space.sample())
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        bounds = space.low.copy(), space.high.copy()
-        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds)
-        # Envs that are stepping, as first-ready ones are, can't be saved.
-        if options.first_ready:
+        self.low, self.high = (torch.tensor(x, device=device) for x in (space.low, space.high))
+        if options.first_ready:  # envs that are stepping can't be saved
             self.STATE = tuple(name for name in self.STATE if name != "envs")
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator] if is_on_gpu else []
@@ -211,9 +200,8 @@ class SAC(Replay):
                 held = self.held[ids]
                 return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
             x = torch.as_tensor(obs).float().to(self.options.device)
-            noise = torch.randn(
-                (len(x), *self.noise.shape[2:]), generator=self.generator, device=x.device
-            )
+            shape: Any = len(x), *self.space.shape
+            noise = torch.randn(shape, generator=self.generator, device=x.device)
             actions = self.agent.act(x, noise)
             if torch.is_tensor(obs):
                 return actions.to(self.low.dtype)
