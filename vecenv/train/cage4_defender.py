@@ -167,7 +167,8 @@ class Cage4Defender(Trainer):
         super().__init__(options, envs, agent, earlier)
         if options.load is not None:
             self.agent.take_over(Cage4Player(options.load).weights)
-        self.NUM_RECENT = 10 * count
+        self.NUM_RECENT, self.rollout_steps = 10 * count, NUM_STEPS * count
+        self.total_updates = options.total_steps // self.rollout_steps
         num_calls = self.total_updates * options.num_epochs * 25
         self.gradient = self.make_gradient(num_calls, options.minibatch, may_split=False)
         weights, longest = self.gradient.parameters(), options.max_grad_norm
@@ -176,16 +177,6 @@ class Cage4Defender(Trainer):
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
         self.totals = np.zeros(count)
         self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
-
-    @property
-    def rollout_steps(self) -> int:
-        """Steps of the games in an update: an episode of each."""
-        return NUM_STEPS * self.options.num_games
-
-    @property
-    def total_updates(self) -> int:
-        """Updates of the whole training."""
-        return self.options.total_steps // self.rollout_steps
 
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""

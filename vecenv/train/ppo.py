@@ -300,9 +300,11 @@ class PPO(Trainer):
         if (file := getattr(options, "load", None)) is not None:
             load_agent(file, self.agent, identity_of(envs))
         self.ranks, self.game = ranks or Ranks(), game
-        self.is_shown = self.ranks.rank == 0
         self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
-        self.is_captured = takes_graphs(options, envs)
+        self.rollout_steps = self.ranks.size * envs.num_envs * options.num_steps
+        if options.graphs == "on" and not is_on_device(envs):
+            raise OptionsError("--graphs on: the envs are not on the device; leave it out")
+        self.is_captured = options.graphs != "off" and is_on_device(envs)
         obs = self.reset() if obs is None else obs
         self.memory, is_recurrent = None, self.agent.memory is not None
         if is_recurrent:
@@ -325,7 +327,7 @@ class PPO(Trainer):
             may_split=not is_recurrent,  # steps of a sequence depend on each other
             ranks=self.ranks,
             deferred=self.is_captured,
-            log=print if self.is_shown else None,
+            log=print if self.ranks.rank == 0 else None,
         )
         self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
         weights, rate = self.gradient.parameters(), options.learning_rate
@@ -337,11 +339,6 @@ class PPO(Trainer):
             once = ("learn_once",) if self.ranks.size == 1 else ()
             generators = [self.rollout.generator]
             self.capture("collect", "compute_advantages", *once, generators=generators)
-
-    @property
-    def rollout_steps(self) -> int:
-        """Env steps of a rollout, of all ranks."""
-        return self.ranks.size * self.envs.num_envs * self.options.num_steps
 
     def reset(self) -> Any:
         """Reset the envs; return their observations."""
@@ -381,18 +378,9 @@ class PPO(Trainer):
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
-        self.anneal(self.steps)
         self.collect()
         self.num_updates += 1
-        return {f"losses/{name}": value for name, value in self.improve().items()}
-
-    def anneal(self, steps: int) -> None:
-        """Let the learning rate, and the weight of the entropy, fall with the steps made."""
-        options = self.options
-        left = max(0.0, 1 - steps / options.total_steps)
-        self.optimizer.set_lr(options.learning_rate * left)
-        if options.entropy_falls:
-            self.agent.entropy_weight.fill_(options.entropy_weight * left)
+        return {f"losses/{name}": value for name, value in self.improve(self.steps).items()}
 
     @torch.inference_mode()
     def collect(self) -> None:
@@ -498,9 +486,18 @@ class PPO(Trainer):
                 self.ranks.normalize_(batch.advantages, batch.weights)
             yield batch
 
-    def improve(self) -> dict[str, float]:
-        """Learn from the rollout, and begin the next one; return scalars."""
-        rollout, agent = self.rollout, self.agent
+    def improve(self, steps: int) -> dict[str, float]:
+        """Learn from the rollout, and begin the next one; return scalars.
+
+        Args:
+            steps: Made before the rollout: with them the learning rate falls, and if asked for
+                the weight of the entropy.
+        """
+        options, rollout, agent = self.options, self.rollout, self.agent
+        left = max(0.0, 1 - steps / options.total_steps)
+        self.optimizer.set_lr(options.learning_rate * left)
+        if options.entropy_falls:
+            agent.entropy_weight.fill_(options.entropy_weight * left)
         with self.timing.phase("learner"):
             self.compute_advantages()
             means = self.learn()
@@ -510,7 +507,7 @@ class PPO(Trainer):
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
             variance = self.ranks.variance
             means["explained_variance"] = 1 - variance(returns - values) / variance(returns)
-            if self.options.normalize:
+            if options.normalize:
                 obs = each(rollout.obs, lambda x: x[:-1][rollout.valid])
                 agent.absorb(obs, returns, self.ranks)
             rollout.advance()
@@ -519,9 +516,8 @@ class PPO(Trainer):
 
     def check(self) -> None:
         """Raise what was found on the device since the last update, for which nobody has waited."""
-        if is_on_device(self.envs):
-            for part in (self.envs, self.rollout, self.gradient):
-                part.check()
+        super().check()
+        self.rollout.check()
 
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
@@ -542,10 +538,6 @@ class PPO(Trainer):
         if not found:
             raise OptionsError("a rollout has no step to learn from, only resets: more --num-steps")
         return means_of(found)
-
-    def should_stop(self, run: Run) -> bool:
-        """Whether a signal has come to any of the ranks."""
-        return any(self.ranks.gather(run.should_stop))
 
     def restore(self, run: Run, **given: Any) -> bool | None:
         """Go on where the run's checkpoint was made, all ranks from that of the first one."""
@@ -574,7 +566,7 @@ class PPO(Trainer):
 
     def finish(self, run: Run) -> None:
         """Save the policy, which `vecenv evaluate` plays and `--load` begins with."""
-        if self.is_shown:
+        if self.ranks.rank == 0:
             save_agent(self.options.save / "policy.npz", self.agent, identity_of(self.envs))
 
     @staticmethod
@@ -618,7 +610,9 @@ class PPO(Trainer):
         with refusing():
             cls.check_options(options)
             with Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
-                num_envs, rank = num_own_envs(options, ranks), ranks.rank
+                num_envs, rank = options.num_envs, ranks.rank
+                if ranks.size > 1:
+                    num_envs = cls.share_of(ranks, options)
                 options = replace(options, device=str(ranks.device))
                 folder = options.save if rank == 0 else options.save / f"rank{rank}"
                 options.tensorboard &= rank == 0
@@ -626,6 +620,23 @@ class PPO(Trainer):
                 if rank > 0:
                     raise SystemExit(0)  # the first one does the rest
         return run, trainer
+
+    @staticmethod
+    def share_of(ranks: Ranks, options: Options) -> int:
+        """Return how many of the envs each of several processes steps."""
+        if options.backend == "ray":
+            raise OptionsError("--backend ray has actors for its envs: start it without torchrun")
+        try:
+            num_envs = ranks.share_of(options.num_envs)
+        except ValueError as error:
+            raise OptionsError(f"--num-envs: {error}") from None
+        rows = num_envs * options.num_steps
+        if rows < 2 * options.num_minibatches:  # half of them may only reset an env
+            raise OptionsError(
+                f"--num-minibatches {options.num_minibatches}: a rollout has {rows} steps in each "
+                f"of {ranks.size} processes, expected at least twice as many as minibatches"
+            )
+        return num_envs
 
 
 class Actor:
@@ -650,36 +661,10 @@ class Actor:
         return actions.view(-1, *self.shape), found
 
 
-def num_own_envs(options: Options, ranks: Ranks) -> int:
-    """Return how many of the envs each process steps."""
-    if ranks.size == 1:
-        return options.num_envs
-    if options.backend == "ray":
-        raise OptionsError("--backend ray has actors for its envs: start it without torchrun")
-    try:
-        num_envs = ranks.share_of(options.num_envs)
-    except ValueError as error:
-        raise OptionsError(f"--num-envs: {error}") from None
-    rows = num_envs * options.num_steps
-    if rows < 2 * options.num_minibatches:  # half of them may only reset an env
-        raise OptionsError(
-            f"--num-minibatches {options.num_minibatches}: a rollout has {rows} steps in each of "
-            f"{ranks.size} processes, expected at least twice as many as minibatches"
-        )
-    return num_envs
-
-
 def identity_of(envs: VecEnv) -> dict[str, Any]:
     """Return the tables and rules that CAGE 2 envs play by; of others nothing."""
     owner = getattr(envs, "on_host", envs)
     return getattr(getattr(owner, "scenario", None), "identity", dict)()
-
-
-def takes_graphs(options: RolloutOptions, envs: VecEnv) -> bool:
-    """Return whether rollout and update are done by the device alone, in CUDA graphs."""
-    if options.graphs == "on" and not is_on_device(envs):
-        raise OptionsError("--graphs on: the envs are not on the device; leave it out")
-    return options.graphs != "off" and is_on_device(envs)
 
 
 def save_agent(file: Path, agent: Any, identity: dict[str, Any]) -> None:

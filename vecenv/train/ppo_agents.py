@@ -96,6 +96,8 @@ class AgentsPPO(Trainer):
     ) -> None:
         super().__init__(options, envs, agent or {}, earlier)
         self.game: Tensor | None = None
+        num_rows = sum(group.num_envs for group in envs.groups.values())
+        self.rollout_steps = options.num_steps * num_rows
         obs = self.reset()
         make, size = self.make_agent, 0 if self.game is None else self.game.shape[1]
         learner = ppo.PPO.replacing(
@@ -111,11 +113,6 @@ class AgentsPPO(Trainer):
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
             self.capture("collect")
-
-    @property
-    def rollout_steps(self) -> int:
-        """Steps of agents in a rollout, at most."""
-        return self.options.num_steps * sum(group.num_envs for group in self.envs.groups.values())
 
     def reset(self) -> dict[str, Any]:
         """Reset all games; return observations by group."""
@@ -153,9 +150,8 @@ class AgentsPPO(Trainer):
         before, scalars, self.episodes = self.steps, dict[str, float](), []
         self.collect()
         for name, learner in self.learners.items():
-            learner.anneal(before)
             self.steps -= learner.steps
-            means = learner.improve()
+            means = learner.improve(before)
             self.steps += learner.steps
             if learner.episodes:
                 mean = sum(learner.episodes) / len(learner.episodes)
@@ -168,12 +164,11 @@ class AgentsPPO(Trainer):
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
         names = "agent", "optimizer", "rollout", "memory"
-        pairs = [
-            (f"{k}/{name}", getattr(self.learners[k], name))
-            for k in self.learners
-            for name in names
-        ]
-        return super().snapshot() | {name: x for name, x in pairs if x is not None}
+        found = super().snapshot()
+        for group, learner in self.learners.items():
+            parts = {f"{group}/{name}": getattr(learner, name) for name in names}
+            found |= {name: part for name, part in parts.items() if part is not None}
+        return found
 
     def describe(self) -> dict[str, Any]:
         """Return how gradients are computed, by group."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,8 +26,6 @@ from vecenv.train.options import EnvOptions, GradientOptions, RunOptions
 from vecenv.train.trainer import Trainer, title_of
 
 __all__ = ["Batch", "Replay", "ReplayOptions", "TargetAgent"]
-
-FOLDER = "replay"  # of the replay buffer in that of the run
 
 
 @dataclass
@@ -72,8 +71,9 @@ class TargetAgent(nn.Module):
 class Replay(Trainer):
     """Steps envs, stores transitions, and lets the agent learn from those that are drawn.
 
-    A subclass gives `choose`, `of_buffer` and `optimizer`, and an agent with two methods more:
-    `follow(tau)`, which moves the targets, and `errors(batch)`, (B,) or (K, B) of a batch.
+    A subclass gives `optimizer` and `choose(obs)`, the actions (N, ...) to take at observations
+    (N, *obs_shape), and an agent with two methods more: `follow(tau)`, which moves the targets, and
+    `errors(batch)`, (B,) or (K, B) of a batch.
 
     Args:
         options: How.
@@ -88,7 +88,10 @@ class Replay(Trainer):
     STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
     AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
+    choose: Callable[..., Any]
+
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
+        torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
         super().__init__(options, envs, agent, earlier)
         self.rng = np.random.default_rng(options.seed)  # of random actions
         self.returns = np.zeros(envs.num_envs)  # of the open episodes
@@ -113,7 +116,10 @@ class Replay(Trainer):
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
         settings |= given
         if options.storage == "memmap":
-            settings |= {"storage": "memmap", "folder": options.save / FOLDER, "store_next": True}
+            folder = options.save / "replay"
+            if not options.resume:  # that of a run that is overwritten
+                shutil.rmtree(folder, ignore_errors=True)
+            settings |= {"storage": "memmap", "folder": folder, "store_next": True}
         self.buffer = kind(options.capacity, obs_space, action_space, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)
@@ -124,10 +130,6 @@ class Replay(Trainer):
         self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.writer.reset(self.obs)
         self.returns[:] = 0
-
-    def choose(self, obs: Any) -> Any:
-        """Return the actions (N, ...) to take at observations (N, *obs_shape)."""
-        raise NotImplementedError
 
     def of_buffer(self, actions: Tensor) -> Tensor:
         """Return the actions of a batch as the loss takes them."""
@@ -216,10 +218,3 @@ class Replay(Trainer):
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
         return begins_anew or "envs" not in self.STATE
-
-    @classmethod
-    def begin(cls, options: Any) -> None:
-        """Remove the replay buffer of a run that is overwritten, and prepare torch."""
-        torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
-        if not options.resume:
-            shutil.rmtree(options.save / FOLDER, ignore_errors=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from vecenv import VecEnv
-from vecenv.learn import Adam, Run
+from vecenv.learn import Adam
 from vecenv.train.envs import is_on_device
 from vecenv.train.networks import rectified
 from vecenv.train.options import OptionsError
@@ -155,7 +156,7 @@ class SAC(Replay):
     loss = staticmethod(sac_loss)
     MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     LOG_STEPS: ClassVar = 200
-    STATE: ClassVar = (*Replay.STATE, "generator", "held")
+    STATE: ClassVar = (*Replay.STATE, "generator", "held", "num_episodes")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
@@ -174,7 +175,8 @@ class SAC(Replay):
         self.ids = np.arange(envs.num_envs)
         self.held = np.zeros_like(envs.action_space.sample())
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        self.low, self.high = (torch.tensor(x, device=device) for x in (space.low, space.high))
+        bounds = [torch.tensor(x, device=device) for x in (space.low, space.high)]
+        self.bounds = SimpleNamespace(low=bounds[0], high=bounds[1]) if self.is_on_device else space
         if options.first_ready:  # envs that are stepping can't be saved
             self.STATE = tuple(name for name in self.STATE if name != "envs")
         if is_captured:  # from here on it is replayed, and waits for nothing
@@ -204,7 +206,7 @@ class SAC(Replay):
             noise = torch.randn(shape, generator=self.generator, device=x.device)
             actions = self.agent.act(x, noise)
             if torch.is_tensor(obs):
-                return actions.to(self.low.dtype)
+                return actions.to(self.bounds.low.dtype)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
@@ -224,18 +226,12 @@ class SAC(Replay):
             self.send(batch.obs, ids)
         else:
             actions = self.choose(self.obs, ids)
-            given = self.to_env(actions) if self.is_on_device else to_env(actions, self.space)
-            result = self.obs, rewards, *flags, _ = self.envs.step(given)
+            result = self.obs, rewards, *flags, _ = self.envs.step(to_env(actions, self.bounds))
             self.writer.step(actions, *result)
         self.steps += len(ids)
         if self.is_on_device:  # whose rewards nobody waits for
             return []
         return self.note_returns(rewards, np.logical_or(*flags), ids)
-
-    def to_env(self, actions: Tensor) -> Tensor:
-        """Turn actions from -1 to 1 into those that the env takes, on the device."""
-        scaled = self.low + (actions + 1) * (0.5 * (self.high - self.low))
-        return scaled.clamp(self.low, self.high)
 
     def ended(self) -> list[float]:
         """Wait for envs on a device, and return the newest of the returns of those that ended."""
@@ -246,12 +242,6 @@ class SAC(Replay):
         self.num_episodes = counts
         return found
 
-    def check(self) -> None:
-        """Raise what was found on the device since the last time, for which nobody has waited."""
-        super().check()
-        if self.is_on_device:
-            self.envs.check()
-
     def of_buffer(self, actions: Tensor) -> Tensor:
         """Return actions as numbers that the networks take."""
         return actions.float()
@@ -261,13 +251,6 @@ class SAC(Replay):
         batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
         obs, next_obs = batch.obs.float(), batch.next_obs.float()
         return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
-
-    def restore(self, run: Run, **given: Any) -> bool:
-        """Go on where the run's checkpoint was made; return whether envs begin, or begin anew."""
-        begins_anew = super().restore(run, **given)
-        if self.is_on_device:
-            self.num_episodes = self.envs.num_episodes.cpu().numpy()
-        return begins_anew
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
@@ -290,10 +273,15 @@ def is_bounded(space: Box) -> bool:
         return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
 
 
-def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
-    """Turn actions from -1 to 1 into those that the env takes."""
-    low, high = space.low, space.high
-    return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
+def to_env(actions: Any, bounds: Any) -> Any:
+    """Turn actions from -1 to 1 into those that the env takes: arrays, or tensors on a device.
+
+    Args:
+        actions: Of shape (N, A).
+        bounds: The space, or what has its `low` and `high` (A,) as tensors.
+    """
+    low, high = bounds.low, bounds.high
+    return (low + (actions + 1) * (0.5 * (high - low))).clip(low, high)
 
 
 load_policy, main = SAC.load_policy, SAC.main

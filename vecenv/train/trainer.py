@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vecenv import learn
-from vecenv.learn import Gradient, Graph, Run, describe_graphs, evaluate, load_checkpoint
-from vecenv.train.envs import make_envs
+from vecenv.learn import Gradient, Graph, Ranks, Run, describe_graphs, evaluate, load_checkpoint
+from vecenv.train.envs import is_on_device, make_envs
 from vecenv.train.options import OptionsError
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
@@ -31,6 +31,11 @@ class Trainer:
       of scalars to be logged. Static, as the gradient is compiled of it.
     - `collect(self)` steps the envs and stores what they return.
     - `evaluate(self, episodes, seed)` returns an `EvaluationResult`.
+
+    A trainer of another kind has `start(self)`, which resets the envs, `update(self)`, which
+    collects and learns and returns scalars to be logged, and the static method
+    `player(envs, agent, options)`, which returns the deterministic policy as
+    `vecenv.learn.evaluate` calls it.
 
     Args:
         options: An `Options` of the trainer's module.
@@ -52,6 +57,9 @@ class Trainer:
     Options: ClassVar[type]
     make_agent: Callable[..., Any]
     loss: Callable[..., Any]
+    start: Callable[..., Any]
+    update: Callable[..., Any]
+    player: Callable[..., Any]
     MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
     """Options that a resumed run may be given other values of."""
     STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
@@ -66,10 +74,11 @@ class Trainer:
 
     optimizer: Any
     gradient: Any = None
-    is_shown = True  # False of processes beside the first
+    rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
     def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, self.earlier = options, envs, earlier
+        self.timing, self.ranks = envs.timing, Ranks()
         if agent is None:
             try:
                 agent = self.make_agent(envs, options).to(getattr(options, "device", "cpu"))
@@ -101,16 +110,6 @@ class Trainer:
         made: Any = type(cls.__name__, (cls,), found)
         return made
 
-    @property
-    def timing(self) -> Any:
-        """Where the time goes, see `VecEnv`."""
-        return self.envs.timing
-
-    @property
-    def rollout_steps(self) -> int:
-        """Env steps that an update takes, at most; where fewer are left the training ends."""
-        return 1
-
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs to train in, or (not `on_device`) to play in, which are on the CPU."""
@@ -124,11 +123,6 @@ class Trainer:
     def vector_kwargs(options: Any) -> dict[str, Any]:
         """Return further arguments of the backend's class."""
         return {}
-
-    @staticmethod
-    def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
-        """Return the deterministic policy as `vecenv.learn.evaluate` calls it."""
-        raise NotImplementedError
 
     @staticmethod
     def play(act: Any, envs: Any, episodes: int, **given: Any) -> Any:
@@ -157,26 +151,17 @@ class Trainer:
             self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
             setattr(self, name, self.graphs[name])
 
-    def start(self) -> None:
-        """Reset the envs, and begin episodes."""
-        raise NotImplementedError
-
-    def update(self) -> dict[str, Any]:
-        """Collect steps and learn; return scalars to be logged."""
-        raise NotImplementedError
-
-    def should_stop(self, run: Run) -> bool:
-        """Whether a signal has come."""
-        return run.should_stop
-
     def train(self, run: Run) -> None:
         """Update until the steps are made, or until a signal says to stop, and save."""
         if self.restore(run):
             self.start()
         options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
-        shown: Any = {"rollout_steps": size, "is_shown": self.is_shown}
+        is_first = self.ranks.rank == 0
+        shown: Any = {"rollout_steps": size, "is_shown": is_first}
         with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
-            while self.steps + size <= options.total_steps and not self.should_stop(run):
+            while self.steps + size <= options.total_steps:
+                if any(self.ranks.gather(run.should_stop)):
+                    break
                 before = self.steps
                 with run.updating(self.num_updates + 1, before):
                     scalars = self.update()
@@ -186,11 +171,10 @@ class Trainer:
                     run.log(self.steps, {self.RETURN: recent, self.SPEED: speed, **scalars})
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 self.save_if_due(run, before)
-            is_over = self.steps + size > options.total_steps
-            progress.show(self.steps)
-            if is_over:
+            else:
                 progress.fill(self.steps)  # what no rollout fits into is left out
-        if self.is_shown and not is_over:  # below the bar, which would break the command
+            progress.show(self.steps)
+        if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
 
@@ -207,6 +191,8 @@ class Trainer:
         """Raise what was found on the device since the last time, for which nobody has waited."""
         if self.gradient is not None:
             self.gradient.check()
+        if is_on_device(self.envs):
+            self.envs.check()
 
     def describe(self) -> Any:
         """Return how gradients are computed, which a resumed run keeps; None to keep nothing."""
@@ -256,12 +242,6 @@ class Trainer:
         finally:
             envs.close()
 
-    def report(self) -> str:
-        """Say where the time went; of graphs the device says it."""
-        told = describe_graphs(self.graphs)
-        note = told and f"\nof these the table has the first calls only:\n{told}"
-        return f"{self.timing.report()}{note}"
-
     @classmethod
     def check_options(cls, options: Any) -> None:
         """Refuse options before anything is made.
@@ -272,10 +252,6 @@ class Trainer:
         device = getattr(options, "device", "cpu")
         if device != "cpu" and not torch.cuda.is_available():
             raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
-
-    @classmethod
-    def begin(cls, options: Any) -> None:
-        """Prepare the folder of the run and the process, before anything is made."""
 
     @classmethod
     def main(cls, options: Any) -> Any:
@@ -313,14 +289,15 @@ class Trainer:
         settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
         with Run(folder, options, options.resume, **settings) as run:
             earlier = run.read_json("gradient") if options.resume else None
-            cls.begin(options)
             envs = cls.make_envs(options, num_envs, on_device=True)
             trainer = cls(options, envs, earlier=earlier, **given)
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
             if options.profile and envs.timing.total_ns:
-                print(trainer.report())
+                told = describe_graphs(trainer.graphs)  # of graphs the device says it
+                note = told and f"\nof these the table has the first calls only:\n{told}"
+                print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
             envs.close()
             run.draw_curve(title_of(options), cls.BASELINES)
