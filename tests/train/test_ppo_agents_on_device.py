@@ -10,7 +10,7 @@ from vecenv import make_vec_agents
 from vecenv.agents import AgentRowsVecEnv
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as example
-from vecenv.train.envs import is_on_device
+from vecenv.train.options import is_on_device
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"num_games": 3, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}

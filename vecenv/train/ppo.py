@@ -26,9 +26,8 @@ from vecenv import RayVectorEnv, VecEnv, mask_width
 from vecenv.files import load_arrays, save_arrays
 from vecenv.learn import Adam, Moments, Ranks, Run, quick_products
 from vecenv.train import networks
-from vecenv.train.envs import is_on_device
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, each, mlp
-from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions
+from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions, is_on_device
 from vecenv.train.trainer import Trainer, means_of, prepare, refusing
 
 __all__ = ["DEFAULTS", "PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
@@ -104,7 +103,7 @@ class Agent(nn.Module):
     high: Tensor
 
     def __init__(
-        self, envs: VecEnv, options: RolloutOptions, *, num_agents: int = 0, state_size: int = 0
+        self, envs: Any, options: RolloutOptions, *, num_agents: int = 0, state_size: int = 0
     ) -> None:
         super().__init__()
         space: Any = envs.single_observation_space
@@ -187,7 +186,7 @@ class Agent(nn.Module):
             states.append(state)
         return self.memory.features(torch.cat(states))
 
-    def step(self, obs: Any, state: Any, is_first: Any) -> tuple[Tensor, Any]:
+    def step(self, obs: Any, state: Any = None, is_first: Any = None) -> tuple[Tensor, Any]:
         """Return vectors (B, F) for observations (B, ...), and the memory's state after them."""
         features = self.features(obs)
         if self.memory is None:
@@ -196,18 +195,18 @@ class Agent(nn.Module):
         return self.memory.features(state), state
 
     def act(
-        self,
-        obs: Any,
-        quantiles: Tensor | None = None,
-        mask: Tensor | None = None,
-        state: Tensor | None = None,
-        is_first: Tensor | None = None,
+        self, obs: Any, quantiles: Any = None, mask: Any = None, *memory: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return actions (B, K) and the new state of the memory, None without one.
 
-        Actions are those at `quantiles` (B, K) in 0..1, or the likeliest ones.
+        Args:
+            obs: Observations (B, ...), or a dict of these.
+            quantiles: float32 (B, K), in 0..1: where in the distribution the actions are; None for
+                the likeliest ones.
+            mask: Which choices are possible, 0 or not (B, sum(sizes)); None for all.
+            *memory: Its state, float32 (B, S), and where it begins anew with an episode, bool (B,).
         """
-        features, state = self.step(obs, state, is_first)
+        features, state = self.step(obs, *memory)
         policy = self.policy(features, mask)
         return policy.mode if quantiles is None else policy.icdf(quantiles), state
 
@@ -577,7 +576,7 @@ class PPO(Trainer):
         return {name: value for name, value in given.items() if value}
 
     @staticmethod
-    def player(envs: VecEnv, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
+    def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
         """Return the likeliest actions as a function of observations, and where episodes begin.
 
         Given a dict as `report`, the function puts values and probabilities into it.
@@ -643,7 +642,7 @@ class Actor:
     """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
 
     def __init__(
-        self, envs: VecEnv, options: Options, make_agent: Callable[[Any, Any], Any] = Agent
+        self, envs: VecEnv, options: Any, make_agent: Callable[[Any, Any], Any] = Agent
     ) -> None:
         self.agent, self.shape = make_agent(envs, options), envs.single_action_space.shape or ()
         self.to_env, self.load = self.agent.to_env, self.agent.load_state_dict

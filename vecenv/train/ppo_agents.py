@@ -21,7 +21,7 @@ from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
 from vecenv.learn import EvaluationResult, evaluate_games, load_checkpoint
 from vecenv.train import ppo
-from vecenv.train.envs import placed
+from vecenv.train.options import placed
 from vecenv.train.ppo import ppo_loss
 from vecenv.train.trainer import Trainer
 

@@ -217,4 +217,4 @@ class Replay(Trainer):
             self.obs = self.obs.to(self.options.device)
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
-        return begins_anew or "envs" not in self.STATE
+        return begins_anew or "envs" not in self.snapshot()

@@ -22,9 +22,8 @@ from torch.distributions import Normal
 
 from vecenv import VecEnv
 from vecenv.learn import Adam
-from vecenv.train.envs import is_on_device
 from vecenv.train.networks import rectified
-from vecenv.train.options import OptionsError
+from vecenv.train.options import OptionsError, is_on_device
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
 __all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
@@ -177,11 +176,14 @@ class SAC(Replay):
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
         bounds = [torch.tensor(x, device=device) for x in (space.low, space.high)]
         self.bounds = SimpleNamespace(low=bounds[0], high=bounds[1]) if self.is_on_device else space
-        if options.first_ready:  # envs that are stepping can't be saved
-            self.STATE = tuple(name for name in self.STATE if name != "envs")
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator] if is_on_gpu else []
             self.capture("learn", generators=generators)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint has; not envs that are stepping, which can't be saved."""
+        found = super().snapshot()
+        return {k: x for k, x in found.items() if k != "envs" or not self.options.first_ready}
 
     def start(self) -> None:
         """Reset the envs."""

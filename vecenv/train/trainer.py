@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vecenv import learn
 from vecenv.learn import Gradient, Graph, Ranks, Run, describe_graphs, evaluate, load_checkpoint
-from vecenv.train.envs import is_on_device, make_envs
-from vecenv.train.options import OptionsError
+from vecenv.train.options import OptionsError, is_on_device, make_envs
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
 
