@@ -1,4 +1,4 @@
-"""DQN for Box observations, vectors or pictures, and Discrete actions.
+"""DQN for Discrete actions, and observations of any common kind.
 
     vecenv train CartPole-v1 --algo dqn
 
@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
 from vecenv.learn import Adam, Run, load_checkpoint
-from vecenv.train.networks import Encoders, rectified
+from vecenv.train.networks import Encoders, each, rectified
 from vecenv.train.options import OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
@@ -81,10 +81,8 @@ class Agent(TargetAgent):
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
         obs_space, space = envs.single_observation_space, envs.single_action_space
-        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
-        if not (is_known and isinstance(space, Discrete)):
-            found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            raise OptionsError(f"{found}, expected (Box, Discrete), no number alone; use a wrapper")
+        if not isinstance(space, Discrete):
+            raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
         self.network = QNetwork(obs_space, int(space.n), options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.is_double = options.double
@@ -124,7 +122,7 @@ class DQN(Replay):
         self.num_actions, self.first_action = int(space.n), int(space.start)
         # Pictures are stored once, and each of a stack.
         kept: Any = {"frame_stack": options.frame_stack or None}
-        kept["store_next"] = len(obs_space.shape) == 1
+        kept["store_next"] = obs_space.shape is None or len(obs_space.shape) == 1
         self.set_up(obs_space, space, is_captured=False, **kept)
         clip, weights = options.max_grad_norm, self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
@@ -136,16 +134,17 @@ class DQN(Replay):
         if self.envs.has_action_masks:
             print("dqn ignores the env's action masks: it may take actions that these forbid")
 
-    def choose(self, obs: np.ndarray) -> np.ndarray:
+    def choose(self, obs: Any) -> np.ndarray:
         """Return the best actions, some of them replaced by random ones."""
-        options, count = self.options, len(obs)
+        options, count = self.options, self.envs.num_envs
         random = self.rng.integers(self.num_actions, size=count) + self.first_action
         if self.steps < options.learning_starts:
             return random
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
-        best = self.agent.act(torch.from_numpy(obs).to(options.device)).cpu().numpy()
+        x = each(obs, lambda part: torch.from_numpy(part).to(options.device))
+        best = self.agent.act(x).cpu().numpy()
         return np.where(is_random, random, best + self.first_action)
 
     def of_buffer(self, actions: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv
 from vecenv.learn import Run
-from vecenv.train.options import EnvOptions, GradientOptions, RunOptions
+from vecenv.train.networks import each
+from vecenv.train.options import EnvOptions, GradientOptions, RunOptions, is_on_device
 from vecenv.train.trainer import Trainer, title_of
 
 __all__ = ["Batch", "Replay", "ReplayOptions", "TargetAgent"]
@@ -213,8 +214,8 @@ class Replay(Trainer):
         begins_anew = super().restore(run, later=("buffer",), **given)
         if begins_anew is None:
             return True
-        if torch.is_tensor(self.obs):
-            self.obs = self.obs.to(self.options.device)
+        if is_on_device(self.envs):
+            self.obs = each(self.obs, lambda part: part.to(self.options.device))
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
         return begins_anew or "envs" not in self.snapshot()

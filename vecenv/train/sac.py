@@ -22,7 +22,7 @@ from torch.distributions import Normal
 
 from vecenv import VecEnv
 from vecenv.learn import Adam
-from vecenv.train.networks import rectified
+from vecenv.train.networks import Encoders, each, rectified
 from vecenv.train.options import OptionsError, is_on_device
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
@@ -88,15 +88,15 @@ class Agent(TargetAgent):
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
-        obs_space: Any = envs.single_observation_space
         space: Any = envs.single_action_space
-        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
         is_row = isinstance(space, Box) and len(space.shape) == 1 and is_bounded(space)
-        if not (is_known and is_row and space.dtype in (np.float32, np.float64)):
-            wanted = "(Box with an axis, bounded Box of floats with one); use a wrapper to convert"
-            found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            raise OptionsError(f"{found}, expected {wanted}")
-        num_inputs, self.num_actions = math.prod(obs_space.shape), len(space.low)
+        if not (is_row and space.dtype in (np.float32, np.float64)):
+            wanted = "a bounded Box of floats with one axis; use a wrapper"
+            raise OptionsError(f"actions are {space}, expected {wanted}")
+        self.encoders = Encoders(envs.single_observation_space)  # without weights
+        if self.encoders.has_pictures:
+            raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
+        num_inputs, self.num_actions = self.encoders.num_features, len(space.low)
         widths = num_inputs, *options.hidden
         hidden = rectified(*widths)
         last = nn.Linear(widths[-1], 2 * self.num_actions)
@@ -108,7 +108,7 @@ class Agent(TargetAgent):
 
     def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions (B, A), drawn with normal noise (B, A), and log-probabilities (B,)."""
-        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         raw = mean + normal.scale * noise
         # The normal density over tanh' = 1 - tanh^2, whose logarithm must not be -inf.
@@ -118,17 +118,17 @@ class Agent(TargetAgent):
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
-        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
 
     def errors(self, batch: Batch) -> Tensor:
         """Return what the critics (2, B) are above rewards and the value that the targets tell."""
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
-            values = self.targets(batch.next_obs, actions).amin(0)
+            values = self.targets(self.encoders(batch.next_obs), actions).amin(0)
             values = values - self.log_alpha.exp() * log_probs
             goals = batch.rewards + batch.discounts * values
-        return self.critics(batch.obs, batch.actions) - goals
+        return self.critics(self.encoders(batch.obs), batch.actions) - goals
 
 
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,7 +139,7 @@ def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
     alpha = agent.log_alpha.exp().detach()
     critic_loss = (batch.importance * agent.errors(batch).square()).sum(0).mean() / 2
     actions, log_probs = agent.draw(batch.obs, batch.noise)
-    values = agent.critics(batch.obs, actions, frozen=True).amin(0)
+    values = agent.critics(agent.encoders(batch.obs), actions, frozen=True).amin(0)
     actor_loss = (alpha * log_probs - values).mean()
     entropy = -log_probs.detach().mean()
     alpha_loss = agent.log_alpha * (entropy + agent.num_actions)
@@ -202,12 +202,12 @@ class SAC(Replay):
                 if self.steps // len(self.ids) % self.options.hold == 0:
                     self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
                 held = self.held[ids]
-                return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
-            x = torch.as_tensor(obs).float().to(self.options.device)
-            shape: Any = len(x), *self.space.shape
-            noise = torch.randn(shape, generator=self.generator, device=x.device)
+                return torch.from_numpy(held).to(self.noise.device) if self.is_on_device else held
+            x = each(obs, lambda part: torch.as_tensor(part).to(self.noise.device))
+            shape: Any = len(self.held[ids]), *self.space.shape
+            noise = torch.randn(shape, generator=self.generator, device=self.noise.device)
             actions = self.agent.act(x, noise)
-            if torch.is_tensor(obs):
+            if self.is_on_device:
                 return actions.to(self.bounds.low.dtype)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
@@ -251,14 +251,14 @@ class SAC(Replay):
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
         batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
-        obs, next_obs = batch.obs.float(), batch.next_obs.float()
+        obs, next_obs = (each(x, lambda part: part.float()) for x in (batch.obs, batch.next_obs))
         return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
         """Return the most likely actions as a function of observations."""
         space = envs.single_action_space
-        return lambda obs: to_env(agent.act(obs.float()).cpu().numpy(), space)
+        return lambda obs: to_env(agent.act(obs).cpu().numpy(), space)
 
     @classmethod
     def check_options(cls, options: Options) -> None:
