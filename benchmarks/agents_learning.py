@@ -65,15 +65,16 @@ def train_example(options: Any) -> Act:
     """Train the example; return its policy."""
     envs = ppo.AgentsPPO.make_envs(options, options.num_games)
     trainer = ppo.AgentsPPO(options, envs)
-    while trainer.steps + trainer.num_rows * options.num_steps <= options.total_steps:
+    while trainer.steps + trainer.rollout_steps <= options.total_steps:
         trainer.update()
     envs.close()
     (learner,) = trainer.learners.values()
 
     @torch.inference_mode()
     def act(obs: np.ndarray, draws: bool) -> np.ndarray:
-        policy = learner.agent.policy(learner.agent.features(torch.from_numpy(obs)))
-        return (policy.sample() if draws else policy.mode).numpy()
+        quantiles = torch.rand(len(obs), len(learner.agent.sizes)) if draws else None
+        actions, _ = learner.agent.act(torch.from_numpy(obs), quantiles)
+        return actions.squeeze(1).numpy()
 
     return act
 
@@ -83,7 +84,7 @@ def train_sb3(options: Any) -> Act:
     model_class: Any = import_module("stable_baselines3").PPO
     games = rows_for_sb3(options)
     size = games.num_envs * options.num_steps
-    hidden = list(options.hidden)
+    hidden = list(options.hidden or (64, 64))
     model = model_class(
         "MlpPolicy",
         games,
@@ -95,7 +96,7 @@ def train_sb3(options: Any) -> Act:
         gae_lambda=options.gae_lambda,
         clip_range=options.clip,
         ent_coef=options.entropy_weight,
-        vf_coef=options.value_weight,
+        vf_coef=options.value_weight / 2,  # of the squared error, not of half of it
         max_grad_norm=options.max_grad_norm,
         policy_kwargs={"net_arch": {"pi": hidden, "vf": hidden}},  # tanh and eps 1e-5 by default
         device="cpu",

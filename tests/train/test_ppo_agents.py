@@ -140,7 +140,7 @@ def lives(factory, trainer, learner):
     Yields:
         obs, states (L + 1, ...), actions, rewards (L,), who, terminated.
     """
-    rollout, num_agents = learner.rollout, learner.num_agents
+    rollout, num_agents = learner.rollout, learner.envs.num_agents
     for number in range(trainer.options.num_games):
         game = factory()
         obs, _ = game.reset(seed=trainer.options.seed + number)
@@ -180,7 +180,8 @@ def living_rows(trainer, learner):
         seen = torch.from_numpy(np.stack(obs))
         state = torch.from_numpy(np.stack(states)).flatten(1)
         features = agent.features(seen, torch.full((len(seen),), who))
-        values = agent.value(features, state).detach().double().tolist()
+        state_seen = state if agent.state_size else None
+        values = agent.value(features, state_seen).detach().double().tolist()
         values[-1] *= not terminated
         advantage, advantages = 0.0, []
         for t in reversed(range(len(rewards))):
@@ -207,9 +208,7 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
         for parameter in agent.parameters():
             parameter.add_(torch.randn_like(parameter) / 3)
     trainer.collect()
-    with torch.inference_mode():
-        last = agent.features(learner.rollout.obs_at(40))
-        learner.rollout.compute_advantages(learner.values(last, trainer.state))
+    learner.compute_advantages()
     (batch,) = learner.rollout.minibatches(1, fixed=True)
     scalars = learner.gradient(batch)
     found = [parameter.grad.clone() for parameter in agent.parameters()]
@@ -219,11 +218,11 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
     assert count == learner.rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
     features = agent.features(rows["obs"], rows["who"])
     policy = agent.policy(features)
-    log_probs = policy.log_prob(rows["actions"])
-    values = agent.value(features, rows["states"])
+    log_probs = policy.log_prob(rows["actions"][:, None])
+    values = agent.value(features, rows["states"] if critic == "central" else None)
     ratio = (log_probs - log_probs.detach()).exp()
     squares = (values - rows["returns"].float()).square()
-    loss = options.value_weight * squares - ratio * rows["advantages"].float()
+    loss = options.value_weight * squares / 2 - ratio * rows["advantages"].float()
     loss = (loss - options.entropy_weight * policy.entropy()).mean()
     expected = torch.autograd.grad(loss, list(agent.parameters()))
     torch.testing.assert_close(scalars["loss"], loss.detach(), rtol=1e-4, atol=1e-5)
@@ -269,10 +268,10 @@ def test_a_central_critic_sees_the_state_of_its_game(as_module):
     seen = 0
     for batch in learner.rollout.minibatches(4, fixed=True):
         share = (1 + batch.indices % 3)[:, None] / 5
-        torch.testing.assert_close(batch.obs, batch.extras["state"][:, :3] * share)
+        torch.testing.assert_close(batch.obs, batch.extras["game"][:, :3] * share)
         seen += int(batch.weights.sum())
     assert seen == learner.rollout.num_valid
-    assert learner.rollout.extras["state"].shape == (16, 3, 6), "stored once for a game"
+    assert learner.rollout.extras["game"].shape == (16, 3, 6), "stored once for a game"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from vecenv import make_vec_agents
 from vecenv.agents import AgentRowsVecEnv
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as example
+from vecenv.train.options import is_on_device
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"num_games": 3, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}
@@ -58,9 +59,7 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
         refuse_host(patch)
         trainer.collect()
         for learner in trainer.learners.values():
-            with torch.inference_mode():
-                last = learner.agent.features(learner.rollout.obs_at(learner.rollout.num_steps))
-                learner.rollout.compute_advantages(learner.values(last, None))
+            learner.compute_advantages()
             learner.learn_once()
             learner.rollout.advance()
 
@@ -68,11 +67,9 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
 def test_games_are_on_the_device_for_the_training_alone():
     options = example.Options(env="Spread-v0", device="cuda", env_kwargs={"max_cycles": 9})
     envs = example.AgentsPPO.make_envs(options, 2, on_device=True)
-    assert all(map(example.is_on_device, envs.groups.values()))
+    assert all(map(is_on_device, envs.groups.values()))
     assert options.env_kwargs == {"max_cycles": 9}
-    assert not any(
-        map(example.is_on_device, example.AgentsPPO.make_envs(options, 2).groups.values())
-    )
+    assert not any(map(is_on_device, example.AgentsPPO.make_envs(options, 2).groups.values()))
 
 
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path):

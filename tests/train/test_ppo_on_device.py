@@ -16,7 +16,7 @@ from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 from vecenv.learn import Graph, Ranks, load_checkpoint
 from vecenv.train import OptionsError, networks, ppo
-from vecenv.train import envs as train_envs
+from vecenv.train import options as train_envs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -52,10 +52,8 @@ class OddSpaces(Drift):
             self.action_space = Box(-np.inf, np.inf, (2,), np.float32)
         elif which == "bounds that stand for none":
             self.action_space = Box(-3e38, 3e38, (2,), np.float32)
-        elif which == "a number":
-            self.observation_space = Box(-1, 1, (), np.float32)
-        else:
-            self.observation_space = Dict(a=Box(-1, 1, (2,)))
+        elif which == "pictures":
+            self.observation_space = Box(0, 255, (8, 8, 1), np.uint8)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -273,12 +271,39 @@ def test_a_run_that_is_finished_is_not_said_to_go_on(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "which", ["discrete", "unbounded", "bounds that stand for none", "a number", "dict"]
+    "which", ["discrete", "unbounded", "bounds that stand for none", "pictures"]
 )
 def test_other_spaces_are_refused(tmp_path, which):
     changed = {"env_id": "SacOddSpaces-v0", "env_kwargs": {"which": which}}
-    with pytest.raises(SystemExit, match=r"SacOddSpaces-v0 has the spaces .*; use a wrapper"):
+    with pytest.raises(
+        SystemExit, match=r"SacOddSpaces-v0: (actions are .*; use a wr|observations have p)"
+    ):
         sac.main(options_for(tmp_path, **changed))
+
+
+class Parts(Drift):
+    """The place in parts, and a choice."""
+
+    observation_space = Dict(a=Box(-np.inf, np.inf, (2,), np.float64), b=Discrete(3, start=1))
+
+    def reset(self, **kwargs):
+        place, infos = super().reset(**kwargs)
+        return {"a": place[:2], "b": 1 + self.step_count % 3}, infos
+
+    def step(self, action):
+        place, *others = super().step(action)
+        return {"a": place[:2], "b": 1 + self.step_count % 3}, *others
+
+
+def test_observations_of_several_parts_are_learned_from_and_resumed(tmp_path):
+    gym.register("SacParts-v0", Parts, disable_env_checker=True)
+    try:
+        changed = {"env_id": "SacParts-v0", "save_every": 60}
+        whole = sac.main(options_for(tmp_path / "whole", **changed))
+        sac.main(options_for(tmp_path / "half", **{**changed, "total_steps": 63}))
+        assert sac.main(options_for(tmp_path / "half", resume=True, **changed)) == whole
+    finally:
+        gym.registry.pop("SacParts-v0")
 
 
 @pytest.mark.slow

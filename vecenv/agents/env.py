@@ -114,6 +114,7 @@ class AgentGroup:
         alive: bool (num_envs,), whose actions the next step takes. The env's memory, always the
             latest.
         valid: bool (num_envs,), who acted in the latest step. The env's memory.
+        timing: Of the games, see `VecEnv`.
     """
 
     def __init__(self, name: str, members: Members, games: VecEnv) -> None:
@@ -127,7 +128,7 @@ class AgentGroup:
         self.autoreset_mode, self.metadata = games.autoreset_mode, games.metadata
         self.alive = np.zeros(self.num_envs, np.bool_)
         self.valid = np.zeros(self.num_envs, np.bool_)
-        self.allocate = games.allocate
+        self.allocate, self.timing = games.allocate, games.timing
         self.checks = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
         self.masks = GroupMasks(members, self.num_games)
         self._allowed = members.allowed

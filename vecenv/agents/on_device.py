@@ -87,7 +87,7 @@ class CudaAgentGroup(AgentGroup):
             games,
         )
         self._layout, self._games, self._is_flat = layout, games, is_flat
-        self.device = games.device
+        self.device, self.check = games.device, games.check
         self.alive = games.allocate((self.num_envs,), np.bool_)
         self.valid = games.allocate((self.num_envs,), np.bool_)
         self._columns = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -30,7 +30,7 @@ from vecenv.cage import (
     load_defender,
     save_defender,
 )
-from vecenv.learn import Run, evaluating
+from vecenv.learn import evaluating
 from vecenv.train import ppo
 from vecenv.train.options import OptionsError
 
@@ -64,6 +64,7 @@ class Cage2Defender(ppo.PPO):
     """PPO for the score of the challenge, whose episodes end for good after their last step."""
 
     Options = Options
+    BASELINES: ClassVar = WINNER
 
     @cached_property
     def shares(self) -> torch.Tensor:
@@ -89,14 +90,11 @@ class Cage2Defender(ppo.PPO):
         super().check_options(options)
 
     @classmethod
-    def run(cls, options: Any, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
-        """Train in the env that the options describe, and save."""
-        return super().run(with_env(options), baselines or WINNER)
-
-    @staticmethod
-    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
+    def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
         """Make envs that attack and observe as the options say."""
-        return ppo.PPO.make_envs(with_env(options), num_envs, on_device=on_device)
+        given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
+        options = replace(options, env_kwargs={**given, **options.env_kwargs})
+        return super().make_envs(options, num_envs, on_device=on_device)
 
     @classmethod
     def main(cls, options: Options) -> Evaluation:
@@ -112,12 +110,6 @@ class Cage2Defender(ppo.PPO):
             f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}"
         )
         return result
-
-
-def with_env(options: Options) -> Options:
-    """Return the options with those of the env filled in."""
-    given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
-    return replace(options, env_kwargs={**given, **options.env_kwargs})
 
 
 load_policy, main = Cage2Defender.load_policy, Cage2Defender.main

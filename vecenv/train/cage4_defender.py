@@ -14,9 +14,8 @@ sees the true state. The policy sees what its agent has seen, and no messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
-from vecenv.learn import Adam, Gradient, Run, evaluating, gradient_options
+from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
 
@@ -49,6 +48,8 @@ GROUPS = ((0, 4, 1), (4, 1, 3))
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
 CONTRACTORS = 4
+# Words of the true state whose bits are counted, and what the counts are divided by.
+COUNTS = {"red_hosts": 5, "degraded": 5, "barred": 4, "process_events": 2, "exists": 16}
 
 
 @dataclass
@@ -81,11 +82,8 @@ class Defender(nn.Module):
 
     def __init__(self, num_truths: int, options: Options) -> None:
         super().__init__()
-        width, hosts, units = (
-            options.width,
-            Cage4Memory.num_host_features,
-            Cage4Memory.num_unit_features,
-        )
+        width, memory = options.width, Cage4Memory
+        hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
         self.act = nn.Linear(width, 3)  # Remove, Restore, DeployDecoy on a host
@@ -152,57 +150,33 @@ class Cage4Defender(Trainer):
     """PPO on whole episodes of many games; see `Trainer`.
 
     `make_agent(num_truths, options)` is given how many numbers of the true state the critic sees.
-
-    Args:
-        options: How.
-        envs: The games, as `make_envs` makes them, the caller's to close; they are reset.
-        agent: None makes one.
-        earlier: How gradients were computed in the run that goes on.
     """
 
     Options = Options
     make_agent = Defender
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"eval_episodes"}
+    STATE: ClassVar = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
+    BASELINES: ClassVar = BASELINES
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
         self.memory = Cage4Memory(count)
         self.begin_episodes(options.seed)
-        num_truths = self.truths().shape[2]
-        super().__init__(options, envs, agent or self.make_agent(num_truths, options), earlier)
+        agent = agent or self.make_agent(self.truths().shape[2], options)
+        super().__init__(options, envs, agent, earlier)
         if options.load is not None:
             self.agent.take_over(Cage4Player(options.load).weights)
-        self.total_updates = options.total_steps // (NUM_STEPS * count)
-        how = gradient_options(
-            options.compile,
-            num_calls=self.total_updates * options.num_epochs * 25,
-            num_rows=options.minibatch,
-            earlier=earlier,
-        )
-        loss = partial(self.loss, options=options)
-        self.gradient = Gradient(self.agent, loss, compile=how["compile"], log=print)
-        self.optimizer = Adam(
-            self.gradient.parameters(), eps=1e-5, max_grad_norm=options.max_grad_norm
-        )
-        self.decisions = [self.make_columns(num, size, num_truths) for _, num, size in GROUPS]
+        self.NUM_RECENT, self.rollout_steps = 10 * count, NUM_STEPS * count
+        self.total_updates = options.total_steps // self.rollout_steps
+        num_calls = self.total_updates * options.num_epochs * 25
+        self.gradient = self.make_gradient(num_calls, options.minibatch, may_split=False)
+        weights, longest = self.gradient.parameters(), options.max_grad_norm
+        self.optimizer = Adam(weights, eps=1e-5, max_grad_norm=longest)
         shape = (NUM_STEPS, count, NUM_AGENTS)
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
         self.totals = np.zeros(count)
         self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
-
-    def make_columns(self, num_agents: int, size: int, num_truths: int) -> dict[str, Tensor]:
-        """Return memory for all decisions that agents of a group may make in a rollout."""
-        rows = NUM_STEPS * self.options.num_games * num_agents
-        return {
-            "hosts": torch.zeros(rows, size, 16, Cage4Memory.num_host_features),
-            "units": torch.zeros(rows, size, Cage4Memory.num_unit_features),
-            "useless": torch.zeros(rows, size * 56, dtype=torch.bool),
-            "truths": torch.zeros(rows, num_truths),
-            "choices": torch.zeros(rows, dtype=torch.int64),
-            "log_probs": torch.zeros(rows),
-            "place": torch.zeros(rows, dtype=torch.int64),  # step, game and agent in one number
-        }
 
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""
@@ -213,16 +187,7 @@ class Cage4Defender(Trainer):
     def truths(self) -> np.ndarray:
         """Return what the critic sees, float32 (G, 5, F): the true state of all, and of its own."""
         states, memory, count = self.envs.states, self.memory, self.options.num_games
-        numbers = [
-            np.bitwise_count(states[name]) / divisor
-            for name, divisor in (
-                ("red_hosts", 5),
-                ("degraded", 5),
-                ("barred", 4),
-                ("process_events", 2),
-                ("exists", 16),
-            )
-        ]
+        numbers = [np.bitwise_count(states[name]) / most for name, most in COUNTS.items()]
         size = states["session_flags"].shape[2]
         is_there = np.arange(size) < states["num_sessions"][..., None]
         privileged = ((states["session_flags"] & 2 > 0) & is_there).sum(2)
@@ -253,44 +218,37 @@ class Cage4Defender(Trainer):
         """Play one episode in every game."""
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
-        self.sizes = [0] * len(GROUPS)
+        found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
         self.totals[:] = 0
         for step in range(NUM_STEPS):
-            hosts, units, useless = (
-                memory.host_features(),
-                memory.unit_features(),
-                memory.useless(),
-            )
-            truths = self.truths()
-            self.is_free[step] = memory.is_free
-            choices = np.zeros((options.num_games, NUM_AGENTS), np.int64)
-            for group, (first, num, size) in enumerate(GROUPS):
-                games, agents = np.nonzero(memory.is_free[:, first : first + num])
+            seen = memory.host_features(), memory.unit_features(), memory.useless()
+            truths, is_free = self.truths(), memory.is_free
+            self.is_free[step], choices = is_free, np.zeros(is_free.shape, np.int64)
+            for rows, (first, num, size) in zip(found, GROUPS, strict=True):
+                games, agents = np.nonzero(is_free[:, first : first + num])
                 if not len(games):
                     continue
-                rows = slice(self.sizes[group], self.sizes[group] + len(games))
-                self.sizes[group] = rows.stop
-                columns = {name: column[rows] for name, column in self.decisions[group].items()}
-                own = first + agents[:, None] + np.arange(size)  # units of the agent
-                columns["hosts"][:] = torch.from_numpy(hosts[games[:, None], own])
-                columns["units"][:] = torch.from_numpy(units[games[:, None], own])
-                columns["useless"][:] = torch.from_numpy(useless[games[:, None], own]).flatten(1)
-                columns["truths"][:] = torch.from_numpy(truths[games, first + agents])
-                place = (step * options.num_games + games) * NUM_AGENTS + first + agents
-                columns["place"][:] = torch.from_numpy(place)
-                log_probs = self.agent.log_probs(
-                    columns["hosts"], columns["units"], columns["useless"]
-                )
+                agents += first
+                units = games[:, None], agents[:, None] + np.arange(size)  # of the agents
+                hosts, own, useless = (torch.from_numpy(x[units]) for x in seen)
+                log_probs = self.agent.log_probs(hosts, own, useless := useless.flatten(1))
                 noise = torch.empty_like(log_probs).exponential_().log_()
                 chosen = (log_probs - noise).argmax(1)  # a draw from the distribution
-                columns["choices"][:] = chosen
-                columns["log_probs"][:] = log_probs.gather(1, chosen[:, None])[:, 0]
-                choices[games, first + agents] = chosen.numpy()
+                choices[games, agents] = chosen.numpy()
+                row = {"hosts": hosts, "units": own, "useless": useless, "choices": chosen}
+                row["log_probs"] = log_probs.gather(1, chosen[:, None])[:, 0]
+                row["truths"] = torch.from_numpy(truths[games, agents])
+                place = (step * options.num_games + games) * NUM_AGENTS + agents
+                row["place"] = torch.from_numpy(place)  # step, game and agent in one number
+                rows.append(row)
             actions = memory.act(choices)
             self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
+        self.decisions = [
+            {name: torch.cat([row[name] for row in rows]) for name in rows[0]} for rows in found
+        ]
 
     def estimate(self) -> None:
         """Add advantages and returns to the decisions.
@@ -300,9 +258,9 @@ class Cage4Defender(Trainer):
         options, scale = self.options, float(self.agent.scale)
         values = np.zeros(self.rewards.size, np.float32)
         with torch.no_grad():
-            for columns, size in zip(self.decisions, self.sizes, strict=True):
-                found = self.agent.critic(columns["truths"][:size])[:, 0] * scale
-                values[columns["place"][:size].numpy()] = found.numpy()
+            for columns in self.decisions:
+                found = self.agent.critic(columns["truths"])[:, 0] * scale
+                values[columns["place"].numpy()] = found.numpy()
         values = values.reshape(self.rewards.shape)
         advantages = np.zeros_like(values)
         shape = self.rewards.shape[1:]
@@ -320,8 +278,8 @@ class Cage4Defender(Trainer):
         returns = (advantages + values)[self.is_free]
         self.agent.scale.fill_(0.8 * scale + 0.2 * float(returns.std() + 1e-3))
         returns = (advantages + values).reshape(-1) / float(self.agent.scale)
-        for columns, size in zip(self.decisions, self.sizes, strict=True):
-            place = columns["place"][:size].numpy()
+        for columns in self.decisions:
+            place = columns["place"].numpy()
             columns["advantages"] = torch.from_numpy(advantages.reshape(-1)[place])
             columns["returns"] = torch.from_numpy(returns[place])
 
@@ -332,11 +290,12 @@ class Cage4Defender(Trainer):
             group["lr"] = options.learning_rate * left
         self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
         wanted = (options.minibatch, options.minibatch // 5)
-        num_minibatches = max(1, self.sizes[0] // wanted[0])
+        sizes = [len(columns["place"]) for columns in self.decisions]
+        num_minibatches = max(1, sizes[0] // wanted[0])
         scalars: dict[str, float] = {}
         for _ in range(options.num_epochs):
             orders = []
-            for size, count in zip(self.sizes, wanted, strict=True):
+            for size, count in zip(sizes, wanted, strict=True):
                 rows = -(-num_minibatches * count // size)  # of agent 4 some twice, or not at all
                 order = torch.cat([torch.randperm(size) for _ in range(rows)])
                 orders.append(order[: num_minibatches * count].view(num_minibatches, count))
@@ -352,56 +311,26 @@ class Cage4Defender(Trainer):
                 self.optimizer.step()
         return scalars
 
-    def train(self, run: Run) -> None:
-        """Train until the steps are made, or until a signal."""
-        options = self.options
-        parts, per_update = self.parts(), NUM_STEPS * options.num_games
-        if (found := run.restore(parts)) is not None:
-            self.steps = found["steps"]
-            self.num_updates = self.steps // per_update
-        given: Any = {"rollout_steps": per_update}
-        with run.progress("CAGE 4", self.steps, options.total_steps, **given) as progress:
-            while self.num_updates < self.total_updates:
-                if run.should_stop:
-                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
-                    break
-                self.collect()
-                self.estimate()
-                scalars = self.learn(1 - self.num_updates / self.total_updates)
-                self.num_updates += 1
-                self.steps = self.num_updates * per_update
-                run.add_episodes(self.steps, self.totals)
-                run.log(self.steps, {"return": self.totals.mean(), **scalars})
-                score = run.recent_return(10 * len(self.totals))
-                progress.show(self.steps, f"return {score:.1f}, KEEP -193.7")
-                if run.is_due(self.steps):
-                    self.save(run, score)
-            else:
-                progress.fill(self.steps)  # what no rollout fits into is left out
-        self.save(run)
-
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint restores; episodes begin anew with each update."""
-        return {"agent": self.agent, "optimizer": self.optimizer}
-
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, after how gradients are computed."""
-        run.write_json("gradient", self.gradient.describe())
-        run.save({**self.parts(), "steps": self.steps}, score=score)
+    def update(self) -> dict[str, float]:
+        """Play one episode in every game and learn from it; return scalars to be logged."""
+        self.collect()
+        self.estimate()
+        scalars = self.learn(1 - self.num_updates / self.total_updates)
+        self.num_updates += 1
+        self.steps += self.rollout_steps
+        self.episodes = self.totals.tolist()
+        return {"return": self.totals.mean(), **scalars}
 
     def finish(self, run: Run) -> None:
         """Save the policy."""
-        save_cage4_defender(
-            self.options.save / "defender.npz",
-            self.agent.weights(),
-            steps=self.steps,
-            temperature=self.options.temperature,
-            rules_version=CAGE4_RULES_VERSION,
-        )
+        facts: Any = {"steps": self.steps, "temperature": self.options.temperature}
+        facts["rules_version"] = CAGE4_RULES_VERSION
+        path = self.options.save / "defender.npz"
+        save_cage4_defender(path, self.agent.weights(), **facts)
 
-    @staticmethod
+    @classmethod
     def make_envs(
-        options: Options, num_envs: int, *, on_device: bool = False, **env_kwargs: Any
+        cls, options: Options, num_envs: int, *, on_device: bool = False, **env_kwargs: Any
     ) -> Any:
         """Make games to train in, whose episodes all begin together, or to play in."""
         if not on_device:
@@ -414,11 +343,6 @@ class Cage4Defender(Trainer):
         if options.total_steps < (least := NUM_STEPS * options.num_games):
             raise OptionsError(f"--total-steps is less than one rollout, {least}")
         super().check_options(options)
-
-    @classmethod
-    def run(cls, options: Options, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
-        """Train, and save the policy."""
-        return super().run(options, baselines or BASELINES)
 
     @classmethod
     def main(cls, options: Options) -> float:

@@ -1,4 +1,4 @@
-"""DQN for Box observations, vectors or pictures, and Discrete actions.
+"""DQN for Discrete actions, and observations of any common kind.
 
     vecenv train CartPole-v1 --algo dqn
 
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
 from vecenv.learn import Adam, Run, load_checkpoint
-from vecenv.train.envs import make_envs
-from vecenv.train.networks import Encoders, rectified
+from vecenv.train.networks import Encoders, each, rectified
 from vecenv.train.options import OptionsError
-from vecenv.train.replay import Batch, Replay, ReplayOptions
+from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
 __all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
@@ -76,16 +75,14 @@ class QNetwork(nn.Module):
         return values
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
         obs_space, space = envs.single_observation_space, envs.single_action_space
-        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
-        if not (is_known and isinstance(space, Discrete)):
-            found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            raise OptionsError(f"{found}, expected (Box, Discrete), no number alone; use a wrapper")
+        if not isinstance(space, Discrete):
+            raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
         self.network = QNetwork(obs_space, int(space.n), options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.is_double = options.double
@@ -104,17 +101,6 @@ class Agent(nn.Module):
             goals = batch.rewards + batch.discounts * next_values
         return self.network(batch.obs).gather(1, batch.actions[:, None]).squeeze(1) - goals
 
-    def priorities(self, batch: Batch) -> Tensor:
-        """Return how large the errors (B,) are."""
-        return self.errors(batch).abs()
-
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the target towards the network."""
-        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
-
 
 def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return half the mean square of the errors, and scalars."""
@@ -123,37 +109,24 @@ def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
 
 
 class DQN(Replay):
-    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-    """
+    """DQN; see `Trainer` for what can be replaced."""
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(dqn_loss)
-    PARTS: ClassVar = (*Replay.PARTS, "schedule")
+    STATE: ClassVar = (*Replay.STATE, "schedule")
 
-    def __init__(
-        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
-        space: Any = envs.single_action_space
-        obs_space: Any = envs.single_observation_space
+        space, obs_space = envs.single_action_space, envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
-        self.gradient = self.make_gradient()
+        # Pictures are stored once, and each of a stack.
+        kept: Any = {"frame_stack": options.frame_stack or None}
+        kept["store_next"] = obs_space.shape is None or len(obs_space.shape) == 1
+        self.set_up(obs_space, space, is_captured=False, **kept)
         clip, weights = options.max_grad_norm, self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
-        self.make_buffer(
-            obs_space,
-            space,
-            store_next=len(obs_space.shape) == 1,  # pictures are stored once
-            frame_stack=options.frame_stack or None,  # and each of a stack
-        )
 
     def start(self) -> None:
         """Reset the envs."""
@@ -161,25 +134,22 @@ class DQN(Replay):
         if self.envs.has_action_masks:
             print("dqn ignores the env's action masks: it may take actions that these forbid")
 
-    def choose(self, obs: np.ndarray) -> np.ndarray:
+    def choose(self, obs: Any) -> np.ndarray:
         """Return the best actions, some of them replaced by random ones."""
-        options, count = self.options, len(obs)
+        options, count = self.options, self.envs.num_envs
         random = self.rng.integers(self.num_actions, size=count) + self.first_action
         if self.steps < options.learning_starts:
             return random
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
-        best = self.agent.act(torch.from_numpy(obs).to(options.device)).cpu().numpy()
+        x = each(obs, lambda part: torch.from_numpy(part).to(options.device))
+        best = self.agent.act(x).cpu().numpy()
         return np.where(is_random, random, best + self.first_action)
 
-    def draw(self) -> Batch:
-        """Return transitions of the buffer, valid until the next call."""
-        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
-        importance = drawn.weights if self.options.prioritized else self.ones
-        actions = drawn.actions.long() - self.first_action
-        columns = drawn.obs, drawn.next_obs, actions, drawn.rewards, drawn.discounts
-        return Batch(*columns, importance)
+    def of_buffer(self, actions: Tensor) -> Tensor:
+        """Return which of the network's values are the actions'."""
+        return actions.long() - self.first_action
 
     def learn(self) -> dict[str, Tensor]:
         """Make an update, and let the learning rate fall."""
@@ -203,11 +173,11 @@ class DQN(Replay):
         if best.name == "best.pt":
             self.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
 
-    @staticmethod
-    def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+    @classmethod
+    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs on the CPU, wherever the network is: choices are made there."""
-        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
-        return make_envs(options, num_envs, **given)
+        placed = replace(options, device="cpu")
+        return super().make_envs(placed, num_envs, on_device=on_device)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:

@@ -25,20 +25,8 @@ from torch.nn import functional as F
 from vecenv.learn import Moments
 from vecenv.train.options import OptionsError
 
-__all__ = [
-    "Choices",
-    "Encoders",
-    "Memory",
-    "Normals",
-    "Numbers",
-    "Pictures",
-    "Tanh",
-    "each",
-    "linear",
-    "mlp",
-    "rectified",
-    "sizes_of",
-]
+__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "each"]
+__all__ += ["linear", "mlp", "rectified", "sizes_of"]
 
 # Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
 # Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
@@ -223,9 +211,18 @@ class Encoders(nn.ModuleDict):
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
         parts = dict(space) if isinstance(space, Dict) else {"obs": space}
-        super().__init__(
-            {k: encoder(k, part, normalizes) for k, part in parts.items() if k != "action_mask"}
-        )
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, Box) and len(part.shape) == 3:
+                self[name] = Pictures(part)
+            elif isinstance(part, Box | Discrete | MultiDiscrete | MultiBinary):
+                if name != "action_mask":
+                    self[name] = Numbers(part, normalizes)
+            else:
+                wanted = (
+                    "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
+                )
+                raise OptionsError(f"the observation {name!r} is {part}, expected {wanted}")
         encoders: Any = self.values()
         self.num_features = sum(encode.num_features for encode in encoders)
         self.has_pictures = any(isinstance(encode, Pictures) for encode in encoders)
@@ -242,16 +239,6 @@ class Encoders(nn.ModuleDict):
         for name, encode in self.items():
             if isinstance(encode, Numbers) and encode.moments is not None:
                 encode.moments.update(parts[name], **ranks)
-
-
-def encoder(name: str, space: Any, normalizes: bool) -> nn.Module:
-    """Return what turns (a part of) an observation into a vector."""
-    if isinstance(space, Box) and len(space.shape) == 3:
-        return Pictures(space)
-    if isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
-        return Numbers(space, normalizes)
-    wanted = "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
-    raise OptionsError(f"the observation {name!r} is {space}, expected {wanted}")
 
 
 def sizes_of(space: Any) -> list[int]:

@@ -19,15 +19,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from buffers import (
-    PrioritizedReplayBuffer,
-    SequenceBatch,
-    SharedReplayBuffer,
-    TransitionWriter,
-)
+from buffers import PrioritizedReplayBuffer, SequenceBatch, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv
 from vecenv.train.options import EnvOptions, OptionsError, RunOptions
-from vecenv.train.replay import Replay
+from vecenv.train.replay import Replay, TargetAgent
 
 __all__ = ["R2D2", "Agent", "Options", "QNetwork", "load_policy", "main", "r2d2_loss", "td_errors"]
 
@@ -77,7 +72,7 @@ class QNetwork(nn.Module):
         return self.value(x) + advantages - advantages.mean(2, keepdim=True), states
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
@@ -89,13 +84,6 @@ class Agent(nn.Module):
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
         self.network = QNetwork(space, int(actions.n), options)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
-
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the target towards the network."""
-        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
 
 
 def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
@@ -131,38 +119,27 @@ def r2d2_loss(
 
 
 class R2D2(Replay):
-    """Steps envs and lets the network learn; see `Trainer` for what can be replaced.
+    """R2D2; see `Trainer` for what can be replaced.
 
     Gradients are those of autograd: the loss is no mean over rows that could be split.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: None makes one.
-        earlier: Not used.
     """
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
     MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
-    NUMBERS: ClassVar = (*Replay.NUMBERS, "state")
+    STATE: ClassVar = (*Replay.STATE, "state")
 
-    def __init__(
-        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
-        space: Any = envs.single_observation_space
-        actions: Any = envs.single_action_space
+        space, actions = envs.single_observation_space, envs.single_action_space
         self.num_actions = int(actions.n)
         weights = self.agent.network.parameters()
         self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
         kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
-        self.buffer = kind(
-            options.capacity, space, actions, num_envs=envs.num_envs,
-            track_episodes=True, seed=options.seed,
-            extra_columns={"state": Box(-np.inf, np.inf, (options.hidden,))},
-        )  # fmt: skip
+        kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
+        kept |= {"num_envs": envs.num_envs, "track_episodes": True, "seed": options.seed}
+        self.buffer = kind(options.capacity, space, actions, **kept)
         self.writer = TransitionWriter(envs, self.buffer)
         # Each env explores in its own way.
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
@@ -199,10 +176,9 @@ class R2D2(Replay):
     def learn(self) -> dict[str, Tensor]:
         """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
         options = self.options
-        batch = self.buffer.sample_sequences(
-            options.batch_size, options.sequence_length, burn_in=options.burn_in,
-            overlap=options.overlap, pad=True, initial_states="state",
-        )  # fmt: skip
+        how: Any = {"burn_in": options.burn_in, "overlap": options.overlap, "pad": True}
+        size, length = options.batch_size, options.sequence_length
+        batch = self.buffer.sample_sequences(size, length, initial_states="state", **how)
         loss, found = self.loss(self.agent, batch, options)
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")

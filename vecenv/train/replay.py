@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv
-from vecenv.learn import Gradient, Run, gradient_options
-from vecenv.train.envs import make_envs
-from vecenv.train.options import EnvOptions, GradientOptions, RunOptions
+from vecenv.learn import Run
+from vecenv.train.networks import each
+from vecenv.train.options import EnvOptions, GradientOptions, RunOptions, is_on_device
 from vecenv.train.trainer import Trainer, title_of
 
-__all__ = ["Batch", "Replay", "ReplayOptions"]
-
-FOLDER = "replay"  # of the replay buffer in that of the run
+__all__ = ["Batch", "Replay", "ReplayOptions", "TargetAgent"]
 
 
 @dataclass
@@ -43,11 +41,10 @@ class ReplayOptions(RunOptions, GradientOptions, EnvOptions):
     tau: float = 0.005  # step of the targets towards the networks in an update, as a fraction
     n_step: int = 1  # rewards summed before the value of the next observation
     prioritized: bool = False  # draw transitions by their error after the latest update
-    profile: bool = False  # report after the training where its time went
 
 
 class Batch(NamedTuple):
-    """Transitions."""
+    """Transitions; of SAC also the noise that actions are drawn with: the loss is a function."""
 
     obs: Tensor  # (B, *obs_shape)
     next_obs: Tensor  # (B, *obs_shape), the one after the last of `n_step` rewards
@@ -55,13 +52,29 @@ class Batch(NamedTuple):
     rewards: Tensor  # (B,)
     discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
     importance: Tensor  # (B,), of prioritized sampling, else 1
+    noise: Any = None  # (B, A), normal, for the actions at obs
+    next_noise: Any = None  # (B, A), for those at next_obs
+
+
+class TargetAgent(nn.Module):
+    """An agent whose network has a slow copy, the target; `FOLLOWS` are their names."""
+
+    FOLLOWS: ClassVar = ("network", "target")
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move the target towards the network."""
+        weights, slow_ones = (getattr(self, name).parameters() for name in self.FOLLOWS)
+        for slow, weight in zip(slow_ones, weights, strict=True):
+            slow.lerp_(weight, tau)
 
 
 class Replay(Trainer):
     """Steps envs, stores transitions, and lets the agent learn from those that are drawn.
 
-    A subclass gives `choose`, `draw` and `optimizer`, and an agent with two methods more:
-    `follow(tau)`, which moves the targets, and `priorities(batch)`, the errors (B,) of a batch.
+    A subclass gives `optimizer` and `choose(obs)`, the actions (N, ...) to take at observations
+    (N, *obs_shape), and an agent with two methods more: `follow(tau)`, which moves the targets, and
+    `errors(batch)`, (B,) or (K, B) of a batch.
 
     Args:
         options: How.
@@ -70,19 +83,21 @@ class Replay(Trainer):
         earlier: How gradients were computed in the run that goes on.
     """
 
-    LOG_STEPS: ClassVar = 1000  # env steps between two lines of the log
-    PARTS: ClassVar = ("agent", "optimizer", "buffer", "rng", "envs")  # what has a state
-    NUMBERS: ClassVar = ("steps", "num_updates", "obs", "returns")  # and what is one
+    RETURN: ClassVar = "return"
+    SPEED: ClassVar = "steps_per_second"
+    LOG_STEPS: ClassVar = 1000
+    STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
+    AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
-    optimizer: Any
-    gradient: Any = None
+    choose: Callable[..., Any]
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
+        torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
         super().__init__(options, envs, agent, earlier)
-        self.timing = envs.timing
         self.rng = np.random.default_rng(options.seed)  # of random actions
         self.returns = np.zeros(envs.num_envs)  # of the open episodes
         self.obs: Any = None
+        self.scalars = dict[str, Tensor]()  # of the latest gradient
 
     @property
     def total_updates(self) -> int:
@@ -90,39 +105,26 @@ class Replay(Trainer):
         options = self.options
         return int(options.update_ratio * (options.total_steps - options.learning_starts))
 
-    def make_gradient(self, **given: Any) -> Gradient:
-        """Return the gradient of the loss; `given` as of `Gradient`."""
+    def set_up(self, obs_space: Any, action_space: Any, is_captured: bool, **given: Any) -> None:
+        """Make the gradient, the buffer, what is drawn, and the writer; `given` for the buffer."""
         options = self.options
-        how = gradient_options(
-            options.compile,
-            num_calls=self.total_updates,
-            num_rows=options.batch_size,
-            num_weights=sum(p.numel() for p in self.agent.parameters() if p.requires_grad),
-            may_split=options.torch_threads == 1,  # else torch's own do it
-            earlier=self.earlier,
-        )
-        loss = partial(self.loss, options=options)
-        return Gradient(self.agent, loss, **how, dtype=options.dtype, log=print, **given)
-
-    def make_buffer(self, obs_space: Any, action_space: Any, **given: Any) -> None:
-        """Make the buffer, what is drawn from it, and the writer; `given` as of the buffer."""
-        options = self.options
+        num_weights = sum(p.numel() for p in self.agent.parameters() if p.requires_grad)
+        how: Any = {"num_weights": num_weights, "may_split": options.torch_threads == 1}
+        how["deferred"] = is_captured
+        self.gradient = self.make_gradient(self.total_updates, options.batch_size, **how)
         kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
         settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
         settings |= given
         if options.storage == "memmap":
-            settings |= {"storage": "memmap", "folder": options.save / FOLDER, "store_next": True}
+            folder = options.save / "replay"
+            if not options.resume:  # that of a run that is overwritten
+                shutil.rmtree(folder, ignore_errors=True)
+            settings |= {"storage": "memmap", "folder": folder, "store_next": True}
         self.buffer = kind(options.capacity, obs_space, action_space, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)
         self.writer = TransitionWriter(self.envs, self.buffer)
-
-    @staticmethod
-    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
-        """Make envs to train in, whose next observation is that of a new episode; or to play in."""
-        given: Any = {"autoreset_mode": "SameStep"} if on_device else {}
-        return make_envs(options, num_envs, on_device=on_device, **given)
 
     def start(self) -> None:
         """Reset the envs."""
@@ -130,13 +132,16 @@ class Replay(Trainer):
         self.writer.reset(self.obs)
         self.returns[:] = 0
 
-    def choose(self, obs: Any) -> Any:
-        """Return the actions (N, ...) to take at observations (N, *obs_shape)."""
-        raise NotImplementedError
+    def of_buffer(self, actions: Tensor) -> Tensor:
+        """Return the actions of a batch as the loss takes them."""
+        return actions
 
-    def draw(self) -> Any:
+    def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call."""
-        raise NotImplementedError
+        found = self.buffer.sample(self.options.batch_size, self.drawn)
+        actions = self.of_buffer(found.actions)
+        importance = found.weights if self.options.prioritized else self.ones
+        return Batch(found.obs, found.next_obs, actions, found.rewards, found.discounts, importance)
 
     def collect(self) -> list[float]:
         """Step all envs; return the returns of ended episodes."""
@@ -172,77 +177,45 @@ class Replay(Trainer):
             self.optimizer.step()
             self.agent.follow(options.tau)
         if options.prioritized:
-            self.buffer.update_priorities(self.drawn.indices, self.agent.priorities(batch) + 1e-6)
+            errors = self.agent.errors(batch).abs().view(-1, options.batch_size).mean(0)
+            self.buffer.update_priorities(self.drawn.indices, errors + 1e-6)
         return scalars
 
-    def train(self, run: Run) -> None:
-        """Train until the steps are made, or until a signal."""
-        options, scalars, every = self.options, dict[str, Any](), self.LOG_STEPS
-        self.restore(run)
-        with run.progress(title_of(options), self.steps, options.total_steps) as progress:
-            while self.steps < options.total_steps and not run.should_stop:
-                before = self.steps
-                returns = self.collect()
-                run.add_episodes(self.steps, returns)
-                with self.timing.phase("learner"):
-                    for _ in range(self.num_due(before)):
-                        scalars = self.learn()
-                        self.num_updates += 1
-                if before // every < self.steps // every:
-                    self.check()
-                    run.add_episodes(self.steps, self.ended())
-                    recent, speed = run.recent_return(), progress.speed(self.steps)
-                    run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
-                    progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
-                self.save_if_due(run, before)
-            progress.show(self.steps)
-        self.save(run)
-
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save from time to time."""
-        if run.is_due(self.steps):
-            self.save(run)
-
-    def check(self) -> None:
-        """Raise what was found on the device since the last time, for which nobody has waited."""
-        if self.gradient is not None:
-            self.gradient.check()
+    def update(self) -> dict[str, Any]:
+        """Step all envs, and learn as often as is due."""
+        before = self.steps
+        self.episodes = self.collect()
+        with self.timing.phase("learner"):
+            for _ in range(self.num_due(before)):
+                self.scalars = self.learn()
+                self.num_updates += 1
+        if before // self.LOG_STEPS < self.steps // self.LOG_STEPS:
+            self.check()
+            self.episodes += self.ended()
+        return self.scalars
 
     def ended(self) -> list[float]:
         """Return the returns of ended episodes that `collect` has not waited for."""
         return []
 
+    def save_if_due(self, run: Run, before: int) -> None:
+        """Save from time to time; which checkpoint is the best, evaluations tell alone."""
+        if run.is_due(self.steps):
+            self.save(run)
+
     def finish(self, run: Run) -> None:
         """Close the buffer, and say how far the training came."""
         self.buffer.close()
         made = f"{self.steps} of {self.options.total_steps} steps, {self.num_updates} updates"
-        note = f"; go on with {run.resume_command}" if run.should_stop else ""
-        print(f"{title_of(self.options)}: {made}, {run.seconds:.0f} s{note}")
+        print(f"{title_of(self.options)}: {made}, {run.seconds:.0f} s")
 
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint."""
-        self.check()
-        if self.gradient is not None:
-            run.write_json("gradient", self.gradient.describe())
-        run.save({name: getattr(self, name) for name in (*self.PARTS, *self.NUMBERS)}, score=score)
-
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, or begin."""
-        others = {name: getattr(self, name) for name in self.PARTS if name != "buffer"}
-        if (state := run.restore(others)) is None:
-            return self.start()
-        vars(self).update({name: state[name] for name in self.NUMBERS})
-        if torch.is_tensor(self.obs):
-            self.obs = self.obs.to(self.options.device)
-        begins_anew = bool(run.not_restored) or "envs" not in self.PARTS
+    def restore(self, run: Run, **given: Any) -> bool:
+        """Go on where the run's checkpoint was made; return whether envs begin, or begin anew."""
+        begins_anew = super().restore(run, later=("buffer",), **given)
+        if begins_anew is None:
+            return True
+        if is_on_device(self.envs):
+            self.obs = each(self.obs, lambda part: part.to(self.options.device))
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
-        return self.start() if begins_anew else None
-
-    @classmethod
-    def begin(cls, options: Any) -> None:
-        """Remove the replay buffer of a run that is overwritten, and prepare torch."""
-        torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
-        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        if not options.resume:
-            shutil.rmtree(options.save / FOLDER, ignore_errors=True)
+        return begins_anew or "envs" not in self.snapshot()

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,22 +21,12 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from vecenv import VecEnv
-from vecenv.learn import Adam, Graph, Run
-from vecenv.train.networks import rectified
-from vecenv.train.options import OptionsError
-from vecenv.train.replay import Replay, ReplayOptions
+from vecenv.learn import Adam
+from vecenv.train.networks import Encoders, each, rectified
+from vecenv.train.options import OptionsError, is_on_device
+from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
-__all__ = [
-    "SAC",
-    "Agent",
-    "Batch",
-    "Critics",
-    "Options",
-    "load_policy",
-    "main",
-    "sac_loss",
-    "to_env",
-]
+__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
 
 
 @dataclass
@@ -51,19 +42,6 @@ class Options(ReplayOptions):
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
     save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
-
-
-class Batch(NamedTuple):
-    """Transitions, and the noise that the policy draws actions with: the loss is a function."""
-
-    obs: Tensor  # (B, *obs_shape)
-    next_obs: Tensor  # (B, *obs_shape), the one after the last of `n_step` rewards
-    actions: Tensor  # (B, A), from -1 to 1
-    rewards: Tensor  # (B,)
-    discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
-    importance: Tensor  # (B,), of prioritized sampling, else 1
-    noise: Tensor  # (B, A), normal, for the actions at obs
-    next_noise: Tensor  # (B, A), for those at next_obs
 
 
 class Linears(nn.Module):
@@ -103,20 +81,22 @@ class Critics(nn.Module):
         return last(x, frozen=frozen).squeeze(-1).float()
 
 
-class Agent(nn.Module):
+class Agent(TargetAgent):
     """Actor, two critics and their targets, and the entropy's weight. Actions are -1 to 1."""
+
+    FOLLOWS: ClassVar = ("critics", "targets")
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
-        obs_space: Any = envs.single_observation_space
         space: Any = envs.single_action_space
-        is_known = isinstance(obs_space, Box) and len(obs_space.shape) > 0
         is_row = isinstance(space, Box) and len(space.shape) == 1 and is_bounded(space)
-        if not (is_known and is_row and space.dtype in (np.float32, np.float64)):
-            wanted = "(Box with an axis, bounded Box of floats with one); use a wrapper to convert"
-            found = f"{options.env_id} has the spaces {(obs_space, space)}"
-            raise OptionsError(f"{found}, expected {wanted}")
-        num_inputs, self.num_actions = math.prod(obs_space.shape), len(space.low)
+        if not (is_row and space.dtype in (np.float32, np.float64)):
+            wanted = "a bounded Box of floats with one axis; use a wrapper"
+            raise OptionsError(f"actions are {space}, expected {wanted}")
+        self.encoders = Encoders(envs.single_observation_space)  # without weights
+        if self.encoders.has_pictures:
+            raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
+        num_inputs, self.num_actions = self.encoders.num_features, len(space.low)
         widths = num_inputs, *options.hidden
         hidden = rectified(*widths)
         last = nn.Linear(widths[-1], 2 * self.num_actions)
@@ -128,7 +108,7 @@ class Agent(nn.Module):
 
     def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions (B, A), drawn with normal noise (B, A), and log-probabilities (B,)."""
-        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         raw = mean + normal.scale * noise
         # The normal density over tanh' = 1 - tanh^2, whose logarithm must not be -inf.
@@ -138,28 +118,17 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
-        mean, log_std = self.actor(obs).float().chunk(2, -1)
+        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
 
     def errors(self, batch: Batch) -> Tensor:
         """Return what the critics (2, B) are above rewards and the value that the targets tell."""
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
-            values = self.targets(batch.next_obs, actions).amin(0)
+            values = self.targets(self.encoders(batch.next_obs), actions).amin(0)
             values = values - self.log_alpha.exp() * log_probs
             goals = batch.rewards + batch.discounts * values
-        return self.critics(batch.obs, batch.actions) - goals
-
-    @torch.no_grad()
-    def follow(self, tau: float) -> None:
-        """Move the targets towards the critics."""
-        pairs = zip(self.targets.parameters(), self.critics.parameters(), strict=True)
-        for target, weight in pairs:
-            target.lerp_(weight, tau)
-
-    def priorities(self, batch: Batch) -> Tensor:
-        """Return how much the critics (B,) err."""
-        return self.errors(batch).abs().mean(0)
+        return self.critics(self.encoders(batch.obs), batch.actions) - goals
 
 
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
@@ -170,7 +139,7 @@ def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
     alpha = agent.log_alpha.exp().detach()
     critic_loss = (batch.importance * agent.errors(batch).square()).sum(0).mean() / 2
     actions, log_probs = agent.draw(batch.obs, batch.noise)
-    values = agent.critics(batch.obs, actions, frozen=True).amin(0)
+    values = agent.critics(agent.encoders(batch.obs), actions, frozen=True).amin(0)
     actor_loss = (alpha * log_probs - values).mean()
     entropy = -log_probs.detach().mean()
     alpha_loss = agent.log_alpha * (entropy + agent.num_actions)
@@ -179,52 +148,42 @@ def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict
 
 
 class SAC(Replay):
-    """Steps envs and lets the agent learn; see `Trainer` for what can be replaced.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-    """
+    """SAC; see `Trainer` for what can be replaced."""
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(sac_loss)
     MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     LOG_STEPS: ClassVar = 200
-    NUMBERS: ClassVar = (*Replay.NUMBERS, "held")
+    STATE: ClassVar = (*Replay.STATE, "generator", "held", "num_episodes")
 
-    def __init__(
-        self, options: Options, envs: VecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
-        space = self.space = cast("Any", envs.single_action_space)
-        if options.first_ready and hasattr(envs, "device"):
+        self.space, self.is_on_device = envs.single_action_space, is_on_device(envs)
+        if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
-        is_on_gpu = torch.device(options.device).type == "cuda"
+        space, device = self.space, torch.device(options.device)
+        is_on_gpu = device.type == "cuda"
         is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
-        self.gradient = self.make_gradient(deferred=is_captured)
-        parameters, rate = self.gradient.parameters(), options.learning_rate
-        self.optimizer = Adam(parameters, lr=rate, deferred=is_captured)
-        obs_space: Any = envs.single_observation_space
-        self.make_buffer(obs_space, Box(-1, 1, space.shape, space.dtype))
-        self.noise = torch.zeros(2, options.batch_size, *space.shape, device=options.device)
-        self.generator = torch.Generator(options.device).manual_seed(options.seed)
+        actions = Box(-1, 1, space.shape, space.dtype)
+        self.set_up(envs.single_observation_space, actions, is_captured)
+        weights, rate = self.gradient.parameters(), options.learning_rate
+        self.optimizer = Adam(weights, lr=rate, deferred=is_captured)
+        self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
+        self.generator = torch.Generator(device).manual_seed(options.seed)
         self.ids = np.arange(envs.num_envs)
         self.held = np.zeros_like(envs.action_space.sample())
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        self.low, self.high = (torch.from_numpy(x).to(options.device) for x in bounds_of(space))
-        # Envs that are stepping, as first-ready ones are, can't be saved.
-        self.PARTS = ("agent", "optimizer", "buffer", "generator", "rng")
-        if not options.first_ready:
-            self.PARTS = (*self.PARTS, "envs")
+        bounds = [torch.tensor(x, device=device) for x in (space.low, space.high)]
+        self.bounds = SimpleNamespace(low=bounds[0], high=bounds[1]) if self.is_on_device else space
         if is_captured:  # from here on it is replayed, and waits for nothing
             generators = [self.buffer.generator, self.generator] if is_on_gpu else []
-            self.graphs["update"] = self.learn = Graph(
-                self.learn, options.device, generators=generators, log=print,
-                is_timed=options.profile,
-            )  # fmt: skip
+            self.capture("learn", generators=generators)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint has; not envs that are stepping, which can't be saved."""
+        found = super().snapshot()
+        return {k: x for k, x in found.items() if k != "envs" or not self.options.first_ready}
 
     def start(self) -> None:
         """Reset the envs."""
@@ -243,13 +202,13 @@ class SAC(Replay):
                 if self.steps // len(self.ids) % self.options.hold == 0:
                     self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
                 held = self.held[ids]
-                return torch.from_numpy(held).to(obs.device) if torch.is_tensor(obs) else held
-            x = torch.as_tensor(obs).float().to(self.options.device)
-            shape: Any = len(x), *self.space.shape
-            noise = torch.randn(shape, generator=self.generator, device=x.device)
+                return torch.from_numpy(held).to(self.noise.device) if self.is_on_device else held
+            x = each(obs, lambda part: torch.as_tensor(part).to(self.noise.device))
+            shape: Any = len(self.held[ids]), *self.space.shape
+            noise = torch.randn(shape, generator=self.generator, device=self.noise.device)
             actions = self.agent.act(x, noise)
-            if torch.is_tensor(obs):
-                return actions.to(self.low.dtype)
+            if self.is_on_device:
+                return actions.to(self.bounds.low.dtype)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
@@ -260,66 +219,46 @@ class SAC(Replay):
 
     def collect(self) -> list[float]:
         """Step all envs, or take those that are ready; return the returns of ended episodes."""
-        envs, ids = self.envs, self.ids
+        ids = self.ids
         if self.options.first_ready:
-            batch = envs.recv(max(1, len(ids) // 2), timeout=60)
+            batch = self.envs.recv(max(1, len(ids) // 2), timeout=60)
             ids, rewards = batch.env_ids, batch.rewards
             flags = batch.terminations, batch.truncations
             self.writer.received(batch)
             self.send(batch.obs, ids)
         else:
             actions = self.choose(self.obs, ids)
-            given = (
-                self.to_env(actions) if torch.is_tensor(actions) else to_env(actions, self.space)
-            )
-            result = self.obs, rewards, *flags, _ = envs.step(given)
+            result = self.obs, rewards, *flags, _ = self.envs.step(to_env(actions, self.bounds))
             self.writer.step(actions, *result)
         self.steps += len(ids)
-        if torch.is_tensor(rewards):  # which nobody waits for
+        if self.is_on_device:  # whose rewards nobody waits for
             return []
         return self.note_returns(rewards, np.logical_or(*flags), ids)
 
-    def to_env(self, actions: Tensor) -> Tensor:
-        """Turn actions from -1 to 1 into those that the env takes, on the device."""
-        scaled = self.low + (actions + 1) * (0.5 * (self.high - self.low))
-        return scaled.clamp(self.low, self.high)
-
     def ended(self) -> list[float]:
         """Wait for envs on a device, and return the newest of the returns of those that ended."""
-        envs: Any = self.envs
-        if not torch.is_tensor(self.obs):
+        if not self.is_on_device:
             return []
-        counts = envs.num_episodes.cpu().numpy()
-        found = envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
+        counts = self.envs.num_episodes.cpu().numpy()
+        found = self.envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
         self.num_episodes = counts
         return found
 
-    def check(self) -> None:
-        """Raise what was found on the device since the last time, for which nobody has waited."""
-        envs: Any = self.envs
-        super().check()
-        if torch.is_tensor(self.obs):
-            envs.check()
+    def of_buffer(self, actions: Tensor) -> Tensor:
+        """Return actions as numbers that the networks take."""
+        return actions.float()
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
-        drawn = self.buffer.sample(self.options.batch_size, self.drawn)
-        noise = self.noise.normal_(generator=self.generator).unbind()
-        columns = drawn.obs.float(), drawn.next_obs.float(), drawn.actions.float()
-        importance = drawn.weights if self.options.prioritized else self.ones
-        return Batch(*columns, drawn.rewards, drawn.discounts, importance, *noise)
-
-    def restore(self, run: Run) -> None:
-        """Go on where the run's checkpoint was made, or begin."""
-        super().restore(run)
-        if torch.is_tensor(self.obs):
-            self.num_episodes = cast("Any", self.envs).num_episodes.cpu().numpy()
+        batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
+        obs, next_obs = (each(x, lambda part: part.float()) for x in (batch.obs, batch.next_obs))
+        return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
         """Return the most likely actions as a function of observations."""
         space = envs.single_action_space
-        return lambda obs: to_env(agent.act(obs.float()).cpu().numpy(), space)
+        return lambda obs: to_env(agent.act(obs).cpu().numpy(), space)
 
     @classmethod
     def check_options(cls, options: Options) -> None:
@@ -336,15 +275,15 @@ def is_bounded(space: Box) -> bool:
         return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
 
 
-def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and largest actions, as arrays of their own."""
-    return space.low.copy(), space.high.copy()
+def to_env(actions: Any, bounds: Any) -> Any:
+    """Turn actions from -1 to 1 into those that the env takes: arrays, or tensors on a device.
 
-
-def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
-    """Turn actions from -1 to 1 into those that the env takes."""
-    low, high = space.low, space.high
-    return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
+    Args:
+        actions: Of shape (N, A).
+        bounds: The space, or what has its `low` and `high` (A,) as tensors.
+    """
+    low, high = bounds.low, bounds.high
+    return (low + (actions + 1) * (0.5 * (high - low))).clip(low, high)
 
 
 load_policy, main = SAC.load_policy, SAC.main

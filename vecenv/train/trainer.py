@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vecenv.learn import (
-    Graph,
-    RankError,
-    Run,
-    RunError,
-    describe_graphs,
-    evaluate,
-    evaluating,
-    load_checkpoint,
-)
-from vecenv.train.envs import make_envs, require_device
-from vecenv.train.options import OptionsError
+from vecenv import learn
+from vecenv.learn import Gradient, Graph, Ranks, Run, describe_graphs, evaluate, load_checkpoint
+from vecenv.train.options import OptionsError, is_on_device, make_envs
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
 
@@ -38,6 +31,11 @@ class Trainer:
     - `collect(self)` steps the envs and stores what they return.
     - `evaluate(self, episodes, seed)` returns an `EvaluationResult`.
 
+    A trainer of another kind has `start(self)`, which resets the envs, `update(self)`, which
+    collects and learns and returns scalars to be logged, and the static method
+    `player(envs, agent, options)`, which returns the deterministic policy as
+    `vecenv.learn.evaluate` calls it.
+
     Args:
         options: An `Options` of the trainer's module.
         envs: The caller's to close.
@@ -47,6 +45,8 @@ class Trainer:
     Attributes:
         agent: The module that learns.
         steps: Env steps made; those on which autoreset resets do not count.
+        num_updates: Updates made.
+        episodes: Returns of the episodes that ended in the last update.
         graphs: CUDA graphs by the names of the methods that they replay.
 
     Raises:
@@ -56,18 +56,36 @@ class Trainer:
     Options: ClassVar[type]
     make_agent: Callable[..., Any]
     loss: Callable[..., Any]
+    start: Callable[..., Any]
+    update: Callable[..., Any]
+    player: Callable[..., Any]
     MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
     """Options that a resumed run may be given other values of."""
+    STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
+    """Attributes that a checkpoint has."""
+    BASELINES: ClassVar[dict[str, float] | None] = None
+    """Returns of other policies by their names, lines beside the learning curve."""
+    AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
+    RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
+    SPEED: ClassVar = "charts/SPS"
+    LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
+    NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
+
+    optimizer: Any
+    gradient: Any = None
+    rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
     def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, self.earlier = options, envs, earlier
+        self.timing, self.ranks = envs.timing, Ranks()
         if agent is None:
             try:
                 agent = self.make_agent(envs, options).to(getattr(options, "device", "cpu"))
             except OptionsError as error:
-                raise OptionsError(f"{options.env_id}: {error}") from None
+                raise OptionsError(f"{name_of(options)}: {error}") from None
         self.agent: Any = agent
         self.steps = self.num_updates = 0
+        self.episodes = list[float]()
         self.graphs = dict[str, Graph[Any]]()
 
     @classmethod
@@ -86,24 +104,127 @@ class Trainer:
                 f"{cls.__name__} has no {', '.join(unknown)} to be replaced; expected make_agent, "
                 "loss, collect, evaluate, or another method"
             )
-        static = "make_agent", "loss", "make_envs", "player"
+        static = "make_agent", "loss", "make_envs", "player", "play"
         found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
         made: Any = type(cls.__name__, (cls,), found)
         return made
 
-    @staticmethod
-    def make_envs(options: Any, num_envs: int, *, on_device: bool = False) -> Any:
+    @classmethod
+    def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs to train in, or (not `on_device`) to play in, which are on the CPU."""
-        return make_envs(options, num_envs, on_device=on_device)
+        workers = {"num_workers": options.num_workers} if options.num_workers else {}
+        given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
+        if on_device and cls.AUTORESET is not None:
+            given["autoreset_mode"] = cls.AUTORESET
+        return make_envs(options, num_envs, on_device=on_device, **given)
 
     @staticmethod
-    def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
-        """Return the deterministic policy as `vecenv.learn.evaluate` calls it."""
-        raise NotImplementedError
+    def vector_kwargs(options: Any) -> dict[str, Any]:
+        """Return further arguments of the backend's class."""
+        return {}
+
+    @staticmethod
+    def play(act: Any, envs: Any, episodes: int, **given: Any) -> Any:
+        """Play whole episodes; arguments and results are those of `vecenv.learn.evaluate`."""
+        return evaluate(act, envs, episodes, **given)
+
+    def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
+        """Return the gradient of the loss.
+
+        Args:
+            num_calls: Calls in the whole training.
+            num_rows: Rows of a batch.
+            **given: `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
+        """
+        options, names = self.options, ("num_weights", "may_split")
+        how: Any = {name: given.pop(name) for name in names if name in given}
+        how |= {"num_calls": num_calls, "num_rows": num_rows, "earlier": self.earlier}
+        settings = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
+        settings |= learn.gradient_options(options.compile, **how)
+        return Gradient(self.agent, partial(self.loss, options=options), **settings)
+
+    def capture(self, *names: str, **given: Any) -> None:
+        """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
+        given |= {"log": print, "is_timed": self.options.profile}
+        for name in names:
+            self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
+            setattr(self, name, self.graphs[name])
 
     def train(self, run: Run) -> None:
-        """Train until the steps are made, or until `run.should_stop`, and save."""
-        raise NotImplementedError
+        """Update until the steps are made, or until a signal says to stop, and save."""
+        if self.restore(run):
+            self.start()
+        options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
+        is_first = self.ranks.rank == 0
+        shown: Any = {"rollout_steps": size, "is_shown": is_first}
+        with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
+            while self.steps + size <= options.total_steps:
+                if any(self.ranks.gather(run.should_stop)):
+                    break
+                before = self.steps
+                with run.updating(self.num_updates + 1, before):
+                    scalars = self.update()
+                run.add_episodes(self.steps, self.episodes)
+                if before // every < self.steps // every:
+                    recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
+                    run.log(self.steps, {self.RETURN: recent, self.SPEED: speed, **scalars})
+                    progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
+                self.save_if_due(run, before)
+            else:
+                progress.fill(self.steps)  # what no rollout fits into is left out
+            progress.show(self.steps)
+        if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
+            print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
+        self.save(run)
+
+    def save_if_due(self, run: Run, before: int) -> None:
+        """Save from time to time; `before` is the steps made before the last update."""
+        if run.is_due(self.steps):
+            self.save(run, run.recent_return(self.NUM_RECENT))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a checkpoint has, by its name there."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def check(self) -> None:
+        """Raise what was found on the device since the last time, for which nobody has waited."""
+        if self.gradient is not None:
+            self.gradient.check()
+        if is_on_device(self.envs):
+            self.envs.check()
+
+    def describe(self) -> Any:
+        """Return how gradients are computed, which a resumed run keeps; None to keep nothing."""
+        return None if self.gradient is None else self.gradient.describe()
+
+    def save(self, run: Run, score: float | None = None) -> None:
+        """Write a checkpoint, which is the best one if its score is the highest so far."""
+        self.check()
+        if (how := self.describe()) is not None:
+            run.write_json("gradient", how)
+        run.save(self.snapshot(), score=score)
+
+    def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
+        """Go on where the run's checkpoint was made.
+
+        Args:
+            run: It may have been resumed.
+            later: Attributes that are left as they are.
+
+        Returns:
+            Whether envs could not be restored, and begin anew; None if there is no checkpoint.
+        """
+        own, kinds = self.snapshot(), (np.random.Generator, torch.Generator)
+        parts = {k: x for k, x in own.items() if hasattr(x, "state_dict") or isinstance(x, kinds)}
+        state = run.restore({name: x for name, x in parts.items() if name not in later})
+        if state is None:
+            return None
+        for name in own.keys() - parts.keys():
+            if torch.is_tensor(own[name]):  # which a graph may read
+                own[name].copy_(state[name])
+            else:
+                setattr(self, name, state[name])
+        return bool(run.not_restored)
 
     def finish(self, run: Run) -> None:
         """Leave in the folder what a finished training has beside its checkpoints."""
@@ -115,16 +236,10 @@ class Trainer:
         try:
             act = self.player(envs, self.agent, options)
             device = getattr(options, "device", "cpu")
-            seed = 1_000_000 if seed is None else seed
-            return evaluate(act, envs, episodes, seed=seed, device=device)
+            first = 1_000_000 + options.seed if seed is None else seed
+            return self.play(act, envs, episodes, seed=first, device=device)
         finally:
             envs.close()
-
-    def report(self) -> str:
-        """Say where the time went; of graphs the device says it."""
-        told = describe_graphs(self.graphs)
-        note = told and f"\nof these the table has the first calls only:\n{told}"
-        return f"{self.envs.timing.report()}{note}"
 
     @classmethod
     def check_options(cls, options: Any) -> None:
@@ -133,36 +248,28 @@ class Trainer:
         Raises:
             OptionsError: They do not fit each other, or the machine.
         """
-        require_device(getattr(options, "device", "cpu"))
-
-    @staticmethod
-    def num_envs_of(options: Any) -> int:
-        """Return how many envs, or games, are stepped side by side."""
-        return getattr(options, "num_envs", None) or options.num_games
-
-    @classmethod
-    def begin(cls, options: Any) -> None:
-        """Prepare the folder of the run and the process, before anything is made."""
+        device = getattr(options, "device", "cpu")
+        if device != "cpu" and not torch.cuda.is_available():
+            raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
 
     @classmethod
     def main(cls, options: Any) -> Any:
         """Train, save, evaluate and report; of several processes all but the first only train."""
         run, trainer = cls.run(options)
         # The run has given back the signals: one is enough now.
-        with evaluating(f"{options.eval_episodes} episodes"):
+        with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
+        groups = result if isinstance(result, dict) else {"": result}  # of agents
+        numbers = {name: {"mean": x.mean, "ci95": x.ci95} for name, x in groups.items()}
         with refusing():
-            run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
-        print(f"{title_of(options)}: {result}; {run.seconds:.0f} s, see {options.save}")
+            run.write_json("evaluation", numbers.get("", numbers))
+        told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
+        print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
         return result
 
     @classmethod
-    def run(cls, options: Any, baselines: dict[str, float] | None = None) -> tuple[Run, Self]:
+    def run(cls, options: Any) -> tuple[Run, Self]:
         """Train in the folder of the options, and save.
-
-        Args:
-            options: An `Options`.
-            baselines: Returns of other policies by their names, lines beside the learning curve.
 
         Raises:
             SystemExit: The options, the folder or the device do not fit, or a loss is not finite;
@@ -171,29 +278,28 @@ class Trainer:
         prepare(options)
         with refusing():
             cls.check_options(options)
-            return cls.run_in(options.save, options, cls.num_envs_of(options), baselines)
+            num_envs = getattr(options, "num_envs", None) or options.num_games
+            return cls.run_in(options.save, options, num_envs)
 
     @classmethod
-    def run_in(
-        cls, folder: Path, options: Any, num_envs: int, baselines: Any = None, **given: Any
-    ) -> tuple[Run, Self]:
+    def run_in(cls, folder: Path, options: Any, num_envs: int, **given: Any) -> tuple[Run, Self]:
         """Do what `run` does in a folder, with so many envs; `given` is for the constructor."""
         settings: Any = {"tensorboard": options.tensorboard, "overwrite": options.overwrite}
         settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
         with Run(folder, options, options.resume, **settings) as run:
             earlier = run.read_json("gradient") if options.resume else None
-            cls.begin(options)
             envs = cls.make_envs(options, num_envs, on_device=True)
             trainer = cls(options, envs, earlier=earlier, **given)
-            profiles = getattr(options, "profile", False)
-            if profiles:
+            if options.profile:
                 envs.timing.enable()
             trainer.train(run)
-            if profiles and envs.timing.total_ns:
-                print(trainer.report())
+            if options.profile and envs.timing.total_ns:
+                told = describe_graphs(trainer.graphs)  # of graphs the device says it
+                note = told and f"\nof these the table has the first calls only:\n{told}"
+                print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
             envs.close()
-            run.draw_curve(title_of(options), baselines)
+            run.draw_curve(title_of(options), cls.BASELINES)
         return run, trainer
 
     @classmethod
@@ -220,14 +326,19 @@ def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([scalars[name] for scalars in found]).mean() for name in found[0]}
 
 
+def name_of(options: Any) -> str:
+    """Return what the options call the env."""
+    return getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
+
+
 def title_of(options: Any) -> str:
     """Return what a run is called in pictures and reports."""
-    name = getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
-    return f"{name}, seed {options.seed}"
+    return f"{name_of(options)}, seed {options.seed}"
 
 
 def prepare(options: Any) -> None:
     """Set torch's threads and seed."""
+    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
 
@@ -237,5 +348,5 @@ def refusing() -> Iterator[None]:
     """End the program with a sentence where options, a run or another rank say it can't go on."""
     try:
         yield
-    except (OptionsError, RunError, RankError, FloatingPointError) as error:
+    except (OptionsError, learn.RunError, learn.RankError, FloatingPointError) as error:
         raise SystemExit(str(error)) from None
