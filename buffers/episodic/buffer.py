@@ -272,12 +272,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
         for path, field in opened.next_fields.items():
             field[:count] = arrays[f"next_{path}"]
         opened.check_continuity(ids)
-        opened.reserve(count)
+        is_over = arrays["terminations"] | arrays["truncations"]
+        ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
+        opened.reserve(count, ends)
         self._open, self.num_envs = opened, opened.num_envs
         opened.close(left)
         opened.append(ids)
-        is_over = arrays["terminations"] | arrays["truncations"]
-        opened.close(ids[is_over | (opened.lengths[ids] >= self.capacity)])
+        opened.close(ends)
 
     def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
         if self._open is not None:

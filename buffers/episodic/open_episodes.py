@@ -77,12 +77,18 @@ class OpenEpisodes:
                 f"if it was reset, call cut_episodes([{env_id}]) first"
             )
 
-    def reserve(self, count: int) -> None:
-        """See to the memory for so many steps more; the rows of the pool stay where they are.
+    def reserve(self, count: int, ends: np.ndarray | None = None) -> None:
+        """See to the memory for some steps more; the rows of the pool stay where they are.
+
+        Args:
+            count: How many.
+            ends: int64 (E,), envs whose episodes are over with their next step.
 
         Raises:
             BufferMemoryError: Memory is missing; nothing was changed.
         """
+        if ends is not None and len(ends):
+            self._table.new_block(int((self.lengths[ends] + 2).sum()))  # `close` takes it again
         old = len(self._pool)
         if count <= len(self._free):
             return

@@ -219,25 +219,22 @@ class EpisodeTable:
             lengths: int64 (E,), at least 1 and at most the capacity each.
         """
         behind = np.cumsum(lengths[::-1])[::-1]
-        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - self._most)
-        if skipped > 0:
+        most = self.layout.max_episodes
+        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - most, 0)
+        if skipped:
             block, lengths = block[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
         fields, holes = row_views(block, self.layout.row.fields), np.empty_like(lengths)
         fill_rooms(fields["boundaries"], lengths, fields["room"], holes)
         # An episode that is skipped would have outlived all that are in the ring.
         num_steps = int(lengths.sum())
-        self._evict(self.layout.capacity if skipped > 0 else num_steps, len(lengths))
-        live = self.live._replace(first_episode=self.live.first_episode + max(skipped, 0))
+        self._evict(self.layout.capacity if skipped else num_steps, len(lengths))
+        live = self.live._replace(first_episode=self.live.first_episode + skipped)
         begin = 0
         for place in self.places(live.next_row, len(block)):
             part = block[begin : begin + place.stop - place.start]
             self.rows[place].copy_(torch.from_numpy(part))
             begin += len(part)
         self._enter(live, lengths, holes)
-
-    @property
-    def _most(self) -> int:
-        return self.layout.max_episodes
 
     def _enter(self, live: Live, lengths: np.ndarray, holes: np.ndarray) -> None:
         """Write episodes, whose rows are in the ring from `live.next_row` on, into the table."""
@@ -256,9 +253,8 @@ class EpisodeTable:
     def _evict(self, num_steps: int, num_episodes: int) -> None:
         """Drop the oldest episodes until so many steps and episodes more fit."""
         begin, end, steps, row, next_row, first_episode = self.live
-        while begin < end and (
-            steps + num_steps > self.layout.capacity or end - begin + num_episodes > self._most
-        ):
+        capacity, most = self.layout.capacity - num_steps, self.layout.max_episodes - num_episodes
+        while begin < end and (steps > capacity or end - begin > most):
             length = int(self.table[LENGTH, begin])
             steps, row = steps - length, row + length + 1
             begin, first_episode = begin + 1, first_episode + 1
