@@ -46,7 +46,7 @@ class OpenEpisodes:
         self.fields = row_views(self._new, row.fields)
         obs = {path: row.fields[path] for path in row.obs}
         self.next_fields = row_views(self._after, obs)
-        self._newest_obs = row_views(self._newest, obs)
+        self._obs_words = (row.obs_at + row.obs_bytes) // 8  # of a row, with what is before them
         self._pool = np.zeros((0, row.num_words), np.int64)
         self._previous = np.zeros(0, np.int64)
         self._free = np.zeros(0, np.int64)  # rows of the pool without use
@@ -64,11 +64,8 @@ class OpenEpisodes:
         Args:
             env_ids: int64 (B,), whose rows were written to `fields`.
         """
-        is_broken, count = np.zeros(len(env_ids), np.bool_), len(env_ids)
-        for path, newest in self._newest_obs.items() if count else ():
-            pair = self.fields[path][:count], newest[env_ids]
-            new, old = (np.ascontiguousarray(a).reshape(count, -1).view(np.uint8) for a in pair)
-            is_broken |= (new != old).any(1)
+        new, words = self._new[: len(env_ids)], self._obs_words
+        is_broken = (new[:, :words] != self._newest[env_ids, :words]).any(1)
         is_broken &= self.lengths[env_ids] > 0
         if is_broken.any():
             env_id = env_ids[is_broken][0]

@@ -100,8 +100,8 @@ def plan_layout(
     numbers = [Leaf("rewards", (), np.dtype(np.float32)), *extras]
     flags = [Leaf(name, (), np.dtype(np.bool_)) for name in FLAGS]
     packer = RowPacker()
-    packer.add([Leaf("room", (), np.dtype(np.int32))])  # steps to the bound; the first int32
-    packer.add(obs)
+    packer.add([Leaf("room", (), np.dtype(np.int32))], 8)  # steps to the bound; the first word
+    packer.add(obs, 8)  # whole words, which are compared as such
     obs_end = packer.end
     packer.add([action_leaf(action_space), *numbers, *flags], 1)
     paths, begin = [leaf.path for leaf in obs], packer.fields[obs[0].path].offset
@@ -162,10 +162,14 @@ class EpisodeTable:
             self.there = torch.from_numpy(self.table)
             if is_staged:
                 self.there = torch.zeros(shape, dtype=torch.int64, device=device)
-            self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
+            self._slots = np.zeros(2, np.int64)
+            self.live_there = torch.from_numpy(self._slots)
+            if is_staged:
+                self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
         fields = layout.row.fields
         views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
         self.columns = dict(zip(fields, views, strict=True))
+        self._marks = {name: fields[name] for name in ("boundaries", "room")}
         self.live, self.num_restored = Live(), 0
         self.options: SequenceOptions | None = None  # of the windows that are counted
         self._refill(0)
@@ -223,7 +227,7 @@ class EpisodeTable:
         skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - most, 0)
         if skipped:
             block, lengths = block[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
-        fields, holes = row_views(block, self.layout.row.fields), np.empty_like(lengths)
+        fields, holes = row_views(block, self._marks), np.empty_like(lengths)
         fill_rooms(fields["boundaries"], lengths, fields["room"], holes)
         # An episode that is skipped would have outlived all that are in the ring.
         num_steps = int(lengths.sum())
@@ -258,7 +262,8 @@ class EpisodeTable:
             length = int(self.table[LENGTH, begin])
             steps, row = steps - length, row + length + 1
             begin, first_episode = begin + 1, first_episode + 1
-        self._set(Live(begin, end, steps, row, next_row, first_episode))
+        if begin > self.live.begin:
+            self._set(Live(begin, end, steps, row, next_row, first_episode))
         if end + num_episodes >= self.layout.num_slots:
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
@@ -275,15 +280,14 @@ class EpisodeTable:
 
     def _extend(self, law: int, begin: int, end: int) -> None:
         """Count the draws that are possible in the episodes of some slots."""
-        _, lengths, holes = self.table[:PAIRS, begin:end]
+        (_, lengths, holes), options = self.table[:PAIRS, begin:end], self.options
         if law == PAIRS:  # from all steps but the last and the last boundary
             counts = lengths - 1 - (holes < lengths - 1)
-        elif self.options is None:
-            counts = np.zeros_like(lengths)
+        elif options is None:
+            return
         else:
-            needed, period = self.options.needed, self.options.period
-            counts = np.maximum(lengths - needed + period, 0) // period
-            counts = np.maximum(counts, lengths >= self.options.needed_at_start)
+            counts = np.maximum(lengths - options.needed + options.period, 0) // options.period
+            counts = np.maximum(counts, lengths >= options.needed_at_start)
         for row, numbers in ((law, counts), (law + 1, counts > 0)):
             self.table[row, begin + 1 : end + 1] = self.table[row, begin] + np.cumsum(numbers)
 
@@ -293,7 +297,9 @@ class EpisodeTable:
 
     def _set(self, live: Live) -> None:
         self.live = live
-        self.live_there.copy_(torch.tensor(live[:2], device="cpu"))
+        self._slots[:] = live[:2]
+        if self.is_staged:
+            self.live_there.copy_(torch.from_numpy(self._slots))
 
     def restore(
         self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
