@@ -85,7 +85,11 @@ class OpenEpisodes:
             BufferMemoryError: Memory is missing; nothing was changed.
         """
         if ends is not None and len(ends):
-            self._table.new_block(int((self.lengths[ends] + 2).sum()))  # `close` takes it again
+            longest, together = (
+                int(self.lengths[ends].max()) + 2,
+                int((self.lengths[ends] + 2).sum()),
+            )
+            self._table.block(max(longest, min(together, _MOST_ROWS)))  # `close` takes it again
         old = len(self._pool)
         if count <= len(self._free):
             return
@@ -118,26 +122,29 @@ class OpenEpisodes:
             limit = _MOST_ROWS + (sizes[begin - 1] if begin else 0)
             stop = max(begin + 1, int(np.searchsorted(sizes, limit, side="right")))
             part, begin = env_ids[begin:stop], stop
-            rows, block = self._collected(part)
-            self._table.insert(block, self.lengths[part])
+            rows = self._collect(part, self._table.block(int((self.lengths[part] + 1).sum())))
+            self._table.insert(self.lengths[part])
             self.lengths[part], self._last[part] = 0, -1
             self._free = np.concatenate([self._free, rows])
 
-    def _collected(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the pool that hold some open episodes, and these with their last observations."""
+    def _collect(self, env_ids: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Copy open episodes, with their last observations, to rows; where they lie in the pool."""
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
         follow(self._previous, self._last[env_ids], lengths, rows)
-        block = self._table.new_block(len(rows) + len(env_ids))
         lasts = np.cumsum(lengths + 1) - 1
         is_step = np.ones(len(block), np.bool_)
         is_step[lasts] = False
         block[is_step], block[lasts] = self._pool[rows], self._newest[env_ids]
-        return rows, block
+        return rows
 
     def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the open episodes: lengths int64 (N,), and rows as `restore` takes them."""
-        return self.lengths.copy(), self._collected(np.flatnonzero(self.lengths))[1]
+        env_ids = np.flatnonzero(self.lengths)
+        num_rows = int(self.lengths.sum()) + len(env_ids)
+        block = np.zeros((num_rows, self._pool.shape[1]), np.int64)
+        self._collect(env_ids, block)
+        return self.lengths.copy(), block
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         """Replace the open episodes.

@@ -169,10 +169,16 @@ class EpisodeTable:
         fields = layout.row.fields
         views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
         self.columns = dict(zip(fields, views, strict=True))
-        self._marks = {name: fields[name] for name in ("boundaries", "room")}
+        self._block = np.zeros((0, layout.row.num_words), np.int64)
+        self.fields: dict[str, np.ndarray] = {}
         self.live, self.num_restored = Live(), 0
         self.options: SequenceOptions | None = None  # of the windows that are counted
         self._refill(0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes held by what they are for."""
+        return {**self.layout.sizes(self.is_staged), "staging": self._block.nbytes}
 
     @property
     def lengths(self) -> np.ndarray:
@@ -205,37 +211,41 @@ class EpisodeTable:
             self._push(slice(None), slice(WINDOWS, WINDOWS + 2))
         return self.total(WINDOWS)
 
-    def new_block(self, num_rows: int) -> np.ndarray:
-        """Zeros int64 (num_rows, words), to put episodes together for `insert`."""
-        num_words, what = self.layout.row.num_words, f"{num_rows} rows of episodes"
-        needed, advice = 8 * num_rows * num_words, "use shorter ones"
-        with allocation(what, needed, torch.device("cpu"), advice):
-            return np.zeros((num_rows, num_words), np.int64)
+    def block(self, num_rows: int) -> np.ndarray:
+        """Memory int64 (num_rows, words), used again, to put episodes together for `insert`.
 
-    def insert(self, block: np.ndarray, lengths: np.ndarray) -> None:
+        `fields` has arrays over the fields of its rows, by path; what is in none of them is zero.
+        """
+        if num_rows > len(self._block):
+            size, num_words = max(num_rows, 2 * len(self._block)), self.layout.row.num_words
+            what, needed = f"{size} rows of episodes", 8 * size * num_words
+            with allocation(what, needed, torch.device("cpu"), "use shorter ones"):
+                block = np.zeros((size, num_words), np.int64)
+            self._block, self.fields = block, row_views(block, self.layout.row.fields)
+        return self._block[:num_rows]
+
+    def insert(self, lengths: np.ndarray) -> None:
         """Copy episodes into the ring; the oldest make room.
 
         Of more episodes than the buffer holds the newest stay, whole.
 
         Args:
-            block: int64 (K, words), episode after episode, each with its last observation as one
-                row more; `room` is written.
-            lengths: int64 (E,), at least 1 and at most the capacity each.
+            lengths: int64 (E,), at least 1 and at most the capacity each; episode after episode
+                lies in `block`, each with its last observation as one row more.
         """
         behind = np.cumsum(lengths[::-1])[::-1]
         most = self.layout.max_episodes
         skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - most, 0)
-        if skipped:
-            block, lengths = block[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
-        fields, holes = row_views(block, self._marks), np.empty_like(lengths)
-        fill_rooms(fields["boundaries"], lengths, fields["room"], holes)
+        begin, lengths = int((lengths[:skipped] + 1).sum()), lengths[skipped:]
+        end, holes = begin + int((lengths + 1).sum()), np.empty_like(lengths)
+        boundaries, rooms = self.fields["boundaries"], self.fields["room"]
+        fill_rooms(boundaries[begin:end], lengths, rooms[begin:end], holes)
         # An episode that is skipped would have outlived all that are in the ring.
         num_steps = int(lengths.sum())
         self._evict(self.layout.capacity if skipped else num_steps, len(lengths))
         live = self.live._replace(first_episode=self.live.first_episode + skipped)
-        begin = 0
-        for place in self.places(live.next_row, len(block)):
-            part = block[begin : begin + place.stop - place.start]
+        for place in self.places(live.next_row, end - begin):
+            part = self._block[begin : begin + place.stop - place.start]
             self.rows[place].copy_(torch.from_numpy(part))
             begin += len(part)
         self._enter(live, lengths, holes)
