@@ -86,7 +86,7 @@ class Gather:
             lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
         """
         if taken.block is not None:
-            rows = lists if isinstance(lists, np.ndarray) else lists.numpy()
+            rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
             gather(self._words, rows, taken.copies, taken.block)
             return
         paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]
