@@ -39,7 +39,6 @@ class Taken(NamedTuple):
 
     owner: object
     wanted: Columns
-    lead: tuple[int, ...]
     tensors: list[torch.Tensor]
     block: np.ndarray | None  # of the host, uint8 (K,)
     copies: np.ndarray
@@ -76,7 +75,7 @@ class Gather:
                     torch.from_numpy(np.ndarray(shape, dtype, block, begin))
                     for shape, dtype, begin in plan.arrays
                 ]
-        return Taken(self, wanted, lead, tensors, block, plan.copies)
+        return Taken(self, wanted, tensors, block, plan.copies)
 
     def fill(self, taken: Taken, lists: Any) -> None:
         """Copy rows into columns.
