@@ -284,6 +284,7 @@ class TransitionWriter:
             in_flight = ids[self._is_sent[ids]].tolist()
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
         columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
+        columns["actions"] = columns["actions"].astype(self._action.dtype, copy=False)
         shapes, expected = (
             {name: column.shape[1:] for name, column in part.items() if name != "actions"}
             for part in (columns, kept)

@@ -25,7 +25,7 @@ from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import check_fits
-from buffers.core.rows import RowLayout, row_views
+from buffers.core.rows import RowLayout
 from buffers.core.sequences import (
     SequenceBatch,
     SequenceOptions,
@@ -172,8 +172,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = self._table.layout.sizes(self._table.is_staged)
-        return {**sizes, "open_episodes": 0 if self._open is None else self._open.nbytes}
+        return {
+            **self._table.sizes,
+            "open_episodes": 0 if self._open is None else self._open.nbytes,
+        }
 
     @property
     def _generator(self) -> Any:
@@ -222,13 +224,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
-        block = self._table.new_block(count + 1)
-        fields = row_views(block, self._row.fields)
+        self._table.block(count + 1)[count] = 0
+        fields = self._table.fields
         for path, array in arrays.items():
             fields[path][:count] = array
         for path, array in last.items():
             fields[path][count] = array[0]
-        self._table.insert(block, np.array([count]))
+        self._table.insert(np.array([count]))
 
     @exclusive
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
@@ -272,12 +274,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
         for path, field in opened.next_fields.items():
             field[:count] = arrays[f"next_{path}"]
         opened.check_continuity(ids)
-        opened.reserve(count)
+        is_over = arrays["terminations"] | arrays["truncations"]
+        ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
+        opened.reserve(count, ends)
         self._open, self.num_envs = opened, opened.num_envs
         opened.close(left)
         opened.append(ids)
-        is_over = arrays["terminations"] | arrays["truncations"]
-        opened.close(ids[is_over | (opened.lengths[ids] >= self.capacity)])
+        opened.close(ends)
 
     def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
         if self._open is not None:

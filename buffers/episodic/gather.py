@@ -39,7 +39,6 @@ class Taken(NamedTuple):
 
     owner: object
     wanted: Columns
-    lead: tuple[int, ...]
     tensors: list[torch.Tensor]
     block: np.ndarray | None  # of the host, uint8 (K,)
     copies: np.ndarray
@@ -76,7 +75,7 @@ class Gather:
                     torch.from_numpy(np.ndarray(shape, dtype, block, begin))
                     for shape, dtype, begin in plan.arrays
                 ]
-        return Taken(self, wanted, lead, tensors, block, plan.copies)
+        return Taken(self, wanted, tensors, block, plan.copies)
 
     def fill(self, taken: Taken, lists: Any) -> None:
         """Copy rows into columns.
@@ -86,7 +85,7 @@ class Gather:
             lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
         """
         if taken.block is not None:
-            rows = lists if isinstance(lists, np.ndarray) else lists.numpy()
+            rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
             gather(self._words, rows, taken.copies, taken.block)
             return
         paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]

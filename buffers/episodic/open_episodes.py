@@ -46,7 +46,7 @@ class OpenEpisodes:
         self.fields = row_views(self._new, row.fields)
         obs = {path: row.fields[path] for path in row.obs}
         self.next_fields = row_views(self._after, obs)
-        self._newest_obs = row_views(self._newest, obs)
+        self._obs_words = (row.obs_at + row.obs_bytes) // 8  # of a row, with what is before them
         self._pool = np.zeros((0, row.num_words), np.int64)
         self._previous = np.zeros(0, np.int64)
         self._free = np.zeros(0, np.int64)  # rows of the pool without use
@@ -64,11 +64,8 @@ class OpenEpisodes:
         Args:
             env_ids: int64 (B,), whose rows were written to `fields`.
         """
-        is_broken, count = np.zeros(len(env_ids), np.bool_), len(env_ids)
-        for path, newest in self._newest_obs.items() if count else ():
-            pair = self.fields[path][:count], newest[env_ids]
-            new, old = (np.ascontiguousarray(a).reshape(count, -1).view(np.uint8) for a in pair)
-            is_broken |= (new != old).any(1)
+        new, words = self._new[: len(env_ids)], self._obs_words
+        is_broken = (new[:, :words] != self._newest[env_ids, :words]).any(1)
         is_broken &= self.lengths[env_ids] > 0
         if is_broken.any():
             env_id = env_ids[is_broken][0]
@@ -77,12 +74,22 @@ class OpenEpisodes:
                 f"if it was reset, call cut_episodes([{env_id}]) first"
             )
 
-    def reserve(self, count: int) -> None:
-        """See to the memory for so many steps more; the rows of the pool stay where they are.
+    def reserve(self, count: int, ends: np.ndarray | None = None) -> None:
+        """See to the memory for some steps more; the rows of the pool stay where they are.
+
+        Args:
+            count: How many.
+            ends: int64 (E,), envs whose episodes are over with their next step.
 
         Raises:
             BufferMemoryError: Memory is missing; nothing was changed.
         """
+        if ends is not None and len(ends):
+            longest, together = (
+                int(self.lengths[ends].max()) + 2,
+                int((self.lengths[ends] + 2).sum()),
+            )
+            self._table.block(max(longest, min(together, _MOST_ROWS)))  # `close` takes it again
         old = len(self._pool)
         if count <= len(self._free):
             return
@@ -115,26 +122,29 @@ class OpenEpisodes:
             limit = _MOST_ROWS + (sizes[begin - 1] if begin else 0)
             stop = max(begin + 1, int(np.searchsorted(sizes, limit, side="right")))
             part, begin = env_ids[begin:stop], stop
-            rows, block = self._collected(part)
-            self._table.insert(block, self.lengths[part])
+            rows = self._collect(part, self._table.block(int((self.lengths[part] + 1).sum())))
+            self._table.insert(self.lengths[part])
             self.lengths[part], self._last[part] = 0, -1
             self._free = np.concatenate([self._free, rows])
 
-    def _collected(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the pool that hold some open episodes, and these with their last observations."""
+    def _collect(self, env_ids: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Copy open episodes, with their last observations, to rows; where they lie in the pool."""
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
         follow(self._previous, self._last[env_ids], lengths, rows)
-        block = self._table.new_block(len(rows) + len(env_ids))
         lasts = np.cumsum(lengths + 1) - 1
         is_step = np.ones(len(block), np.bool_)
         is_step[lasts] = False
         block[is_step], block[lasts] = self._pool[rows], self._newest[env_ids]
-        return rows, block
+        return rows
 
     def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the open episodes: lengths int64 (N,), and rows as `restore` takes them."""
-        return self.lengths.copy(), self._collected(np.flatnonzero(self.lengths))[1]
+        env_ids = np.flatnonzero(self.lengths)
+        num_rows = int(self.lengths.sum()) + len(env_ids)
+        block = np.zeros((num_rows, self._pool.shape[1]), np.int64)
+        self._collect(env_ids, block)
+        return self.lengths.copy(), block
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         """Replace the open episodes.

@@ -100,8 +100,8 @@ def plan_layout(
     numbers = [Leaf("rewards", (), np.dtype(np.float32)), *extras]
     flags = [Leaf(name, (), np.dtype(np.bool_)) for name in FLAGS]
     packer = RowPacker()
-    packer.add([Leaf("room", (), np.dtype(np.int32))])  # steps to the bound; the first int32
-    packer.add(obs)
+    packer.add([Leaf("room", (), np.dtype(np.int32))], 8)  # steps to the bound; the first word
+    packer.add(obs, 8)  # whole words, which are compared as such
     obs_end = packer.end
     packer.add([action_leaf(action_space), *numbers, *flags], 1)
     paths, begin = [leaf.path for leaf in obs], packer.fields[obs[0].path].offset
@@ -162,13 +162,23 @@ class EpisodeTable:
             self.there = torch.from_numpy(self.table)
             if is_staged:
                 self.there = torch.zeros(shape, dtype=torch.int64, device=device)
-            self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
+            self._slots = np.zeros(2, np.int64)
+            self.live_there = torch.from_numpy(self._slots)
+            if is_staged:
+                self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
         fields = layout.row.fields
         views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
         self.columns = dict(zip(fields, views, strict=True))
+        self._block = np.zeros((0, layout.row.num_words), np.int64)
+        self.fields: dict[str, np.ndarray] = {}
         self.live, self.num_restored = Live(), 0
         self.options: SequenceOptions | None = None  # of the windows that are counted
         self._refill(0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes held by what they are for."""
+        return {**self.layout.sizes(self.is_staged), "staging": self._block.nbytes}
 
     @property
     def lengths(self) -> np.ndarray:
@@ -201,43 +211,44 @@ class EpisodeTable:
             self._push(slice(None), slice(WINDOWS, WINDOWS + 2))
         return self.total(WINDOWS)
 
-    def new_block(self, num_rows: int) -> np.ndarray:
-        """Zeros int64 (num_rows, words), to put episodes together for `insert`."""
-        num_words, what = self.layout.row.num_words, f"{num_rows} rows of episodes"
-        needed, advice = 8 * num_rows * num_words, "use shorter ones"
-        with allocation(what, needed, torch.device("cpu"), advice):
-            return np.zeros((num_rows, num_words), np.int64)
+    def block(self, num_rows: int) -> np.ndarray:
+        """Memory int64 (num_rows, words), used again, to put episodes together for `insert`.
 
-    def insert(self, block: np.ndarray, lengths: np.ndarray) -> None:
+        `fields` has arrays over the fields of its rows, by path; what is in none of them is zero.
+        """
+        if num_rows > len(self._block):
+            size, num_words = max(num_rows, 2 * len(self._block)), self.layout.row.num_words
+            what, needed = f"{size} rows of episodes", 8 * size * num_words
+            with allocation(what, needed, torch.device("cpu"), "use shorter ones"):
+                block = np.zeros((size, num_words), np.int64)
+            self._block, self.fields = block, row_views(block, self.layout.row.fields)
+        return self._block[:num_rows]
+
+    def insert(self, lengths: np.ndarray) -> None:
         """Copy episodes into the ring; the oldest make room.
 
         Of more episodes than the buffer holds the newest stay, whole.
 
         Args:
-            block: int64 (K, words), episode after episode, each with its last observation as one
-                row more; `room` is written.
-            lengths: int64 (E,), at least 1 and at most the capacity each.
+            lengths: int64 (E,), at least 1 and at most the capacity each; episode after episode
+                lies in `block`, each with its last observation as one row more.
         """
         behind = np.cumsum(lengths[::-1])[::-1]
-        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - self._most)
-        if skipped > 0:
-            block, lengths = block[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
-        fields, holes = row_views(block, self.layout.row.fields), np.empty_like(lengths)
-        fill_rooms(fields["boundaries"], lengths, fields["room"], holes)
+        most = self.layout.max_episodes
+        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - most, 0)
+        begin, lengths = int((lengths[:skipped] + 1).sum()), lengths[skipped:]
+        end, holes = begin + int((lengths + 1).sum()), np.empty_like(lengths)
+        boundaries, rooms = self.fields["boundaries"], self.fields["room"]
+        fill_rooms(boundaries[begin:end], lengths, rooms[begin:end], holes)
         # An episode that is skipped would have outlived all that are in the ring.
         num_steps = int(lengths.sum())
-        self._evict(self.layout.capacity if skipped > 0 else num_steps, len(lengths))
-        live = self.live._replace(first_episode=self.live.first_episode + max(skipped, 0))
-        begin = 0
-        for place in self.places(live.next_row, len(block)):
-            part = block[begin : begin + place.stop - place.start]
+        self._evict(self.layout.capacity if skipped else num_steps, len(lengths))
+        live = self.live._replace(first_episode=self.live.first_episode + skipped)
+        for place in self.places(live.next_row, end - begin):
+            part = self._block[begin : begin + place.stop - place.start]
             self.rows[place].copy_(torch.from_numpy(part))
             begin += len(part)
         self._enter(live, lengths, holes)
-
-    @property
-    def _most(self) -> int:
-        return self.layout.max_episodes
 
     def _enter(self, live: Live, lengths: np.ndarray, holes: np.ndarray) -> None:
         """Write episodes, whose rows are in the ring from `live.next_row` on, into the table."""
@@ -256,13 +267,13 @@ class EpisodeTable:
     def _evict(self, num_steps: int, num_episodes: int) -> None:
         """Drop the oldest episodes until so many steps and episodes more fit."""
         begin, end, steps, row, next_row, first_episode = self.live
-        while begin < end and (
-            steps + num_steps > self.layout.capacity or end - begin + num_episodes > self._most
-        ):
+        capacity, most = self.layout.capacity - num_steps, self.layout.max_episodes - num_episodes
+        while begin < end and (steps > capacity or end - begin > most):
             length = int(self.table[LENGTH, begin])
             steps, row = steps - length, row + length + 1
             begin, first_episode = begin + 1, first_episode + 1
-        self._set(Live(begin, end, steps, row, next_row, first_episode))
+        if begin > self.live.begin:
+            self._set(Live(begin, end, steps, row, next_row, first_episode))
         if end + num_episodes >= self.layout.num_slots:
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
@@ -279,15 +290,14 @@ class EpisodeTable:
 
     def _extend(self, law: int, begin: int, end: int) -> None:
         """Count the draws that are possible in the episodes of some slots."""
-        _, lengths, holes = self.table[:PAIRS, begin:end]
+        (_, lengths, holes), options = self.table[:PAIRS, begin:end], self.options
         if law == PAIRS:  # from all steps but the last and the last boundary
             counts = lengths - 1 - (holes < lengths - 1)
-        elif self.options is None:
-            counts = np.zeros_like(lengths)
+        elif options is None:
+            return
         else:
-            needed, period = self.options.needed, self.options.period
-            counts = np.maximum(lengths - needed + period, 0) // period
-            counts = np.maximum(counts, lengths >= self.options.needed_at_start)
+            counts = np.maximum(lengths - options.needed + options.period, 0) // options.period
+            counts = np.maximum(counts, lengths >= options.needed_at_start)
         for row, numbers in ((law, counts), (law + 1, counts > 0)):
             self.table[row, begin + 1 : end + 1] = self.table[row, begin] + np.cumsum(numbers)
 
@@ -297,7 +307,9 @@ class EpisodeTable:
 
     def _set(self, live: Live) -> None:
         self.live = live
-        self.live_there.copy_(torch.tensor(live[:2], device="cpu"))
+        self._slots[:] = live[:2]
+        if self.is_staged:
+            self.live_there.copy_(torch.from_numpy(self._slots))
 
     def restore(
         self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
