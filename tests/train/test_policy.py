@@ -30,7 +30,7 @@ RUNS = {
 def make_run(name, folder, **given):
     algorithm, options = RUNS[name]
     trainer = load(algorithm)
-    options = trainer.Options(**{**options, **SMALL, **given}, save=folder, compile="off")
+    options = trainer.Options(**{**options, **SMALL, **given}, save=folder)
     trainer.main(options)
     return trainer, options
 

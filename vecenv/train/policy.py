@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
@@ -19,7 +22,7 @@ from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options
 
-__all__ = ["POLICY_FILE", "Policy", "describe_spaces", "load_policy"]
+__all__ = ["Policy", "describe_policy", "load_policy"]
 
 POLICY_FILE = "policy.json"  # of a run folder: what `load_policy` needs beside options and weights
 _LIBRARY = "vecenv.train."
@@ -89,8 +92,11 @@ class Policy:
             spaces.resize(count)
             self._act = self._make(spaces)
         spaces.take(masks, is_one)
+        names = inspect.signature(self._act).parameters
+        if sample and "sample" not in names:
+            raise TypeError(f"{self.name} has values, not probabilities: leave sample out")
         given = {"starts": torch.from_numpy(begins.copy()), "sample": sample}
-        actions = np.asarray(self._act(x, **given))
+        actions = np.asarray(self._act(x, **{k: v for k, v in given.items() if k in names}))
         return actions[0] if is_one else actions
 
 
@@ -161,8 +167,10 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         )
     try:
         kept = json.loads((home / POLICY_FILE).read_text(encoding="utf-8"))
-        spaces = PlaySpaces(*(make_space(part) for part in kept["spaces"]))
-        made_by = str(kept["trainer"])
+        made_by, described = str(kept["trainer"]), kept["spaces"]
+        if described == [None, None]:
+            raise ValueError("it is of a game of several agents: vecenv play plays its policies")
+        spaces = PlaySpaces(*(make_space(part) for part in described))
     except (LookupError, TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
     trainer = _trainer_of(home, made_by, code)
@@ -176,11 +184,12 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         )
     agent = trainer.make_agent(spaces, options)
     agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
-    spaces.has_memory = trainer.has_memory(agent)
     name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
 
     def make(envs: PlaySpaces) -> Any:
         act = trainer.player(envs, agent, options)
+        takes_starts = "starts" in inspect.signature(act).parameters
+        envs.has_memory = takes_starts and getattr(agent, "memory", True) is not None
         return torch.no_grad()(act)
 
     return Policy(spaces, make, name)
@@ -277,15 +286,27 @@ def _first_space(space: Any) -> Space:
     return space
 
 
-# -- spaces as JSON --------------------------------------------------------------------------------
+def describe_policy(trainer: type, options: Any, envs: Any) -> dict[str, Any]:
+    """Return what `load_policy` needs of a run besides options and weights, for `POLICY_FILE`.
 
-
-def describe_spaces(envs: Any) -> list[Any]:
-    """Return the single spaces of envs, for observations and actions, as plain values for JSON.
-
-    Other spaces than Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are None.
+    Args:
+        trainer: The class that trains, of the library or of a user's file.
+        options: `env_id` of them is kept as the user wrote it.
+        envs: Of games nothing is kept of the spaces, which are those of their groups.
     """
-    return [_describe(envs.single_observation_space), _describe(envs.single_action_space)]
+    module = trainer.__module__
+    if not module.startswith(_LIBRARY):
+        module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
+    env = getattr(options, "env_id", None) or getattr(options, "env", None)
+    point = getattr(gym.registry.get(env), "entry_point", None)
+    if isinstance(point, str) and point.replace(":", ".") == env:
+        env = point  # a factory, which is registered under a name of its own
+    names = "single_observation_space", "single_action_space"
+    spaces = [_describe(getattr(envs, name, None)) for name in names]
+    return {"trainer": module, "env": env, "spaces": spaces}
+
+
+# -- spaces as JSON --------------------------------------------------------------------------------
 
 
 def _describe(space: Any) -> Any:

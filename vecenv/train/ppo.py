@@ -577,15 +577,25 @@ class PPO(Trainer):
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
         """Return the likeliest actions as a function of observations, and where episodes begin.
 
-        Given a dict as `report`, the function puts values and probabilities into it.
+        Given a dict as `report`, the function puts values and probabilities into it. `sample` draws
+        from the policy by torch's global generator.
         """
         state = None
         if agent.memory is not None:
             state = torch.zeros(envs.num_envs, agent.memory.state_size, device=options.device)
 
-        def act(obs: Any, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
+        def act(
+            obs: Any,
+            starts: Tensor,
+            report: dict[str, Any] | None = None,
+            *,
+            sample: bool = False,
+        ) -> np.ndarray:
             nonlocal state
-            mask = None
+            mask = quantiles = None
+            if sample:
+                quantiles = torch.rand(len(starts), len(agent.sizes)).clamp(2**-24, 1 - 2**-24)
+                quantiles = quantiles.to(options.device)
             if options.masks and envs.has_action_masks:
                 mask = torch.as_tensor(envs.action_masks(), device=options.device)
             if report is not None:  # what `vecenv play --html` shows beside the action
@@ -595,7 +605,7 @@ class PPO(Trainer):
                     policy: Any = agent.policy(features, mask)
                     parts = zip(policy.logits.softmax(-1).unbind(1), agent.sizes, strict=True)
                     report["probabilities"] = [part[:, :n].numpy() for part, n in parts]
-            actions, state = agent.act(obs, None, mask, state, starts)
+            actions, state = agent.act(obs, quantiles, mask, state, starts)
             return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
 
         return act

@@ -256,9 +256,16 @@ class SAC(Replay):
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
-        """Return the most likely actions as a function of observations."""
-        space = envs.single_action_space
-        return lambda obs: to_env(agent.act(obs).cpu().numpy(), space)
+        """Return the most likely actions, or with `sample` drawn ones, of observations."""
+        space: Any = envs.single_action_space
+
+        def act(obs: Any, *, sample: bool = False) -> np.ndarray:
+            noise: Any = 0.0
+            if sample:
+                noise = torch.randn(envs.num_envs, math.prod(space.shape)).to(options.device)
+            return to_env(agent.act(obs, noise).cpu().numpy(), space)
+
+        return act
 
     @classmethod
     def check_options(cls, options: Options) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vecenv import learn
 from vecenv.learn import Gradient, Graph, Ranks, Run, describe_graphs, evaluate, load_checkpoint
 from vecenv.train.options import OptionsError, is_on_device, make_envs
+from vecenv.train.policy import describe_policy
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
 
@@ -290,6 +291,7 @@ class Trainer:
             earlier = run.read_json("gradient") if options.resume else None
             envs = cls.make_envs(options, num_envs, on_device=True)
             trainer = cls(options, envs, earlier=earlier, **given)
+            run.write_json("policy", describe_policy(cls, options, envs))
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
@@ -309,6 +311,7 @@ class Trainer:
         Raises:
             FileNotFoundError: The run has no checkpoint yet.
         """
+        torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.make_agent(envs, options).to(getattr(options, "device", "cpu"))
         saved = load_checkpoint(cls.checkpoint_of(options.save))
