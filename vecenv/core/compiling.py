@@ -517,7 +517,9 @@ def _is_fixed(module: str | None) -> bool:
 def _name_in_library(value: Any) -> str | None:
     """Return the name under which a library has a function of its own, such as `math.sin`."""
     name = getattr(value, "__name__", None)
-    for library in _LIBRARIES if isinstance(name, str) and callable(value) else ():
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for library in _LIBRARIES:
         found = vars(sys.modules[library]).get(name) if library in sys.modules else None
         # Functions of `random` are methods, of which every look-up makes an equal one.
         if found is value or (isinstance(found, types.MethodType) and found == value):
