@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from gymnasium.envs.registration import load_env_creator
 
-__all__ = ["BACKENDS", "COMPARED", "MADE", "TIMED", "Backend"]
+__all__ = ["BACKENDS", "COMPARED", "MADE", "TIMED", "Backend", "is_for_compiled", "is_on_device"]
 
 
 class Backend(NamedTuple):
@@ -104,3 +104,13 @@ BACKENDS = {row.name: row for row in _ROWS}
 MADE = tuple(row.name for row in _ROWS if row.is_made)
 COMPARED = tuple(row.name for row in _ROWS if row.stepping is not None)
 TIMED = tuple(name for name in COMPARED if BACKENDS[name].is_timed)
+
+
+def is_for_compiled(name: str | None) -> bool:
+    """Whether a backend steps compiled envs all together, or (None, "auto") may choose that."""
+    return name in (None, "auto") or (name in BACKENDS and BACKENDS[name].takes == "compiled")
+
+
+def is_on_device(name: str | None, device: Any) -> bool:
+    """Whether envs are asked for on a CUDA device, by a backend or as `device`."""
+    return name == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu")

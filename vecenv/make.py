@@ -23,7 +23,7 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
-from vecenv.backends import BACKENDS, MADE
+from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
 from vecenv.choose import Choice, FirstSteps, choose_backend
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
@@ -130,9 +130,7 @@ def make_vec(
             "such as [gymnasium.wrappers.FlattenObservation]"
         )
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
-    if device is not None and not (
-        backend in (None, "auto", "jit", "cuda") and _is_compiled(source, backend)
-    ):
+    if device is not None and not (is_for_compiled(backend) and _is_compiled(source, backend)):
         env_kwargs, device = {**env_kwargs, "device": device}, None
         source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
@@ -203,7 +201,7 @@ def _with_device(source: _Source, backend: str | None, device: Any) -> str | Non
     """Return the backend for a device, and note the device in the options."""
     if device is None:  # it may be the spec of a vector env
         return "cuda" if source.backend == "cuda" and backend in (None, "auto") else backend
-    if backend != "cuda" and str(device).partition(":")[0] == "cpu":
+    if not is_on_device(backend, device):
         return "jit"
     source.options["device"] = device
     return "cuda"

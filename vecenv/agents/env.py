@@ -96,7 +96,7 @@ class AgentBatch(NamedTuple):
         """
         results = (part[name] for part in self[:4])
         infos, rows = self.infos.get(name, {}), self.env_ids[name]
-        return AgentBatch(*results, infos, rows, self.valid[name], self.game_ids)
+        return AgentBatch._make((*results, infos, rows, self.valid[name], self.game_ids))
 
 
 class AgentGroup:
@@ -452,7 +452,7 @@ class AgentsVecEnv:
         results = self._results(*batch[:5], slots={}, game_ids=ids)
         rows = {name: group.rows(ids) for name, group in self.groups.items()}
         valid = {name: group.valid[rows[name]] for name, group in self.groups.items()}
-        return AgentBatch(*results, rows, valid, ids)
+        return AgentBatch._make((*results, rows, valid, ids))
 
     def state(self) -> np.ndarray:
         """Return the latest central state of every game, (num_games, ...), the caller's.

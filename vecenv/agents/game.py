@@ -16,6 +16,7 @@ from vecenv.agents.grouping import Grouping, Members, columns_space, group_agent
 from vecenv.agents.infos import shelve
 from vecenv.agents.padding import fit_action, fit_mask, fit_obs
 from vecenv.core.arguments import read_count
+from vecenv.core.batches import leaves, short
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
@@ -117,7 +118,7 @@ class GameEnv(gym.Env):
         return {name: value for name, value in vars(self).items() if name != "_obs"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"_gone": set(), **state})  # states saved by 0.1 lack it
+        vars(self).update(state)
         self._obs = {name: columns.arrays() for name, columns in self._columns.items()}
 
     def reset(
@@ -264,7 +265,7 @@ class GameEnv(gym.Env):
         except ValueError:  # infos that are an array, refused below
             pass
         if not _is_dict(infos):
-            raise ObservationError(f"returned infos {_short(infos)}, expected a dict by agent")
+            raise ObservationError(f"returned infos {short(infos)}, expected a dict by agent")
         batched: dict[str, Any] = {}
         common: Any = None
         for agent, info in infos.items():
@@ -292,7 +293,7 @@ class GameEnv(gym.Env):
         fit = columns.mask_fits[k]
         if not _is_dict(info):
             raise ObservationError(
-                f"agent {agent!r} got the infos {_short(info)} of type {type(info).__name__}, "
+                f"agent {agent!r} got the infos {short(info)} of type {type(info).__name__}, "
                 "expected a dict"
             )
         if fit is not None and MASK_KEY in info:
@@ -361,7 +362,7 @@ class _Columns:
         """Make what observations, actions and masks go through."""
         members = self.members
         self.rows = rows
-        self._leaves = _leaves(rows.batch())
+        self._leaves = leaves(rows.batch(), members.observation_space)
         self.action_fits = [fit_action(acted, members.action_space) for _, acted in self._spaces]
         self.mask_fits = [fit_mask(acted, members.action_space) for _, acted in self._spaces]
         self._obs_fits = [
@@ -379,7 +380,7 @@ class _Columns:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         kept = state.pop("_kept")
-        vars(self).update({"has_ends": True, **state})  # states saved by 0.x lack it
+        vars(self).update(state)
         self._bind(ObservationRows.make(self.members.observation_space, len(self.rewards)))
         for leaf, values in zip(self._leaves, kept, strict=True):
             leaf[...] = values
@@ -422,7 +423,7 @@ class _Columns:
         array = np.asarray(reward)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise ObservationError(
-                f"agent {agent!r} got the reward {_short(reward)}, expected one number"
+                f"agent {agent!r} got the reward {short(reward)}, expected one number"
             )
         self.rewards[k] = array.item()
 
@@ -523,21 +524,13 @@ def _parts(result: Any, call: str, names: tuple[str, ...]) -> Any:
     is_right = isinstance(result, tuple | list) and len(result) == len(names)
     if not is_right or not all(map(_is_dict, result[:-1])):
         raise ObservationError(
-            f"returned {_short(result)} from {call}, expected the dicts ({', '.join(names)})"
+            f"returned {short(result)} from {call}, expected the dicts ({', '.join(names)})"
         )
     return result
 
 
 def _is_dict(part: Any) -> bool:
     return part.__class__ is dict or hasattr(part, "keys")
-
-
-def _leaves(batch: Any) -> list[np.ndarray]:
-    if isinstance(batch, dict):
-        return [leaf for part in batch.values() for leaf in _leaves(part)]
-    if isinstance(batch, tuple):
-        return [leaf for part in batch for leaf in _leaves(part)]
-    return [batch]
 
 
 def _state_space(game: Any) -> gym.Space:
@@ -558,15 +551,10 @@ def _incomplete(agent: Any, *dicts: Any) -> ObservationError:
 
 def _no_flags(agent: Any, terminated: Any, truncated: Any) -> ObservationError:
     return ObservationError(
-        f"agent {agent!r} got the flags {_short(terminated)} (terminated) and {_short(truncated)} "
+        f"agent {agent!r} got the flags {short(terminated)} (terminated) and {short(truncated)} "
         "(truncated), expected one bool each"
     )
 
 
 def _names(found: Any) -> str:
-    return str(list(found)) if hasattr(found, "keys") else _short(found)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return str(list(found)) if hasattr(found, "keys") else short(found)

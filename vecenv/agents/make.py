@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
+from vecenv.backends import is_for_compiled, is_on_device
 from vecenv.core.arguments import check_choice, read_autoreset_mode, read_count
 from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, has_compiled_envs, make_vec
@@ -110,15 +111,15 @@ def make_vec_agents(
             raise _not_for_compiled(*wrong)
         kwargs = _with_padding(env, env_kwargs) if pad else env_kwargs
         compiled = _Compiled(env, kwargs, central_state)
-        if backend == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu"):
-            if backend not in (None, "auto", "jit", "cuda"):
+        if is_on_device(backend, device):
+            if not is_for_compiled(backend):
                 raise ValueError(
                     f"backend {backend!r} steps games one by one on the CPU, and device is "
                     f"{device!r}: leave one of them out"
                 )
             device = "cuda" if device is None else device
             return compiled.on_device(device, num_games, mask_infos=mask_infos, **given)
-        if backend in (None, "auto", "jit"):
+        if is_for_compiled(backend):
             games = compiled.games(num_games, **given)
             return _with_rows(games, games.members, mask_infos)
         makers = [_CompiledMaker(compiled, index) for index in range(_num_games(num_games))]

@@ -107,10 +107,12 @@ class GroupMasks(LatestMasks):
     def state(self) -> tuple[Any, ...]:
         """Return copies of what `restore` takes."""
         is_used, *arrays = super().state()
-        found = (self._observed, *arrays)
+        found = (*arrays, self._observed)
         return is_used, *(None if array is None else array.copy() for array in found)
 
-    def restore(self, is_used: bool, observed: Any, *notes: Any) -> None:
+    def restore(
+        self, is_used: bool, values: Any, is_given: Any, is_over: Any, observed: Any = None
+    ) -> None:
         """Go on from what `state` returned."""
         self._observed = observed
-        super().restore(is_used, *notes)
+        super().restore(is_used, values, is_given, is_over)

@@ -384,7 +384,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
             for name, group in self.groups.items()
         }
         results = self._result((*found, infos))
-        return AgentBatch(*results, rows, self._result(valid), ids)
+        return AgentBatch._make((*results, rows, self._result(valid), ids))
 
     def state(self) -> Any:
         """Return the central state of every game as it is, (num_games, ...), the caller's.

@@ -16,6 +16,7 @@ __all__ = [
     "is_same",
     "join_rows",
     "leaf_by_leaf",
+    "leaves",
     "merge_rows",
     "short",
     "stack_rows",
@@ -60,6 +61,13 @@ def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
         parts = enumerate(space)
         return tuple(by_space(function, part, *(b[k] for b in batches)) for k, part in parts)
     return function(space, *batches)
+
+
+def leaves(batch: Any, space: Space) -> list[Any]:
+    """Return the arrays of a batch in the order of the space's parts."""
+    found: list[Any] = []
+    by_space(lambda _, part: found.append(part), space, batch)
+    return found
 
 
 def take_row(single_space: Space, batch: Any, index: int) -> Any:

@@ -517,7 +517,9 @@ def _is_fixed(module: str | None) -> bool:
 def _name_in_library(value: Any) -> str | None:
     """Return the name under which a library has a function of its own, such as `math.sin`."""
     name = getattr(value, "__name__", None)
-    for library in _LIBRARIES if isinstance(name, str) and callable(value) else ():
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for library in _LIBRARIES:
         found = vars(sys.modules[library]).get(name) if library in sys.modules else None
         # Functions of `random` are methods, of which every look-up makes an equal one.
         if found is value or (isinstance(found, types.MethodType) and found == value):
@@ -560,17 +562,7 @@ def globals_read(code: types.CodeType) -> tuple[str, ...]:
 
 def _registered(function: types.FunctionType) -> list[Any]:
     """Types that Numba knows for a plain function, which it calls by what was registered for it."""
-    found = _registered_by_id(len(builtin_registry.globals)).get(id(function), ())
-    return [kind for value, kind in found if value is function]
-
-
-@functools.lru_cache(maxsize=1)
-def _registered_by_id(count: int) -> dict[int, list[tuple[Any, Any]]]:
-    """Values with types of their own, by id; the first `count`, as the list only grows."""
-    found: dict[int, list[tuple[Any, Any]]] = {}
-    for value, kind in builtin_registry.globals[:count]:
-        found.setdefault(id(value), []).append((value, kind))
-    return found
+    return [kind for value, kind in builtin_registry.globals if value is function]
 
 
 def _stable_repr(value: Any) -> str:

@@ -397,7 +397,7 @@ class LatestMasks:
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):
-                raise none_allowed(self.name(env_ids[live[0]]))
+                raise none_allowed(self.name(int(env_ids[live[0]])))
             bits[is_empty] = True
         return bits.view(np.int8)
 

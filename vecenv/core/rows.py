@@ -114,7 +114,7 @@ class ObservationRows:
 
     target: Any
     keys: Sequence[Any]
-    array: np.ndarray | None = None
+    array: Any = None
 
     @staticmethod
     def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:

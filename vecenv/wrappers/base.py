@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
-from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
@@ -574,15 +573,6 @@ def _has_fixed_shape(rows: ObservationRows) -> bool:
     if children is not None:
         return all(map(_has_fixed_shape, children.values()))
     return rows.array is not None
-
-
-def leaves(batch: Any, space: Space) -> list[np.ndarray]:
-    """Return the arrays of a batch in the order of the space's parts."""
-    if isinstance(space, Dict):
-        return [leaf for key, part in space.items() for leaf in leaves(batch[key], part)]
-    if isinstance(space, Tuple):
-        return [leaf for k, part in enumerate(space.spaces) for leaf in leaves(batch[k], part)]
-    return [batch]
 
 
 def new_batch(space: Space, count: int) -> Any:

@@ -17,7 +17,7 @@ from vecenv.wrappers.base import Part, VecWrapper
 __all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]
 
 
-_FEW = 32  # numbers of a row, below which it pays to transpose rows
+_FEW = 32  # numbers of a row, below which rows are transposed: NumPy is slow along short axes
 
 
 class RunningMoments:
@@ -45,6 +45,7 @@ class RunningMoments:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
         self.count = np.zeros((), np.int64)
+        self._work = np.zeros(0)  # allocated once: new memory would take longer than the sums
 
     def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Take rows into account.
@@ -79,10 +80,16 @@ class RunningMoments:
         rows, seen = rows if counts.all() else rows[counts], int(self.count)
         if not rows.size:
             return True
-        columns = _columns(rows, np.float64)
+        flat, is_narrow = rows.reshape(len(rows), -1), self.mean.size < _FEW
+        flat = flat.T if is_narrow else flat
+        if self._work.size < flat.size:
+            self._work = np.empty(flat.size)
+        x = self._work[: flat.size].reshape(flat.shape)
+        x[...] = flat
         with np.errstate(invalid="ignore", over="ignore"):  # of what is refused
-            mean = columns.mean(1, keepdims=True)
-            squares = np.square(columns - mean).sum(1).reshape(self.mean.shape)
+            mean = x.mean(int(is_narrow), keepdims=True)
+            x -= mean
+            squares = np.square(x, out=x).sum(int(is_narrow)).reshape(self.mean.shape)
         if not np.isfinite(squares).all():
             return False
         before, mean = (seen, self.mean, self.variance * seen), mean.reshape(self.mean.shape)
@@ -213,11 +220,17 @@ class NormalizeObservation(VecWrapper):
 
     def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
         """Write observations by the moments that were last noted."""
-        found = _columns(obs, self._dtype)
-        found -= self._mean.astype(self._dtype).reshape(-1, 1)
-        found *= self._factor.astype(self._dtype).reshape(-1, 1)
+        rows = found = out.reshape(len(out), -1)
+        given = obs.reshape(rows.shape)
+        mean, factor = (a.astype(self._dtype).reshape(-1) for a in (self._mean, self._factor))
+        if rows.shape[1] < _FEW:
+            given, found = np.ascontiguousarray(given.T), np.empty(rows.T.shape, rows.dtype)
+            mean, factor = mean[:, None], factor[:, None]
+        np.subtract(given, mean, out=found, dtype=self._dtype, casting="same_kind")
+        found *= factor.astype(found.dtype)
         np.clip(found, -self.clip, self.clip, out=found)
-        out.reshape(len(out), -1)[...] = found.T
+        if found is not rows:
+            rows[...] = found.T
 
     def own_state(self) -> dict[str, Any]:
         """Return the moments, and those that rows were last normalised by."""
@@ -315,12 +328,6 @@ class NormalizeReward(VecWrapper):
         """Take over what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
         self._returns[...] = state["returns"]
-
-
-def _columns(rows: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return rows (B, ...) as new columns (D, B): NumPy is slow along axes of few numbers."""
-    columns = rows.reshape(len(rows), -1).T
-    return np.array(columns, dtype, order="C" if len(columns) < _FEW else "K")
 
 
 def _positive(name: str, argument: str, value: Any) -> float:

@@ -10,9 +10,9 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
 
 from vecenv.core.base import VecEnv
-from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf
+from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf, leaves
 from vecenv.core.errors import ObservationError
-from vecenv.wrappers.base import Part, VecWrapper, leaves, new_batch
+from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [
     "ClipAction",
