@@ -248,7 +248,7 @@ class AsyncVectorEnv(GymVecEnv):
             close_at_exit(self)
         except BaseException:  # Ctrl-C
             self.closed = True
-            pool.kill()
+            pool.stop()
             raise
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -683,7 +683,7 @@ class AsyncVectorEnv(GymVecEnv):
             super().close(**kwargs)
         finally:
             if hasattr(self, "_pool"):
-                self._pool.kill()
+                self._pool.stop()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.
@@ -710,7 +710,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.restarts = self.restarts.copy()
             for name in ("_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
                 setattr(self, name, None)
-            pool.let_go()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close a vector env that nobody has any more; `sys` may be gone by then."""
