@@ -82,7 +82,6 @@ class Memory:
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file; the mapping stays for as long as there are arrays in it."""
-        vars(self).pop("_mapping", None)
         file, *rest = self.handle
         if file >= 0:
             self.handle = -1, *rest  # type: ignore[assignment]  # a tuple of three

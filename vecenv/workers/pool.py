@@ -727,9 +727,10 @@ class Pool:
                 _pools.discard(self)
             own, self._own_envs = self._own_envs, []
             close_envs(own)
-            for name in ("own", "tables", "infos", "_places", "_own_tasks"):
+            if hasattr(self, "memory"):
+                self.memory.close()
+            for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
                 vars(self).pop(name, None)
-            self.memory.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Kill the workers if Ctrl-C came before anybody had their vector env."""
