@@ -729,6 +729,8 @@ class Pool:
             close_envs(own)
             if hasattr(self, "memory"):
                 self.memory.close()
+            if getattr(self, "own", None) is not None:
+                vars(self.own).clear()  # or it would wait for the garbage collector
             for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
                 vars(self).pop(name, None)
 
