@@ -223,15 +223,15 @@ def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
     envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2)
     pids = [seat.process.pid for seat in envs._pool.seats]
     pool = envs._pool
-    kept = pool.stop
+    kept = pool.stop, pool.kill
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    pool.stop = interrupted
+    pool.stop = pool.kill = interrupted
     with pytest.raises(KeyboardInterrupt):
         envs.close()
-    pool.stop = kept
+    pool.stop, pool.kill = kept
     assert envs.closed
     envs.close(terminate=True)
     assert wait_until_gone(pids, 5) == []
@@ -355,7 +355,7 @@ def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, kills, monkey
     monkeypatch.setattr(owner, place, interrupted)
     monkeypatch.setattr(AsyncVectorEnv, "__del__", swallowed)
     if not kills:
-        monkeypatch.setattr(Pool, "stop", swallowed)
+        monkeypatch.setattr(Pool, "kill", swallowed)
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     before = set(children())
     with no_garbage_collection():

@@ -248,7 +248,7 @@ class AsyncVectorEnv(GymVecEnv):
             close_at_exit(self)
         except BaseException:  # Ctrl-C
             self.closed = True
-            pool.stop()
+            pool.kill()
             raise
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -683,7 +683,7 @@ class AsyncVectorEnv(GymVecEnv):
             super().close(**kwargs)
         finally:
             if hasattr(self, "_pool"):
-                self._pool.stop()
+                self._pool.kill()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.

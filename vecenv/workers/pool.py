@@ -229,7 +229,7 @@ class Pool:
                     "or take fewer workers, which step several envs each (num_workers)."
                 )
             with interrupts_later():
-                self.stop(Deadline(_FAILED_S) if isinstance(error, Exception) else None)
+                self.stop(Deadline(_FAILED_S if isinstance(error, Exception) else 0))
             raise
         return spaces, about
 
@@ -691,11 +691,8 @@ class Pool:
 
     # -- end ---------------------------------------------------------------------------------
 
-    def stop(self, deadline: Deadline | None = None) -> None:
-        """Let workers close their envs and end, until the deadline if there is one; kill the rest.
-
-        The shared memory is let go of. Nothing happens the second time.
-        """
+    def stop(self, deadline: Deadline) -> None:
+        """Let workers close their envs and end, until the deadline; then kill them."""
         if not self.is_owner:
             return
         note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
@@ -703,11 +700,9 @@ class Pool:
             for seat in self.seats:
                 if seat.process is not None and seat.is_cut:
                     seat.process.kill()
-                elif seat.process is not None and deadline and not deadline.is_over:
+                elif seat.process is not None and not deadline.is_over:
                     self._write(seat, frame(Kind.CLOSE, 0, 0))
-            while deadline and not deadline.is_over:
-                if not (left := [seat for seat in self.seats if seat.is_alive()]):
-                    break
+            while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
                 if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
                     told = "close waits for envs, or what they have started, of %s, at most %.0f s"
@@ -716,28 +711,33 @@ class Pool:
                 wait(min(deadline.left(), pause_s))
                 pause_s = min(2 * pause_s, 0.02)
         finally:
-            with interrupts_later():  # a second Ctrl-C would leave some of them
-                for seat in self.seats:
-                    if seat.process is not None and seat.is_alive():
-                        seat.process.kill()
-                for seat in self.seats:
-                    self._end(seat)
-                self._watcher.close()
-                self._selector.close()
-                _pools.discard(self)
-            own, self._own_envs = self._own_envs, []
-            close_envs(own)
-            if hasattr(self, "memory"):
-                self.memory.close()
-            if getattr(self, "own", None) is not None:
-                vars(self.own).clear()  # or it would wait for the garbage collector
+            self.kill()
+
+    def kill(self) -> None:
+        """End all that is left, and let go of the memory; nothing happens the second time."""
+        if not self.is_owner:
+            return
+        with interrupts_later():  # a second Ctrl-C would leave some of them
+            for seat in self.seats:
+                if seat.process is not None and seat.is_alive():
+                    seat.process.kill()
+            for seat in self.seats:
+                self._end(seat)
+            self._watcher.close()
+            self._selector.close()
+            _pools.discard(self)
+        own, self._own_envs = self._own_envs, []
+        close_envs(own)
+        if hasattr(self, "memory"):
+            self.memory.close()
+            vars(self.own or self).pop("group", None)  # a cycle, which would hold the memory
             for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
                 vars(self).pop(name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Kill the workers if Ctrl-C came before anybody had their vector env."""
         if not is_finalizing() and hasattr(self, "_watcher"):
-            self.stop()
+            self.kill()
 
 
 def _some(names: Sequence[str]) -> str:
