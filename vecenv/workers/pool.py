@@ -188,6 +188,7 @@ class Pool:
             Exception: What `Plan.batch` raises.
         """
         plan, reports, count = self.plan, list[EnvSpaces](), self.plan.bounds[0]
+        factories = self.factories[:count]
         try:
             self._watcher.start()
             method = choose_method(plan.context)
@@ -195,7 +196,6 @@ class Pool:
                 for seat in self.seats:
                     self._start(seat, method)
             if count:
-                factories = self.factories[:count]
                 self._own_envs, fault = make_envs(factories, 0, -1, [0], plan.restart_envs)
                 if fault is not None:
                     raise self.creation_error(fault)
@@ -238,7 +238,7 @@ class Pool:
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
         name, factories = f"vecenv-worker-{seat.worker}", self.factories[seat.first : seat.last]
-        variables = self.plan.variables and self.plan.variables[seat.worker]
+        variables = self.plan.variables[seat.worker] if self.plan.variables else None
         args = self.memory, seat.worker, seat.first, self._entropy
         with interrupts_later():  # or nobody would know of the process
             seat.process, seat.channel = start_process(
@@ -261,7 +261,7 @@ class Pool:
         command = ask(self.number, "open", self.plan.restart_envs)
         queue, making = deque(seats), list[_Seat]()
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
-        is_shown = self.plan.shows_progress and self._layout is None and sys.stderr is not None
+        is_shown = self.plan.shows_progress and self._layout is None
         line, count = Deadline(_SILENT_S if is_shown else None), len(self.factories)
         while (queue or making) and not patience.is_over:
             while queue and len(making) < (self.plan.at_once or len(seats)):
@@ -272,7 +272,8 @@ class Pool:
             making = [seat for seat in making if seat.awaits and seat not in self._dead]
             left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
             took_s = time.monotonic() - begin
-            if line.is_over or (took_s > _SILENT_S and is_shown and not left):
+            is_end = is_shown and took_s > _SILENT_S and not left
+            if (line.is_over or is_end) and sys.stderr is not None:
                 told = f"vecenv: {count - left} of {count} envs are made ({took_s:.0f} s)\n"
                 sys.stderr.write(told)
                 sys.stderr.flush()
