@@ -348,7 +348,7 @@ class Pool:
         """
         number = self.number = self.number + 1
         self.steps += kind == Kind.STEP
-        command = frame(kind, 0, number)
+        command = HEAD.pack(kind, 0, number, 0)
         self.timed_out = False
         self._left, self._own_answer = 0, None
         if own is not None:
