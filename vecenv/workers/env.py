@@ -84,6 +84,7 @@ _Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 _CLOSE_TIMEOUT_S = 30.0
 _NUM_LOOKS = 8  # at infos, for keys that they have in common
 _WORKER = 5  # place of the argument
+_NEVER = Deadline.of_call(None, None)
 
 
 class AsyncVectorEnv(GymVecEnv):
@@ -367,7 +368,8 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         self._begin_step(actions, out)
-        return self._finish_step(self._finish("step", self._deadline(None))[0])
+        deadline = _NEVER if self._timeout is None else self._deadline(None)
+        return self._finish_step(self._finish("step", deadline)[0])
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         """Give all workers the actions; the step is pending then."""
@@ -449,7 +451,8 @@ class AsyncVectorEnv(GymVecEnv):
         for first, _, answer in found:
             for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first : first + len(items)] = items
-        raise_faults([fault for *_, answer in found for fault in answer.errors], pool.steps)
+        if faults := [fault for *_, answer in found for fault in answer.errors]:
+            raise_faults(faults, pool.steps)
         for *_, row, answer in found:  # infos by row
             entries.update((row + index, parts) for index, parts in answer.infos.items())
         table, infos = None if steps is None else pool.infos, {}
@@ -705,7 +708,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.restarts = self.restarts.copy()
             for name in ("_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
                 setattr(self, name, None)
-            pool.let_go()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close a vector env that nobody has any more; `sys` may be gone by then."""

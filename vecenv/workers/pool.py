@@ -188,6 +188,7 @@ class Pool:
             Exception: What `Plan.batch` raises.
         """
         plan, reports, count = self.plan, list[EnvSpaces](), self.plan.bounds[0]
+        factories = self.factories[:count]
         try:
             self._watcher.start()
             method = choose_method(plan.context)
@@ -195,7 +196,6 @@ class Pool:
                 for seat in self.seats:
                     self._start(seat, method)
             if count:
-                factories = self.factories[:count]
                 self._own_envs, fault = make_envs(factories, 0, -1, [0], plan.restart_envs)
                 if fault is not None:
                     raise self.creation_error(fault)
@@ -230,7 +230,6 @@ class Pool:
                 )
             with interrupts_later():
                 self.stop(Deadline(_FAILED_S if isinstance(error, Exception) else 0))
-                self.memory.close()
             raise
         return spaces, about
 
@@ -239,7 +238,7 @@ class Pool:
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
         name, factories = f"vecenv-worker-{seat.worker}", self.factories[seat.first : seat.last]
-        variables = self.plan.variables and self.plan.variables[seat.worker]
+        variables = self.plan.variables[seat.worker] if self.plan.variables else None
         args = self.memory, seat.worker, seat.first, self._entropy
         with interrupts_later():  # or nobody would know of the process
             seat.process, seat.channel = start_process(
@@ -262,7 +261,7 @@ class Pool:
         command = ask(self.number, "open", self.plan.restart_envs)
         queue, making = deque(seats), list[_Seat]()
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
-        is_shown = self.plan.shows_progress and self._layout is None and sys.stderr is not None
+        is_shown = self.plan.shows_progress and self._layout is None
         line, count = Deadline(_SILENT_S if is_shown else None), len(self.factories)
         while (queue or making) and not patience.is_over:
             while queue and len(making) < (self.plan.at_once or len(seats)):
@@ -273,7 +272,8 @@ class Pool:
             making = [seat for seat in making if seat.awaits and seat not in self._dead]
             left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
             took_s = time.monotonic() - begin
-            if line.is_over or (took_s > _SILENT_S and is_shown and not left):
+            is_end = is_shown and took_s > _SILENT_S and not left
+            if (line.is_over or is_end) and sys.stderr is not None:
                 told = f"vecenv: {count - left} of {count} envs are made ({took_s:.0f} s)\n"
                 sys.stderr.write(told)
                 sys.stderr.flush()
@@ -348,7 +348,7 @@ class Pool:
         """
         number = self.number = self.number + 1
         self.steps += kind == Kind.STEP
-        command = frame(kind, 0, number)
+        command = HEAD.pack(kind, 0, number, 0)
         self.timed_out = False
         self._left, self._own_answer = 0, None
         if own is not None:
@@ -692,23 +692,17 @@ class Pool:
 
     # -- end ---------------------------------------------------------------------------------
 
-    def let_go(self) -> None:
-        """Let go of the shared memory, after the end."""
-        self.memory.close()
-        for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks", "_own_envs"):
-            vars(self).pop(name, None)
-
     def stop(self, deadline: Deadline) -> None:
         """Let workers close their envs and end, until the deadline; then kill them."""
         if not self.is_owner:
             return
+        note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
         try:
             for seat in self.seats:
                 if seat.process is not None and seat.is_cut:
                     seat.process.kill()
                 elif seat.process is not None and not deadline.is_over:
                     self._write(seat, frame(Kind.CLOSE, 0, 0))
-            note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
             while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
                 if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
@@ -718,13 +712,10 @@ class Pool:
                 wait(min(deadline.left(), pause_s))
                 pause_s = min(2 * pause_s, 0.02)
         finally:
-            try:
-                self.kill()
-            finally:
-                close_envs(self._own_envs)
+            self.kill()
 
     def kill(self) -> None:
-        """End all that is left of the workers."""
+        """End all that is left, and let go of the memory; nothing happens the second time."""
         if not self.is_owner:
             return
         with interrupts_later():  # a second Ctrl-C would leave some of them
@@ -736,6 +727,13 @@ class Pool:
             self._watcher.close()
             self._selector.close()
             _pools.discard(self)
+        own, self._own_envs = self._own_envs, []
+        close_envs(own)
+        if hasattr(self, "memory"):
+            self.memory.close()
+            vars(self.own or self).pop("group", None)  # a cycle, which would hold the memory
+            for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
+                vars(self).pop(name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Kill the workers if Ctrl-C came before anybody had their vector env."""
@@ -760,4 +758,3 @@ def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
         raise
     finally:
         pool.stop(Deadline(_FAILED_S))
-        pool.let_go()
