@@ -12,7 +12,7 @@ from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording
 from vecenv.timing.report import TimingReport, make_report
 from vecenv.timing.stamps import EnvStamps
-from vecenv.timing.trace import write_trace
+from vecenv.timing.trace import trace_events, write_events
 
 __all__ = ["Timing"]
 
@@ -146,7 +146,7 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
-            write_trace(recording, path)
+            write_events(trace_events(recording), path)
 
     def _add_latest(self, error: Exception) -> None:
         """Note the latest steps: those of the worker of the env that an error names, or of all."""
