@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ from vecenv.compare.result import Comparison, check_picture
 from vecenv.compare.serving import Setting
 from vecenv.compare.source import read_source
 from vecenv.core.arguments import read_count
-from vecenv.files import require_writable, whole_file
+from vecenv.files import require_writable
+from vecenv.timing.trace import write_events
 
 __all__ = ["compare_and_show", "read_list", "read_numbers", "trace_and_show"]
 
@@ -84,13 +83,6 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
         process.close()
     write_events(events, out)
     Console().print(report)
-
-
-def write_events(events: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a timeline as Chrome trace JSON."""
-    with whole_file(path) as aside, aside.open("w") as file:
-        json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file, separators=(",", ":"))
-        file.write("\n")
 
 
 def read_list(text: str) -> list[str]:

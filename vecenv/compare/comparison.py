@@ -191,35 +191,31 @@ class _Session:
     def take_time(self, cases: Sequence[Case], events: list[dict[str, Any]] | None) -> None:
         """Let each run once with timing on."""
         for case in cases:
-            self._note(
-                f"{case.name}: where the time goes", self._options.timed_s / self._options.round_s
-            )
-            case.report = self._ask(case, "take_time", self._options.timed_s)
+            timed_s = self._options.timed_s
+            self._note(f"{case.name}: where the time goes", timed_s / self._options.round_s)
+            case.report = self._ask(case, "take_time", timed_s)
             if events is not None and (found := self._ask(case, "trace")) is not None:
                 _append(events, case, found[1])
 
     def count_agents(self, result: Comparison) -> None:
-        """Count who acts in a step of a game, in a process of its own."""
-        options = self._options
-        process = RunnerProcess()
-        self._stack.callback(process.close)
-        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
+        """Count who acts in a step of a game."""
         with suppress(RunnerError):  # as the backends have said
-            seconds, timeout = options.timed_s, options.timeout
-            found = process.call("agents_per_step", setting, seconds, timeout=timeout)
-            result.agents_per_step = found
+            result.agents_per_step = self._ask_apart("agents_per_step", self._options.timed_s)
 
     def compare_transitions(self, result: Comparison, numbers: Sequence[int]) -> None:
-        """Compare the transitions of one env with those of several, in a process of its own."""
-        options = self._options
+        """Compare the transitions of one env with those of several."""
         self._on_progress("diversity of the transitions", 1.0)
-        process = RunnerProcess()
-        self._stack.callback(process.close)
-        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
         try:
-            result.diversity = process.call("diversity", setting, numbers, timeout=options.timeout)
+            result.diversity = self._ask_apart("diversity", numbers)
         except RunnerError as error:
             result.diversity_reason = str(error)
+
+    def _ask_apart(self, name: str, *args: Any) -> Any:
+        """Call a method of a runner of one env in a loop, in a process of its own."""
+        options, process = self._options, RunnerProcess()
+        self._stack.callback(process.close)
+        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
+        return process.call(name, setting, *args, timeout=options.timeout)
 
     def close(self, cases: Iterable[Case]) -> None:
         """End the processes of some cases."""
@@ -245,11 +241,8 @@ class _Session:
 def _append(events: list[dict[str, Any]], case: Case, found: list[dict[str, Any]]) -> None:
     """Add the timeline of a case to those there are, under numbers of its own."""
     first_pid = 1 + max((event["pid"] for event in events), default=-1)
-    first_flow = 1 + max((event["id"] for event in events if "id" in event), default=-1)
     for event in found:
         event["pid"] += first_pid
-        if "id" in event:
-            event["id"] += first_flow
         if event["name"] == "process_name":
             event["args"] = {"name": f"{case.name}: {event['args']['name']}"}
         events.append(event)

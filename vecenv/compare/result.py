@@ -378,12 +378,10 @@ def _speed_table(comparison: Comparison, notes: dict[str, int]) -> Table:
         f"{comparison.env}: {what} per second in {settings['rounds']} rounds of "
         f"{settings['round_s']:g} s or more"
     )
-    table = new_table(title)
     columns = ["backend", "envs", "steps/s", "spread", "x loop", "start", "memory"]
     if agents is not None:
         columns[1:3] = ["games", "steps/s", "agents' steps/s"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "backend" else "right")
+    table = new_table(title, columns)
     for case, envs in _merged(comparison.cases):
         rate, *rest = _cells(case, notes)
         if agents is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter, thread_time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import Env, Space
@@ -22,32 +22,6 @@ __all__ = ["BatchStepper", "FirstReadyStepper", "LoopStepper", "RandomPolicy", "
 _RING = 64  # batches of actions drawn beforehand
 _FEW = 4  # of those that can't be cut out of a larger one
 _BATCHES_IN_FLIGHT = 4
-
-
-class Stepper(Protocol):
-    """One way of stepping.
-
-    Attributes:
-        envs: What is stepped.
-        rows_per_call: Env steps that one unit of `run` makes, about.
-        reset_s: Seconds that the first reset of all envs took.
-        episodes: int64 (num_envs,), how many have ended, of each env.
-    """
-
-    envs: Any
-    rows_per_call: int
-    reset_s: float
-    episodes: np.ndarray
-
-    def prepare(self) -> None:
-        """Take what had been waiting, before a clock starts."""
-
-    def run(self, count: int) -> tuple[int, float]:
-        """Step `count` times; return the env steps made and the seconds they took."""
-        ...
-
-    def settle(self) -> None:
-        """Take back what is in flight."""
 
 
 class RandomPolicy:
@@ -138,26 +112,50 @@ class RandomPolicy:
                 pass
 
 
-class LoopStepper:
-    """One env in a loop, as most code begins."""
+class Stepper:
+    """One way of stepping.
 
-    rows_per_call = 1
+    Args:
+        envs: An env, or a vector env; it is reset.
+        policy: Draws the actions.
+        seed: Of the reset.
 
-    def __init__(self, env: Env, policy: RandomPolicy, seed: int) -> None:
-        self.envs = env
-        self._policy = policy
-        self.episodes = np.zeros(1, np.int64)
+    Attributes:
+        envs: As given.
+        rows_per_call: Env steps that one unit of `run` makes, about.
+        act: Returns actions.
+        reset_s: Seconds that the first reset of all envs took.
+        episodes: int64 (num_envs,), how many have ended, of each env.
+    """
+
+    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
+        self.envs, self.policy = envs, policy
+        self.rows_per_call = 1 if isinstance(envs, Env) else envs.num_envs
+        self.act: Callable[..., Any] = policy.batch
+        self._ended = np.zeros(self.rows_per_call, np.bool_)
+        self.episodes = np.zeros(self.rows_per_call, np.int64)
         begin = perf_counter()
-        results = env.reset(seed=seed)
+        results = envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
-        policy.begin(env, results)
+        policy.begin(envs, results)
 
     def prepare(self) -> None:
-        """Nothing waits."""
+        """Take what had been waiting, before a clock starts."""
+
+    def run(self, count: int) -> tuple[int, float]:
+        """Step `count` times; return the env steps made and the seconds they took."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Take back what is in flight."""
+
+
+class LoopStepper(Stepper):
+    """One env in a loop, as most code begins."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step `count` times; resets come on top, they are no steps."""
-        env, policy, act, episodes = self.envs, self._policy, self._policy.single, 0
+        env, policy, act, episodes = self.envs, self.policy, self.policy.single, 0
         is_masked, drawing_s = policy.allowed is not None, policy.drawing_s
         begin = perf_counter()
         for _ in range(count):
@@ -171,33 +169,9 @@ class LoopStepper:
         self.episodes += episodes
         return count, seconds
 
-    def settle(self) -> None:
-        """Nothing is ever in flight."""
 
-
-class _VectorStepper:
-    """A vector env, reset, and the episodes that have ended in it."""
-
-    def __init__(self, envs: Any, policy: RandomPolicy, seed: int, rows_per_call: int) -> None:
-        self.envs, self.rows_per_call = envs, rows_per_call
-        self.policy = policy
-        self.act: Callable[..., Any] = policy.batch
-        self._ended = np.zeros(envs.num_envs, np.bool_)
-        self.episodes = np.zeros(envs.num_envs, np.int64)
-        begin = perf_counter()
-        results = envs.reset(seed=seed)
-        self.reset_s = perf_counter() - begin
-        policy.begin(envs, results)
-
-
-class BatchStepper(_VectorStepper):
+class BatchStepper(Stepper):
     """A vector env whose envs are stepped all at once."""
-
-    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        super().__init__(envs, policy, seed, envs.num_envs)
-
-    def prepare(self) -> None:
-        """Nothing waits."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step all envs `count` times."""
@@ -221,15 +195,13 @@ class BatchStepper(_VectorStepper):
         self.episodes += is_over.sum(0)
         return is_over.size - num_resets
 
-    def settle(self) -> None:
-        """Nothing is in flight between two steps."""
 
-
-class FirstReadyStepper(_VectorStepper):
+class FirstReadyStepper(Stepper):
     """A vector env that hands back whoever is ready first, a quarter of the envs at a time."""
 
     def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        super().__init__(envs, policy, seed, max(1, envs.num_envs // _BATCHES_IN_FLIGHT))
+        super().__init__(envs, policy, seed)
+        self.rows_per_call = max(1, envs.num_envs // _BATCHES_IN_FLIGHT)
         self._num_in_flight = 0
 
     def prepare(self) -> None:

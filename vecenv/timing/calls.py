@@ -95,9 +95,7 @@ class CallLog:
             opened[-1][_NESTED] += now_ns - begin_ns
         is_caller = opened is self._caller
         if kind >= NUM_ENV_CALLS:
-            begin_ns = max(
-                begin_ns, self.since_ns
-            )  # of another thread the log was cleared meanwhile
+            begin_ns = max(begin_ns, self.since_ns)  # another thread may have cleared the log
             with self._lock:
                 self._own_ns[is_caller][kind] += max(now_ns - begin_ns - nested_ns, 0)
                 if all(one[_KIND] != kind for one in opened):  # else the one around has the time

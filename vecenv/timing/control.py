@@ -6,13 +6,14 @@ import weakref
 from bisect import bisect_right
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording
-from vecenv.timing.report import TimingReport, make_report
 from vecenv.timing.stamps import EnvStamps
-from vecenv.timing.trace import write_trace
+
+if TYPE_CHECKING:
+    from vecenv.timing.report import TimingReport
 
 __all__ = ["Timing"]
 
@@ -135,6 +136,8 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
+            from vecenv.timing.report import make_report  # here, as most programs time nothing
+
             return make_report(recording)
 
     def write_trace(self, path: str | Path) -> None:
@@ -146,7 +149,9 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
-            write_trace(recording, path)
+            from vecenv.timing.trace import trace_events, write_events
+
+            write_events(trace_events(recording), path)
 
     def _add_latest(self, error: Exception) -> None:
         """Note the latest steps: those of the worker of the env that an error names, or of all."""

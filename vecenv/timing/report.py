@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from vecenv.files import whole_file, write_json
 from vecenv.machine import pss_bytes
 from vecenv.timing.advice import Advice, advise, duration
 from vecenv.timing.recording import Recording, Share
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
 
@@ -163,8 +162,6 @@ class TimingReport:
 
     def __str__(self) -> str:
         """Return the tables as plain text, 80 columns wide."""
-        from rich.console import Console  # loaded here, as most programs print no report
-
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -268,9 +265,6 @@ def _workers(found: Recording) -> list[WorkerTimes]:
 
 def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
     """Return a table under a title, with columns of numbers but for the first and nameless ones."""
-    from rich.table import Table
-    from rich.text import Text
-
     heading = Text(title, "table.title") if title else None
     table = Table(title=heading, title_justify="left", **options)
     for number, column in enumerate(columns):
@@ -291,9 +285,6 @@ def _bar(share: float, width: int) -> str:
 
 def _tables(report: TimingReport) -> Group:
     """Return shares, workers, envs, notes and the verdict, to be printed with rich."""
-    from rich.console import Group
-    from rich.text import Text
-
     title = (
         f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
         f"{report.steps_per_second:,.0f} steps/s "

@@ -7,7 +7,7 @@ thread that has phases; one process per worker with a track of its envs' steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from vecenv.files import whole_file
 from vecenv.timing.calls import NUM_ENV_CALLS
 from vecenv.timing.recording import Recording
 
-__all__ = ["MOST_STEPS", "trace_events", "write_trace"]
+__all__ = ["MOST_STEPS", "trace_events", "write_events"]
 
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
@@ -28,17 +28,11 @@ _ENVS = 1  # track of a process's env steps
 Event = dict[str, Any]
 
 
-def write_trace(recording: Recording, path: str | Path) -> None:
-    """Write the trace of a recording.
-
-    Raises:
-        OSError: The file can't be written.
-    """
+def write_events(events: Iterable[Event], path: str | Path) -> None:
+    """Write a trace; raises OSError if the file can't be written."""
     with whole_file(path) as aside, aside.open("w") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(trace_events(recording)):
-            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
-        file.write("\n]}\n")
+        known = {"displayTimeUnit": "ms", "traceEvents": list(events)}
+        file.write(json.dumps(known, separators=(",", ":")) + "\n")
 
 
 def trace_events(recording: Recording) -> Iterator[Event]:
