@@ -491,9 +491,9 @@ class ColumnReader:
         for value, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
             if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
                 found[path] = value
-            elif value is None:
-                self._check_names(columns, optional)
             else:
+                if value is None:  # or a leaf of an observation is
+                    self._check_names(columns, optional)
                 found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
         for name in optional & columns.keys():
             field = self._layout.fields[name]
