@@ -332,7 +332,11 @@ class Table:
             ids, is_over, _NO_ROWS if cuts is None else cuts,
             (self._envs_per_ring, plan.span), self.begun, envs, ends, (found, flags),
         )  # fmt: skip
-        return Placed(ids, *found, *flags, envs, ends)
+        numbers, rows, before, before_rows, previous = found
+        is_open, is_joined = flags
+        return Placed(
+            ids, numbers, rows, before, before_rows, previous, is_open, is_joined, envs, ends
+        )
 
     def _follow(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
         """Write rows that follow on others, or into several rings."""
