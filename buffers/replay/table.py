@@ -157,6 +157,7 @@ class Table:
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same on the device, which does not wait for it."""
         if self._is_stale:
+            self.mend()
             self.push()
         begin, end = self._counts_there
         return begin, end
