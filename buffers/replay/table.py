@@ -31,12 +31,13 @@ and the next add overwrites them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import Transitions
 from buffers.core.compiling import njit
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import Field, row_views
@@ -274,17 +275,31 @@ class Table:
                     arrays = {**arrays, path: array.copy()}
         return arrays
 
-    def check_frames(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        env_ids: np.ndarray,
-        stops: np.ndarray | None,
-        cuts: np.ndarray | None,
-    ) -> None:
-        """Raise what `add` raises of stacks, of any number of transitions; the rest is as there."""
-        if self.once is not None and self.plan.layout.frames is not None:
-            placed = self._place(arrays, env_ids, stops, cuts)
-            self.once.complete(self.plan.layout.frames, arrays, placed)
+    def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
+        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
+
+        Raises:
+            BufferMisuseError: A stack does not go on from the one before it.
+        """
+        arrays, ids, stops, cuts = read
+        count, frames = len(arrays["rewards"]), self.plan.layout.frames
+        if count <= limit:
+            yield read
+            return
+        # As a piece overwrites what those after it may be views of.
+        arrays = dict(self.apart(arrays))
+        ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
+        if self.once is not None and frames is not None:
+            self.once.complete(frames, arrays, self._place(arrays, ids, stops, cuts))
+        for begin in range(0, count, limit):
+            part = slice(begin, begin + limit)
+            columns = {path: array[part] for path, array in arrays.items()}
+            yield (
+                columns,
+                ids[part],
+                None if stops is None else stops[part],
+                None if begin else cuts,
+            )
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
