@@ -426,6 +426,8 @@ def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[n
         table.envs[name] = state[name]
     if plan.is_linked:
         table.links[...] = _links_there(plan, rings, parts)
+    if plan.has_sequences:
+        table.row_envs[...] = _read_column(plan, parts, "env_ids")
     if table.once is not None:
         table.once.take(state, table.links)
     table.begun[...], table.committed[...] = rings.T

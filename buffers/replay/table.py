@@ -79,6 +79,7 @@ class Table:
         begun: int64 (R,), view of `rings`.
         committed: The same.
         links: int32 (num_rows,); of rows that are on a device, what the host has given them.
+        row_envs: int32 (num_rows,), the same of env ids, where sequences ask for them.
         once: Observations stored once, or None.
         is_plain: Rows follow on nothing, in a single ring.
     """
@@ -119,6 +120,8 @@ class Table:
         self.once = Once(plan, device) if plan.is_once else None
         own_links = np.zeros(plan.num_rows if is_staged and plan.is_linked else 0, np.int32)
         self.links = self.columns.get("link", own_links)
+        own_envs = np.zeros(plan.num_rows if is_staged and plan.has_sequences else 0, np.int32)
+        self.row_envs = self.columns.get("env_ids", own_envs)
         self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
         self._is_stale = False  # what is on the device was not brought up to date
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
@@ -368,6 +371,8 @@ class Table:
         if once is not None and chosen is not None:
             once.write(chosen)
         self._write(arrays, placed.rows)
+        if self.is_staged and len(self.row_envs):
+            self.row_envs[placed.rows] = placed.ids
         self._order()
         self._commit(placed, chosen)
         changed = np.concatenate([placed.rows, placed.before_rows[placed.before >= 0]])
