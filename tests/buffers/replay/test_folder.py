@@ -411,7 +411,7 @@ def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
     for kind, options, text in (
         ("shared", {"capacity": 8}, "capacity is 7, expected 8"),
         ("shared", {"n_step": 2}, "n_step is 3, expected 2"),
-        ("per env", {}, "kind 'SharedReplayBuffer', expected 'PerEnvReplayBuffer'"),
+        ("per env", {}, "kind is SharedReplayBuffer, expected PerEnvReplayBuffer"),
         ("shared", {"track_env": True}, "env_ids"),
     ):
         with pytest.raises(BufferMisuseError, match=text):
