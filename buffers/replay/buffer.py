@@ -156,7 +156,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
         table = Table(plan, self.device, memory=memory, order=fence)
         if not folder.read_only:
-            table.mend()
+            table.mend(all_rows=folder.was_cut)
             kept = folder.arrays["generator"]
             if not folder.is_new and self._random.accepts_state(kept):
                 self._random.set_state(kept)

@@ -407,20 +407,22 @@ class Table:
         self.links[rows] = codes
         self.links[placed.before_rows[is_outer]] = rows[is_outer] + 1 + self._first_row
 
-    def mend(self) -> None:
-        """Let the newest row of each environment lead to none, after an add that was torn.
+    def mend(self, *, all_rows: bool = False) -> None:
+        """Let no row lead to one that was never committed, after an add that was torn.
 
-        It may have written a link to a row that was never committed, into rows that were the
-        newest: environments are brought up to date behind all else.
+        Such a link is in a row that is the newest of its environment: environments are brought up
+        to date behind all else. With `all_rows` nobody knows which these are.
         """
         if self.once is not None or not len(self.links) or not (self.begun > self.committed).any():
             return
-        last, rings = self.envs["last"] - 1, np.arange(len(self.envs)) // self._envs_per_ring
-        alive = last >= np.maximum(self.begun - self.plan.span, 0)[rings]
-        rows = rings[alive] * self.plan.span + last[alive] % self.plan.span
+        span, rows = self.plan.span, np.arange(self.plan.num_rows)
+        if not all_rows:
+            rings = np.arange(len(self.envs)) // self._envs_per_ring
+            rows = rings * span + (self.envs["last"] - 1) % span
+        rows = rows[self.numbers_of(rows) >= np.maximum(self.begun - span, 0)[rows // span]]
         links = self.links[rows] - 1 - self._first_row
         led = np.where((links >= 0) & (links < self.plan.num_rows), links, rows)
-        wrong = (links >= 0) & (self.numbers_of(led) <= last[alive])
+        wrong = (links >= 0) & (self.numbers_of(led) <= self.numbers_of(rows))
         self.links[rows[wrong]] = 0
         self._is_stale = self.is_staged
 

@@ -275,6 +275,8 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     model.rings[0] = model.rings[0][limit:]
     check(other, model)
     assert other.num_added == 150
+    fill([other], CountingEnvs(3, 5), model, 2)  # windows of before end before them
+    check(other, model)
     fill([other], CountingEnvs(3), steps=40)
     assert len(other) == 90
 
