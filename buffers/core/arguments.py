@@ -483,7 +483,8 @@ class ColumnReader:
         if not (is_plain and rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL):
             rewards = _read_rewards(rewards, device)
         count, found, frames = len(rewards), {"rewards": rewards}, self._layout.frames
-        for name in () if frames is None else ("obs", "next_obs"):
+        for name in ("obs", "next_obs") if frames is not None else ():
+            assert frames is not None
             found[name] = _read_frames(name, columns[name], frames, count, device)
         if count != self._count:  # most adds are of as many rows as the one before
             self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
@@ -491,9 +492,9 @@ class ColumnReader:
         for value, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
             if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
                 found[path] = value
-            elif value is None:
-                self._check_names(columns, optional)
             else:
+                if value is None:  # or a leaf of an observation is
+                    self._check_names(columns, optional)
                 found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
         for name in optional & columns.keys():
             field = self._layout.fields[name]

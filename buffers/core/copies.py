@@ -8,7 +8,7 @@ seen through another.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from buffers.core.guard import Guard
 
-__all__ = ["Rebuilt", "fill_block", "owned", "rebuild"]
+__all__ = ["Rebuilt", "each_tensor", "fill_block", "owned", "rebuild"]
 
 
 class Rebuilt:
@@ -103,16 +103,21 @@ def fill_block(block: torch.Tensor, pages: np.ndarray) -> None:
     block.copy_(torch.from_numpy(pages if pages.flags.writeable else pages.copy()))
 
 
+def each_tensor(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nest of dicts, tuples and lists with what the function returns for each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: each_tensor(item, function) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(each_tensor(item, function) for item in value)
+    return value
+
+
 def owned(value: Any) -> Any:
-    """A nest of dicts and tuples with copies of its tensors, each contiguous in memory of its own.
+    """A nest with copies of its tensors, each contiguous in memory of its own.
 
     Batches are pickled like that: a tensor is saved with all of the memory it is a view of, and
     queues of torch move that memory to another place.
     """
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, Mapping):
-        return {name: owned(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(map(owned, value))
-    return value
+    return each_tensor(value, lambda t: t.detach().clone(memory_format=torch.contiguous_format))

@@ -17,6 +17,7 @@ import torch
 
 from buffers.core.arguments import check_count, resolve_device
 from buffers.core.batches import Batch
+from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard
 
@@ -178,7 +179,9 @@ class _Work:
             raise
         self._asked.popleft()
         if self._device is not None and self._device.type == "cuda":
-            _each(batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device)))
+            each_tensor(
+                batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device))
+            )
         return batch
 
     def settle(self) -> None:
@@ -228,20 +231,11 @@ class _Work:
     def _moved(self, batch: Any, device: torch.device) -> Any:
         """A copy of a batch on a device, done."""
         if device.type != "cuda":
-            return type(batch)._made_of(_each(batch._contents(), lambda t: t.to(device)))
+            return type(batch)._made_of(each_tensor(batch._contents(), lambda t: t.to(device)))
         self._stream = self._stream or torch.cuda.Stream(device)
         with torch.cuda.stream(self._stream):
-            contents = _each(
+            contents = each_tensor(
                 batch._contents(), lambda t: t.pin_memory().to(device, non_blocking=True)
             )
         self._stream.synchronize()
         return type(batch)._made_of(contents)
-
-
-def _each(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nest with what the function returns for each tensor."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: _each(part, function) for key, part in value.items()}
-    return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else value

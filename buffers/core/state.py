@@ -301,8 +301,9 @@ def _state_blocks(
         BufferMisuseError: One is no tensor of this dtype and shape, where None is any length.
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
-    blocks = []
-    for block in value if is_list else [value]:
+    blocks, given = [], value if is_list else [value]
+    block: Any
+    for block in given:
         found = block
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like

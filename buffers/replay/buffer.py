@@ -156,7 +156,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
         table = Table(plan, self.device, memory=memory, order=fence)
         if not folder.read_only:
-            table.mend()
+            table.mend(all_rows=folder.was_cut)
             kept = folder.arrays["generator"]
             if not folder.is_new and self._random.accepts_state(kept):
                 self._random.set_state(kept)
@@ -324,39 +324,23 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._there.settle()
 
     @exclusive
-    def _store(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        ids: np.ndarray,
-        stops: np.ndarray | None = None,
-        cuts: np.ndarray | None = None,
-    ) -> None:
-        """Add transitions, in pieces if they are more than a ring has, or may be lost at once."""
+    def _store(self, *read: Any) -> None:
+        """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
         self._settle()
-        folder, count, num_envs = self._folder, len(arrays["rewards"]), self.num_envs or 0
-        limit = self.capacity if len(ids) else self.capacity * self._table.plan.num_rings
+        (arrays, ids, *_), folder = read, self._folder
+        limit, whole = self.capacity, self.capacity * self._table.plan.num_rings
+        if not len(ids) and len(arrays["rewards"]) <= whole:
+            limit = whole
         if folder is not None:
             folder.require_writable()
             limit = min(limit, folder.limit)
-        if count > limit and num_envs and not len(ids):
-            ids, limit = np.arange(count) % num_envs, min(limit, self.capacity)
-        if count > limit:
-            # As a piece overwrites what those after it may be views of.
-            arrays, ids = self._table.apart(arrays), np.array(ids)
-            self._table.check_frames(arrays, ids, stops, cuts)
-        for begin in range(0, max(count, 1), limit):
-            piece = slice(begin, min(begin + limit, count))
+        for piece in self._table.pieces(read, limit):
             if folder is not None:
-                folder.make_room(piece.stop - begin)
-            self._table.add(
-                {path: array[piece] for path, array in arrays.items()},
-                ids[piece],
-                None if stops is None else stops[piece],
-                None if begin else cuts,
-            )
+                folder.make_room(len(piece[0]["rewards"]))
+            self._table.add(*piece)
             if self._sequences is not None:
-                if cuts is not None and not begin:
-                    self._sequences.cut(cuts)
+                if piece[3] is not None:
+                    self._sequences.cut(piece[3])
                 self._sequences.follow(self._new_sequence_value())
         if self._there is not None:
             self._there.push()

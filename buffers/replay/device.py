@@ -64,13 +64,14 @@ class DeviceAdds:
         plan, device = table.plan, table.device
         self._table, self._num_envs = table, plan.num_envs
         with torch.inference_mode(False):
-            views = views_of(table.rows, plan.layout.fields)
-            self._last = torch.zeros(plan.num_envs, dtype=torch.int64, device=device)
-            self._is_open = torch.zeros(plan.num_envs, dtype=torch.bool, device=device)
-            self._slot = torch.zeros(plan.num_envs, dtype=torch.int64, device=device)
+            self._columns = views_of(table.rows, plan.layout.fields)
+            kinds = {"last": torch.int64, "is_open": torch.bool, "slot": torch.int64}
+            self._envs = {
+                name: torch.zeros(plan.num_envs, dtype=kind, device=device)
+                for name, kind in kinds.items()
+            }
             self._free = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_free = torch.zeros((), dtype=torch.int64, device=device)
-        self._columns = views
         self._least_free = 0  # slots that are free for certain
         self.is_ahead = self.is_captured = False
         self._is_stale = True  # the host has what the device does not know yet
@@ -93,11 +94,8 @@ class DeviceAdds:
         if not self._is_stale:
             return
         table, device = self._table, self._table.device
-        if len(table.envs):
-            for target, name in (
-                (self._last, "last"), (self._is_open, "is_open"), (self._slot, "slot"),
-            ):  # fmt: skip
-                target.copy_(torch.from_numpy(table.envs[name].copy()))
+        for name, tensor in self._envs.items():
+            tensor.copy_(torch.from_numpy(table.envs[name].copy()))
         if table.once is not None:
             free, number = table.once.free_slots()
             if len(self._free) != len(free) + 1:  # one more, for what is not let go of
@@ -160,9 +158,11 @@ class DeviceAdds:
             self._columns[path].index_copy_(0, rows, column)
         if befores is not None and links is not None:
             self._columns["link"].index_copy_(0, befores, links)
-            self._last.copy_(numbers + 1)
-            torch.logical_or(columns["terminations"], columns["truncations"], out=self._is_open)
-            self._is_open.logical_not_()
+            self._envs["last"].copy_(numbers + 1)
+            torch.logical_or(
+                columns["terminations"], columns["truncations"], out=self._envs["is_open"]
+            )
+            self._envs["is_open"].logical_not_()
             self.is_ahead = True
         begin.copy_(torch.maximum(begin, ends - plan.capacity))
         end.copy_(ends)
@@ -183,8 +183,8 @@ class DeviceAdds:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Codes int32 of new rows; and of which rows int64 the codes change, and to what."""
         table, span = self._table, self._table.plan.span
-        before = self._last - 1
-        is_joined = self._is_open & (before >= (ends - span).clamp(min=0))
+        before = self._envs["last"] - 1
+        is_joined = self._envs["is_open"] & (before >= (ends - span).clamp(min=0))
         before_rows = before.remainder(span) + (rows - rows.remainder(span))
         codes = torch.zeros_like(rows, dtype=torch.int32)
         if table.once is not None:
@@ -201,17 +201,17 @@ class DeviceAdds:
         once: Any = table.once
         units = once.units.view(torch.int64)
         obs, following = once.pack_there(columns, ""), once.pack_there(columns, "next_")
-        is_joined = is_joined & (units.index_select(0, self._slot) == obs).all(1)
+        is_joined = is_joined & (units.index_select(0, self._envs["slot"]) == obs).all(1)
         places = self._num_free - count + torch.arange(count, device=rows.device)
         slots = self._free.index_select(0, places)
         old = self._columns["link"].index_select(0, rows).long() - 1 - num_rows
-        let_go, is_free = torch.cat([old, self._slot]), torch.cat([old >= 0, is_joined])
+        let_go, is_free = torch.cat([old, self._envs["slot"]]), torch.cat([old >= 0, is_joined])
         left = self._num_free - count
         places = torch.where(is_free, left + is_free.cumsum(0) - 1, len(self._free) - 1)
         units.index_copy_(0, slots, following)
         self._free.index_copy_(0, places, let_go)
         self._num_free.copy_(left + is_free.sum())
-        self._slot.copy_(slots)
+        self._envs["slot"].copy_(slots)
         return is_joined, (slots + (num_rows + 1)).int()
 
     def settle(self) -> None:
@@ -222,13 +222,11 @@ class DeviceAdds:
         if self.is_captured:
             table.take_counts()
         if table.plan.is_linked:
-            for name, tensor in (
-                ("last", self._last), ("is_open", self._is_open), ("slot", self._slot),
-            ):  # fmt: skip
+            for name, tensor in self._envs.items():
                 table.envs[name] = tensor.cpu().numpy()
             table.links[...] = self._columns["link"].cpu().numpy()
         if table.once is not None:
             number = int(self._num_free)
-            table.once.take_back(self._free[:-1].cpu().numpy(), number, self._slot)
+            table.once.take_back(self._free[:-1].cpu().numpy(), number, self._envs["slot"])
             self._least_free = number
         self.is_ahead = self.is_captured

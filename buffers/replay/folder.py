@@ -106,6 +106,7 @@ class Folder:
     Attributes:
         arrays: The mapped files by name.
         is_new: It was made.
+        was_cut: The power was lost, and with it what was added last.
         limit: Transitions added at most before a flush.
     """
 
@@ -119,7 +120,7 @@ class Folder:
     ):
         self._path, self.read_only = place
         self._described, self._plan, self._pid = described, plan, os.getpid()
-        self._is_closed, self._lock = False, -1
+        self._is_closed, self._lock, self.was_cut = False, -1, False
         stride, capacity = plan.layout.stride, plan.capacity
         limit = min(_UNSAFE_BYTES // stride, max(_FEW_BYTES // stride, capacity // 8))
         self.limit, self._num_unsafe = max(limit, 1), 0
@@ -275,6 +276,7 @@ class Folder:
                     stacklevel=6,
                 )
                 rings["begun"], rings["committed"] = ends, safe
+                self.was_cut = True
             self.arrays["envs"]["last"] = 0
         begun, committed = rings["begun"], rings["committed"]
         if (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62:

@@ -538,17 +538,10 @@ class ReplayWriter:
         assert self._plan is not None
         num_envs, table = self._plan.num_envs, self._table
         read = self._columns.read_transitions(columns, env_ids, valid, num_envs, _CPU)
-        arrays, ids, stops, cuts = read
-        count = len(arrays["rewards"])
-        if count:
+        if len(read[0]["rewards"]):
             wait_for(self._may_add, self._timeout, self._missing)
-        if count > self._piece and num_envs and not len(ids):
-            ids = np.arange(count) % num_envs
-        for begin in range(0, max(count, 1), self._piece):
-            piece = slice(begin, begin + self._piece)
-            part = {path: array[piece] for path, array in arrays.items()}
-            is_stop = None if stops is None else stops[piece]
-            table.add(part, ids[piece], is_stop, None if begin else cuts)
+        for piece in table.pieces(read, self._piece):
+            table.add(*piece)
 
     def _may_add(self) -> bool:
         header, now = self._header, time.monotonic()

@@ -250,8 +250,8 @@ class Once:
         """Let rows and slots that were written count; `links`, `envs`, `committed` are written."""
         sizes = self._plan.num_rows, self._num_frames
         commit_rows(
-            tuple(placed[:6]), placed.envs, placed.ends, tuple(chosen[:2]), chosen.slots,
-            chosen.back, chosen.heads, sizes, links, envs, committed,
+            tuple(placed[:6]), (placed.envs, placed.ends), tuple(chosen[:2]),
+            (chosen.slots, chosen.back, chosen.heads), sizes, (links, envs, committed),
             (self._free, self._num_free, self.back, self._heads),
         )  # fmt: skip
 
@@ -419,21 +419,21 @@ def complete_stacks(given, heads, where, options, whole, moved):
 
 
 @njit(nogil=True, cache=True)
-def commit_rows(
-    placed, new_envs, ends, chosen, slots, back_to, new_heads, sizes, links, envs, committed, kept
-):
+def commit_rows(placed, news, chosen, written, sizes, table, kept):
     """Take slots, let go of those of rows that were overwritten or are followed, and link rows.
 
     Args:
-        placed: The first six of `Placed`; and its environments and ends.
-        chosen: `is_joined` and `codes` of `Chosen`; and its slots, `back` and heads.
+        placed: The first six of `Placed`.
+        news: Its `envs` and `ends`.
+        chosen: `is_joined` and `codes` of `Chosen`.
+        written: Its `slots`, `back` and `heads`.
         sizes: Rows of the table, and F.
-        links: int32 (num_rows,), written, like all that follow.
-        envs: ENVS (N,).
-        committed: int64 (R,).
+        table: Its links int32 (num_rows,), ENVS (N,) and committed int64 (R,); these are written,
+            like the last.
         kept: Free slots and how many there are, `back`, and heads of environments.
     """
     (ids, _, rows, _, before_rows, previous), (is_joined, codes) = placed, chosen
+    (new_envs, ends), (slots, back_to, new_heads), (links, envs, committed) = news, written, table
     (free, num_free, back, heads), (num_rows, num_frames) = kept, sizes
     left = num_free[0] - slots.shape[0]
     for i in range(rows.shape[0]):

@@ -388,25 +388,3 @@ def _plan_rows(
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:
     """In this order none needs padding."""
     return sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)
-
-
-def own_settings(plan: Plan) -> dict[str, Any]:
-    """What a state must share with the buffer it is loaded into; survives JSON."""
-    layout = plan.layout
-    settings: dict[str, Any] = {
-        "capacity": plan.capacity,
-        "rings": plan.num_rings,
-        "num_envs": plan.num_envs,
-        "store_next": not plan.is_once,
-        "n_step": plan.n_step,
-        "gamma": plan.gamma,
-        "track_episodes": plan.has_sequences,
-    }
-    if layout.frames is not None:
-        frames = layout.frames
-        settings |= {
-            "frame_stack": frames.num_frames,
-            "frame": f"{frames.dtype} {frames.shape}",
-            "axis of the stack": frames.axis,
-        }
-    return settings

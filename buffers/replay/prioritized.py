@@ -179,18 +179,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Priorities on a device that were left out as they did not fit; waits for the device."""
         return 0 if self._sums is None else int(self._sums.num_refused)
 
-    def _store(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        ids: np.ndarray,
-        stops: np.ndarray | None = None,
-        cuts: np.ndarray | None = None,
-    ) -> None:
+    def _store(self, *read: Any) -> None:
         is_captured = self._there is not None and self._there.is_captured
         if is_captured:
             self._settle()
         first = self._live()[1]
-        super()._store(arrays, ids, stops, cuts)
+        super()._store(*read)
         if is_captured and self._sums is not None:  # only the device knows which rows are new else
             self._sums.set_numbers(first, self._live()[1], self._sums.new_value())
         else:

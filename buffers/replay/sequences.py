@@ -96,14 +96,12 @@ class SequenceIndex:
         self._done, self._dead = self._known = np.zeros((2, num_rings), np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.version = 1.0, False, 0
-        # Of a device the host keeps the environments of rows, so that no draw has to wait for it.
-        self._row_envs = table.columns.get("env_ids", np.zeros(self._num_rows, np.int32))
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         arrays = [*self._kept, self._known]
-        arrays += [self._row_envs] if self._table.is_staged else []
+        arrays += [self._table.row_envs] if self._table.is_staged else []
         return self.tree.nbytes + sum(array.nbytes for array in arrays)
 
     def cut(self, env_ids: np.ndarray) -> None:
@@ -118,29 +116,12 @@ class SequenceIndex:
         """
         table, options = self._table, self.options
         begin, _ = table.live()
-        if table.is_staged:
-            self._fetch(begin)
         wanted = (options.needed, options.needed_at_start, options.period) if options else (1, 1, 0)
         follow_rows(
-            (table.links, self._row_envs, table.envs["is_open"]),
+            (table.links, table.row_envs, table.envs["is_open"]),
             (begin, table.committed, table.plan.span), (self._done, self._dead), self._kept,
             self.tree.arrays, wanted, float(value),
         )  # fmt: skip
-
-    def _fetch(self, begin: np.ndarray) -> None:
-        """Copy env ids of new rows from the device."""
-        table, span = self._table, self._table.plan.span
-        firsts = np.maximum(begin, self._done).tolist()
-        found = [
-            ring * span + np.arange(first, max(first, end)) % span
-            for ring, (first, end) in enumerate(zip(firsts, table.committed, strict=True))
-        ]
-        rows = np.concatenate(found)
-        if len(rows):
-            field = table.plan.layout.fields["env_ids"]
-            column = table.rows.view(torch.int32)[:, field.offset // 4]
-            where = torch.from_numpy(rows).to(table.device)
-            self._row_envs[rows] = column.index_select(0, where).cpu().numpy()
 
     def _first_steps(self) -> np.ndarray:
         """int64 (N,), the number of the oldest row of each environment, or of its next one."""

@@ -34,7 +34,7 @@ from buffers.core.state import (
     name_fields,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.plan import FrameStack, Plan, own_settings
+from buffers.replay.plan import FrameStack, Plan
 from buffers.replay.table import Table
 
 __all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
@@ -247,36 +247,48 @@ def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) 
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Version, kind, settings and fields of the rows; JSON has all of it.
+    """What a state must share with the buffer it is loaded into; JSON has all of it.
 
     Args:
         kind: Name of the buffer class.
         plan: Of the table.
         own: Settings of the class.
     """
+    layout, frames = plan.layout, plan.layout.frames
+    settings: dict[str, Any] = {
+        "capacity": plan.capacity,
+        "rings": plan.num_rings,
+        "num_envs": plan.num_envs,
+        "store_next": not plan.is_once,
+        "n_step": plan.n_step,
+        "gamma": plan.gamma,
+        "track_episodes": plan.has_sequences,
+    }
+    if frames is not None:
+        settings["frame_stack"] = frames.num_frames
+        settings["frame"] = f"{frames.dtype} {frames.shape}"
+        settings["axis of the stack"] = frames.axis
     return {
-        "state_version": STATE_VERSION,
         "kind": kind,
-        "settings": {**own_settings(plan), **own},
-        "fields": plan.layout.describe(),
-        "stride": plan.layout.stride,
+        "state_version": STATE_VERSION,
+        "settings": {**settings, **own},
+        "fields": layout.describe(),
+        "stride": layout.stride,
     }
 
 
 def check_described(state: Any, own: Mapping[str, Any]) -> None:
     """Raise BufferMisuseError unless a state is of a buffer that describes itself as ours."""
     if not isinstance(state, Mapping):
-        raise BufferMisuseError(
-            f"state is a {type(state).__name__}, expected what state_dict() returned"
-        )
-    for name in ("kind", "state_version"):
-        found = state.get(name)
-        if type(found) is not type(own[name]) or found != own[name]:
-            raise BufferMisuseError(
-                f"state has {name} {found!r:.99}, expected {own[name]!r}; pass what "
-                "state_dict() of such a buffer returned"
-            )
-    check_settings(_listed(state), _listed(own))
+        kind = type(state).__name__
+        raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
+    check_settings(*({n: s.get(n) for n in ("kind", "state_version")} for s in (state, own)))
+    listed = []
+    for each in (state, own):
+        fields, settings = name_fields(each.get("fields")), each.get("settings")
+        fields.pop("link", None)  # follows from the settings
+        listed.append({**(settings if isinstance(settings, Mapping) else {}), "field": fields})
+    check_settings(*listed)
     check_settings(*({"layout": [s.get("fields"), s.get("stride")]} for s in (state, own)))
 
 
@@ -426,6 +438,8 @@ def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[n
         table.envs[name] = state[name]
     if plan.is_linked:
         table.links[...] = _links_there(plan, rings, parts)
+    if plan.has_sequences:
+        table.row_envs[...] = _read_column(plan, parts, "env_ids")
     if table.once is not None:
         table.once.take(state, table.links)
     table.begun[...], table.committed[...] = rings.T
@@ -434,11 +448,3 @@ def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[n
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings and fields by name, to be compared."""
-    fields = name_fields(state.get("fields"))
-    fields.pop("link", None)  # follows from the settings
-    settings = state.get("settings")
-    return {**(settings if isinstance(settings, Mapping) else {}), "field": fields}

@@ -31,12 +31,13 @@ and the next add overwrites them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import Transitions
 from buffers.core.compiling import njit
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import Field, row_views
@@ -78,6 +79,7 @@ class Table:
         begun: int64 (R,), view of `rings`.
         committed: The same.
         links: int32 (num_rows,); of rows that are on a device, what the host has given them.
+        row_envs: int32 (num_rows,), the same of env ids, where sequences ask for them.
         once: Observations stored once, or None.
         is_plain: Rows follow on nothing, in a single ring.
     """
@@ -118,6 +120,8 @@ class Table:
         self.once = Once(plan, device) if plan.is_once else None
         own_links = np.zeros(plan.num_rows if is_staged and plan.is_linked else 0, np.int32)
         self.links = self.columns.get("link", own_links)
+        own_envs = np.zeros(plan.num_rows if is_staged and plan.has_sequences else 0, np.int32)
+        self.row_envs = self.columns.get("env_ids", own_envs)
         self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
         self._is_stale = False  # what is on the device was not brought up to date
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
@@ -157,6 +161,7 @@ class Table:
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same on the device, which does not wait for it."""
         if self._is_stale:
+            self.mend()
             self.push()
         begin, end = self._counts_there
         return begin, end
@@ -273,17 +278,31 @@ class Table:
                     arrays = {**arrays, path: array.copy()}
         return arrays
 
-    def check_frames(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        env_ids: np.ndarray,
-        stops: np.ndarray | None,
-        cuts: np.ndarray | None,
-    ) -> None:
-        """Raise what `add` raises of stacks, of any number of transitions; the rest is as there."""
-        if self.once is not None and self.plan.layout.frames is not None:
-            placed = self._place(arrays, env_ids, stops, cuts)
-            self.once.complete(self.plan.layout.frames, arrays, placed)
+    def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
+        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
+
+        Raises:
+            BufferMisuseError: A stack does not go on from the one before it.
+        """
+        arrays, ids, stops, cuts = read
+        count, frames = len(arrays["rewards"]), self.plan.layout.frames
+        if count <= limit:
+            yield read
+            return
+        # As a piece overwrites what those after it may be views of.
+        arrays = dict(self.apart(arrays))
+        ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
+        if self.once is not None and frames is not None:
+            self.once.complete(frames, arrays, self._place(arrays, ids, stops, cuts))
+        for begin in range(0, count, limit):
+            part = slice(begin, begin + limit)
+            columns = {path: array[part] for path, array in arrays.items()}
+            yield (
+                columns,
+                ids[part],
+                None if stops is None else stops[part],
+                None if begin else cuts,
+            )
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
@@ -332,7 +351,11 @@ class Table:
             ids, is_over, _NO_ROWS if cuts is None else cuts,
             (self._envs_per_ring, plan.span), self.begun, envs, ends, (found, flags),
         )  # fmt: skip
-        return Placed(ids, *found, *flags, envs, ends)
+        numbers, rows, before, before_rows, previous = found
+        is_open, is_joined = flags
+        return Placed(
+            ids, numbers, rows, before, before_rows, previous, is_open, is_joined, envs, ends
+        )
 
     def _follow(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
         """Write rows that follow on others, or into several rings."""
@@ -348,6 +371,8 @@ class Table:
         if once is not None and chosen is not None:
             once.write(chosen)
         self._write(arrays, placed.rows)
+        if self.is_staged and len(self.row_envs):
+            self.row_envs[placed.rows] = placed.ids
         self._order()
         self._commit(placed, chosen)
         changed = np.concatenate([placed.rows, placed.before_rows[placed.before >= 0]])
@@ -382,20 +407,22 @@ class Table:
         self.links[rows] = codes
         self.links[placed.before_rows[is_outer]] = rows[is_outer] + 1 + self._first_row
 
-    def mend(self) -> None:
-        """Let the newest row of each environment lead to none, after an add that was torn.
+    def mend(self, *, all_rows: bool = False) -> None:
+        """Let no row lead to one that was never committed, after an add that was torn.
 
-        It may have written a link to a row that was never committed, into rows that were the
-        newest: environments are brought up to date behind all else.
+        Such a link is in a row that is the newest of its environment: environments are brought up
+        to date behind all else. With `all_rows` nobody knows which these are.
         """
         if self.once is not None or not len(self.links) or not (self.begun > self.committed).any():
             return
-        last, rings = self.envs["last"] - 1, np.arange(len(self.envs)) // self._envs_per_ring
-        alive = last >= np.maximum(self.begun - self.plan.span, 0)[rings]
-        rows = rings[alive] * self.plan.span + last[alive] % self.plan.span
+        span, rows = self.plan.span, np.arange(self.plan.num_rows)
+        if not all_rows:
+            rings = np.arange(len(self.envs)) // self._envs_per_ring
+            rows = rings * span + (self.envs["last"] - 1) % span
+        rows = rows[self.numbers_of(rows) >= np.maximum(self.begun - span, 0)[rows // span]]
         links = self.links[rows] - 1 - self._first_row
         led = np.where((links >= 0) & (links < self.plan.num_rows), links, rows)
-        wrong = (links >= 0) & (self.numbers_of(led) <= last[alive])
+        wrong = (links >= 0) & (self.numbers_of(led) <= self.numbers_of(rows))
         self.links[rows[wrong]] = 0
         self._is_stale = self.is_staged
 

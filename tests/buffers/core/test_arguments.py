@@ -16,7 +16,7 @@ from buffers import (
     TrajectoryBuffer,
     gae,
 )
-from buffers.core.arguments import as_array, as_tensor, read_array, resolve_device
+from buffers.core.arguments import read_array, resolve_device
 
 SPACES = Box(-9, 9, (2,)), Discrete(2)
 NUM_STEPS = 4
@@ -329,26 +329,6 @@ def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
         arrays[name] = arrays[name][:3].view(Larger)
     with pytest.raises(BufferMisuseError, match="shape"):
         gae(**arrays)
-
-
-class Guarded(torch.Tensor):
-    """A tensor that others may read detached only."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.numpy:
-            raise TypeError("detach it first")
-        found = super().__torch_function__(function, types, args, kwargs or {})
-        is_detached = function is torch.Tensor.detach
-        return found.as_subclass(torch.Tensor) if is_detached else found
-
-
-def test_tensors_are_read_detached():
-    plain = torch.arange(3.0)
-    for given in (plain, plain.clone().requires_grad_(), plain.as_subclass(Guarded)):
-        assert as_array("values", given).tolist() == [0, 1, 2]
-        tensor = as_tensor("values", given)
-        assert type(tensor) is torch.Tensor and not tensor.requires_grad
 
 
 def test_read_only_and_reversed_arrays_are_put_like_others():

@@ -69,24 +69,6 @@ def test_a_group_of_the_host_that_the_container_does_not_show_is_passed_over(mac
     assert free_memory.free_bytes(CPU) == 650
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        MemoryError("no more"),
-        OSError(errno.ENOMEM, "no more"),
-        torch.cuda.OutOfMemoryError("no more"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: no more"),
-    ],
-    ids=lambda refusal: type(refusal).__name__,
-)
-def test_memory_that_the_system_refuses_gives_the_same_error(refusal):
-    with (
-        pytest.raises(BufferMemoryError, match=r"^this needs 9 bytes on cpu, which .* more; wait"),
-        free_memory.allocation("this", 9, CPU, "wait"),
-    ):
-        raise refusal
-
-
 @pytest.mark.parametrize("other", [OSError(errno.EIO, "disk"), RuntimeError("x"), KeyError("x")])
 def test_other_errors_stay_what_they_are(other):
     with pytest.raises(type(other)) as caught, free_memory.allocation("this", 9, CPU, "wait"):
@@ -97,24 +79,6 @@ def test_other_errors_stay_what_they_are(other):
 def test_group_without_cache_statistics(machine):
     machine(1000, 400, "anon 1\n")
     assert free_memory.free_bytes(CPU) == 600
-
-
-def test_a_system_that_does_not_tell_refuses_nothing(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "missing")
-    assert free_memory.free_bytes(CPU) is None
-    free_memory.check_fits("this", 2**60, CPU, "wait")
-    (tmp_path / "missing").write_text("MemTotal: 1 kB\n")
-    assert free_memory.free_bytes(CPU) is None
-    assert free_memory.free_bytes(torch.device("meta")) is None
-
-
-def test_refusal_names_both_numbers(machine, monkeypatch):
-    monkeypatch.setattr(free_memory, "_UNSEEN_BYTES", -1)
-    free_memory.check_fits("this", 500 * 1024, CPU, "wait")
-    with pytest.raises(
-        BufferMemoryError, match=r"^this needs 600.0 KiB on cpu, but only 500.0 KiB"
-    ):
-        free_memory.check_fits("this", 600 * 1024, CPU, "wait")
 
 
 def test_large_requests_are_looked_at(monkeypatch):
@@ -130,14 +94,6 @@ def test_large_requests_are_looked_at(monkeypatch):
         free_memory.check_fits("this", 101 * mib, CPU, "wait")
     free_memory.check_fits("this", 0, torch.device("meta"), "wait")
     assert len(looks) == 4  # other devices are asked each time
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (3 * 2**20, "3.0 MiB"), (5 * 2**40, "5.0 TiB")],
-)
-def test_format_bytes(number, expected):
-    assert free_memory.format_bytes(number) == expected
 
 
 LIMITED = """

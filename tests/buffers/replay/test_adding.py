@@ -110,6 +110,7 @@ def test_what_does_not_fit_changes_nothing():
     wrong = (
         {"rewards": np.array([np.nan, 1.0])}, {"actions": np.zeros(3, int)}, {"rewards": None},
         {"terminations": np.zeros(3, bool)}, {"obs": {"a": step["obs"]["a"]}}, {"costs": None},
+        {"obs": {**step["obs"], "b": None}},
         {"env_ids": np.array([0, 5])}, {"truncations": 3}, {"rewards": np.float64(3)},
         {"costs": np.zeros((NUM_ENVS, 3), np.float32)}, {"more": step["costs"]},
         {"next_obs": {**step["obs"], "c": step["costs"]}}, {"env_ids": np.zeros((2, 1), int)},

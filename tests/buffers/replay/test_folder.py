@@ -275,6 +275,8 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     model.rings[0] = model.rings[0][limit:]
     check(other, model)
     assert other.num_added == 150
+    fill([other], CountingEnvs(3, 5), model, 2)  # windows of before end before them
+    check(other, model)
     fill([other], CountingEnvs(3), steps=40)
     assert len(other) == 90
 
@@ -411,7 +413,7 @@ def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
     for kind, options, text in (
         ("shared", {"capacity": 8}, "capacity is 7, expected 8"),
         ("shared", {"n_step": 2}, "n_step is 3, expected 2"),
-        ("per env", {}, "kind 'SharedReplayBuffer', expected 'PerEnvReplayBuffer'"),
+        ("per env", {}, "kind is SharedReplayBuffer, expected PerEnvReplayBuffer"),
         ("shared", {"track_env": True}, "env_ids"),
     ):
         with pytest.raises(BufferMisuseError, match=text):
