@@ -287,7 +287,6 @@ class RolloutBuffer(StatefulBuffer):
         """Open all steps for writing; the device has been waited for."""
         self._storage.begin()
         self._rows.begin()
-        self._sampler.stop()
         self._is_started, self._at = True, self._new_progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
@@ -580,7 +579,6 @@ class RolloutBuffer(StatefulBuffer):
             self.gamma, self.gae_lambda,
             is_compiled=not (storage.is_apart or storage.is_on_device),
         )  # fmt: skip
-        self._sampler.stop()
         rows.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 

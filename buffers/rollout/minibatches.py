@@ -89,11 +89,7 @@ class Sampler:
 
     def __init__(self, storage: RolloutStorage, rows: RolloutRows):
         self._storage, self._rows = storage, rows
-        self._num_passes = self._num_stops = 0
-
-    def stop(self) -> None:
-        """Let no pass go on, as the rows change."""
-        self._num_stops += 1
+        self._num_passes = 0
 
     def draw(
         self,
@@ -138,12 +134,12 @@ class Sampler:
         check_fits(f"a batch of {size} rows", size * row_bytes, device, advice)
         initial = {name: flat[name] for name in states}
         plan = _Plan(found, initial, row_bytes, split, length, is_fixed, normalizes)
-        return self._go(plan, self._num_stops)
+        return self._go(plan, self._rows.num_changes)
 
-    def _go(self, plan: _Plan, num_stops: int) -> Iterator[Any]:
-        self._require((self._num_passes, num_stops))
+    def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
+        self._require((self._num_passes, num_changes))
         self._num_passes += 1
-        begun = self._num_passes, num_stops
+        begun = self._num_passes, num_changes
         if plan.length is None:
             sizes, parts = self._rows.order(plan.split, is_fixed=plan.is_fixed)
         else:
@@ -168,7 +164,7 @@ class Sampler:
 
     def _require(self, begun: tuple[int, int]) -> None:
         """Raise BufferMisuseError if a pass is over."""
-        if begun != (self._num_passes, self._num_stops):
+        if begun != (self._num_passes, self._rows.num_changes):
             raise BufferMisuseError(
                 "these minibatches are over: another pass or rollout has begun since, or "
                 "advantages were computed again; go through one pass at a time, "

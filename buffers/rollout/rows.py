@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.kernels import bounded, random_word
 from buffers.rollout.gae import discounted_sums
-from buffers.rollout.kernels import shuffle
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
-__all__ = ["RolloutRows", "Split"]
+__all__ = ["RolloutRows", "Split", "shuffle"]
 
-_LAST_KEY = 2**63 - 1
+_ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _NO_FINAL = 5
 _PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
     "compute_advantages(..., policy_outputs=False) take zeros where nothing was written"
@@ -56,6 +57,7 @@ class RolloutRows:
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
         num_valid: int64 (), of the rollout that was computed last.
         is_counted: bool (), whether the episodes of this rollout were added up.
+        num_changes: How often the rows became others: passes through them are over then.
         faults: int64 (6,), by kind, the first row that lacks something, or T * N.
     """
 
@@ -75,6 +77,7 @@ class RolloutRows:
         self.is_counted = torch.zeros((), dtype=torch.bool, device=device)
         self.num_valid = torch.zeros((), dtype=torch.int64, device=device)
         self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, device=device)
+        self.num_changes = 0
         self.generator: Any = HostGenerator(seed)
         if not self.is_on_host:
             self.generator = DeviceGenerator(seed, device)
@@ -91,6 +94,7 @@ class RolloutRows:
         """Forget what was known of the steps of the last rollout."""
         self._valid.fill_(True)
         self.is_counted.fill_(False)
+        self.num_changes += 1
         if self.has_final is not None:
             self.has_final.fill_(False)
 
@@ -127,6 +131,7 @@ class RolloutRows:
 
     def list_valid(self) -> None:
         """Count the valid rows, and list them on the host."""
+        self.num_changes += 1
         if self.is_on_host:
             found = self._valid.reshape(-1).nonzero()[:, 0]
             self._listed[: len(found)] = found
@@ -290,6 +295,17 @@ class RolloutRows:
         keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
+
+
+@njit(nogil=True, cache=True)
+def shuffle(rows, generator):
+    """Shuffle rows int64 (K,), K < 2**31, in place; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
+    for last in range(rows.shape[0] - 1, 0, -1):
+        chosen = bounded(random_word(key, counter), last + 1)
+        counter = np.add(counter, _ONE)
+        rows[last], rows[chosen] = rows[chosen], rows[last]
+    generator[1] = counter
 
 
 def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
