@@ -195,11 +195,9 @@ class RolloutBuffer(StatefulBuffer):
         self.autoreset_mode, self.device = layout.autoreset_mode, resolve_device(device)
         is_apart = self._is_apart or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
-            storage = self._storage = RolloutStorage(
-                layout, self.device, allocate, is_apart=is_apart
-            )
+            storage = RolloutStorage(layout, self.device, allocate, is_apart=is_apart)
             self._rows = RolloutRows(storage, seed)
-        self._sampler = Sampler(storage, self._rows)
+        self._storage, self._sampler = storage, Sampler(storage, self._rows)
         tensors = storage.tensors
         self.obs, self.actions = storage.obs, tensors["actions"]
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
@@ -252,7 +250,7 @@ class RolloutBuffer(StatefulBuffer):
         return sum(self.memory().values())
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now by name of column, host and device together."""
+        """Bytes held by name of column, host and device together."""
         return {name: column.nbytes for name, column in self._storage.columns.items()}
 
     @property
@@ -275,7 +273,7 @@ class RolloutBuffer(StatefulBuffer):
             obs: (N, *obs_shape), nested like the observation space; copied.
 
         Raises:
-            BufferMisuseError: Structure, shape or dtype does not fit; nothing was changed.
+            BufferMisuseError: They do not fit; nothing was changed.
         """
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
@@ -311,17 +309,12 @@ class RolloutBuffer(StatefulBuffer):
 
         A recurrent policy forgets its state there. It follows from the flags of the steps before t.
         NEXT_STEP: the observation after the one that ended the episode. DISABLED: as if envs were
-        reset right after the end.
-
-        Where the env writes `slot(t).valid`, also rows that did not act in the step before. Under
-        SAME_STEP and DISABLED an agent that was truncated observes the end of its life, unless
-        `set_final_values` was given the value of that.
-
-        Args:
-            t: 0 to T; T for the values of the last observations.
+        reset right after the end. Where the env writes `slot(t).valid`, also rows that did not act
+        in the step before; under SAME_STEP and DISABLED a truncated agent observes the end of its
+        life, unless `set_final_values` was given the value of that.
 
         Returns:
-            bool (N,) on `device`: a view, written anew by the next call for t.
+            bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
 
         Raises:
             BufferMisuseError: t is outside 0 .. T, or nothing was started.
@@ -364,7 +357,7 @@ class RolloutBuffer(StatefulBuffer):
         self._storage.write_obs(t, leaves)
 
     def _take_back_obs(self, t: int) -> None:
-        """Let the host pages of observations t be written that may be on their way to a device."""
+        """Let host pages be written that may be on their way to a device."""
         if self._at.uploaded[t]:
             self._storage.wait_for_device()
             self._at.uploaded[t] = 0
@@ -380,8 +373,7 @@ class RolloutBuffer(StatefulBuffer):
     ) -> np.ndarray:
         """Copy what the policy made of the observations of step t.
 
-        Extra columns that are known only after the step, such as costs, may come in a second call,
-        without the policy's outputs.
+        Extra columns may come in a second call, say after the step, without the policy's outputs.
 
         Args:
             t: 0 to T - 1.
@@ -600,10 +592,7 @@ class RolloutBuffer(StatefulBuffer):
         self._rows.raise_faults()
 
     def count_episodes(self) -> None:
-        """Add up the episodes for `episodes`, which, or `compute_advantages`, does it otherwise.
-
-        Call it before rewards are changed that are to count as they came. If envs are on a device
-        it does not wait.
+        """Add up the episodes for `episodes`, before rewards are changed, say; without waiting.
 
         Raises:
             BufferMisuseError: As `episodes`.

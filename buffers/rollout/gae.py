@@ -180,11 +180,7 @@ def fill_advantages(
     long). One thread: at 128 x 2048 that takes as long as copying the inputs.
 
     Args:
-        rewards: float (T, N), C-contiguous like all the others.
-        values: float (T + 1, N), of the same dtype as rewards.
-        terminations, truncations: uint8 (T, N), zero or not.
-        final_values: float (T, N), read where truncated; or None: the next row of values is used.
-        valid: uint8 (T, N); a row with zero gets advantage 0. Or None: all count.
+        rewards, values, ...: As of `gae`, C-contiguous; flags are uint8.
         gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
         advantages, returns: float (T, N), written; they must not overlap the inputs.
     """

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -64,7 +65,7 @@ class RolloutRows:
     def __init__(self, storage: RolloutStorage, seed: int | None):
         columns, device = storage.at_env, storage.at_env["rewards"].device
         self._storage, self.is_on_host = storage, not storage.is_on_device
-        self._is_next_step = storage.layout.is_next_step
+        self._is_next_step = storage.layout.autoreset_mode is AutoresetMode.NEXT_STEP
         self._shape = storage.layout.num_steps, storage.layout.num_envs
         self._num_rows = storage.layout.num_rows
         self._rewards, self._valid = columns["rewards"], columns["valid"]
