@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +54,10 @@ class EpisodeStats(NamedTuple):
 class _Progress:
     """How far a rollout has come."""
 
-    policy: bytearray  # by step, whether it went through `put`
-    extras: dict[str, bytearray]  # the same of extra columns
-    uploaded: bytearray  # by row of observations, whether it is on the device
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
+    policy: set[int] = field(default_factory=set)  # steps that went through `put`
+    extras: dict[str, set[int]] = field(default_factory=dict)  # the same of extra columns
+    uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
     num_taken: int = 0  # steps whose slots were taken
     num_sent: int = 0  # steps whose results are on the device
     is_computed: bool = False
@@ -205,17 +205,12 @@ class RolloutBuffer(StatefulBuffer):
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
-        self._is_started, self._at = False, self._new_progress(0)
+        self._is_started, self._at = False, _Progress(0)
         self._remember(
             RolloutBuffer, num_steps, num_envs, observation_space, action_space,
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
             extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
         )  # fmt: skip
-
-    def _new_progress(self, open_steps: int) -> _Progress:
-        marks = [bytearray(self.num_steps) for _ in range(1 + len(self.extras))]
-        extras = dict(zip(self.extras, marks[1:], strict=True))
-        return _Progress(marks[0], extras, bytearray(self.num_steps + 1), open_steps)
 
     @classmethod
     def nbytes_for(
@@ -285,7 +280,7 @@ class RolloutBuffer(StatefulBuffer):
         """Open all steps for writing; the device has been waited for."""
         self._storage.begin()
         self._rows.begin()
-        self._is_started, self._at = True, self._new_progress(self.num_steps)
+        self._is_started, self._at = True, _Progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
         """Observations before step t, or after the last step for t = T.
@@ -301,7 +296,7 @@ class RolloutBuffer(StatefulBuffer):
             raise self._refusal("obs_at", t, self.num_steps)
         if self._storage.is_apart and self._at.open_steps:
             self._storage.upload_obs(t)
-            self._at.uploaded[t] = 1
+            self._at.uploaded.add(t)
         return self._storage.obs_rows[t]
 
     def is_first_at(self, t: int) -> torch.Tensor:
@@ -358,9 +353,9 @@ class RolloutBuffer(StatefulBuffer):
 
     def _take_back_obs(self, t: int) -> None:
         """Let host pages be written that may be on their way to a device."""
-        if self._at.uploaded[t]:
+        if t in self._at.uploaded:
             self._storage.wait_for_device()
-            self._at.uploaded[t] = 0
+            self._at.uploaded.remove(t)
 
     def put(
         self,
@@ -399,10 +394,10 @@ class RolloutBuffer(StatefulBuffer):
                 f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
                 "log_probs and values together, or extra columns alone"
             )
-        given, marks = extras if missing else {**outputs, **extras}, self._at.extras
+        given = extras if missing else {**outputs, **extras}
         for name in extras:
-            if name not in marks:
-                declared = f"only {sorted(marks)}" if marks else "and none was declared"
+            if name not in self.extras:
+                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
                 raise BufferMisuseError(
                     f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
                     "game_columns of the constructor"
@@ -415,10 +410,10 @@ class RolloutBuffer(StatefulBuffer):
         for row, column in zip(rows, found, strict=True):
             row.copy_(column)
         for name in extras:
-            marks[name][t] = 1
+            self._at.extras.setdefault(name, set()).add(t)
         if missing:
             return self._storage.action_rows[t]
-        self._at.policy[t] = 1
+        self._at.policy.add(t)
         return self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
@@ -548,7 +543,7 @@ class RolloutBuffer(StatefulBuffer):
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         rows.finish()
-        is_unsure = storage.is_on_device or 0 in self._at.policy  # not all steps were `put`
+        is_unsure = storage.is_on_device or len(self._at.policy) < self.num_steps
         if policy_outputs:
             self._require_extras()
         rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
@@ -562,7 +557,7 @@ class RolloutBuffer(StatefulBuffer):
             rows.fill_final(self.final_values, self.values)
         if storage.is_apart:
             for t in range(self.num_steps + 1):
-                if not self._at.uploaded[t]:
+                if t not in self._at.uploaded:
                     storage.upload_obs(t)
             storage.upload("valid")
         flags = self.terminations, self.truncations, self.final_values, self.valid
@@ -576,8 +571,9 @@ class RolloutBuffer(StatefulBuffer):
 
     def _require_extras(self) -> None:
         for name, marks in self._at.extras.items():
-            if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
-                steps = ", ".join(str(t) for t, is_there in enumerate(marks) if not is_there)
+            # If there is none at all it was written into `extras` directly.
+            if missing := sorted({*range(self.num_steps)} - marks):
+                steps = ", ".join(map(str, missing))
                 raise BufferMisuseError(
                     f"steps {steps} have no {name}, but others have; pass {name}=... to "
                     "put(t, ...) for every step"
@@ -781,7 +777,7 @@ class RolloutBuffer(StatefulBuffer):
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
         has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
-        if not at.open_steps or any(at.policy) or has_results:
+        if not at.open_steps or at.policy or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
