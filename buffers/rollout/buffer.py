@@ -84,7 +84,8 @@ class RolloutBuffer(StatefulBuffer):
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
 
     A rollout begins with log_probs and values marked as not written (they read as NaN); its first
-    slot marks the rewards. What is still marked when advantages are computed is an error.
+    slot marks the rewards. What is still marked when advantages are computed is an error. Calls
+    with a step out of range, or at the wrong time, raise BufferMisuseError and change nothing.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -288,9 +289,6 @@ class RolloutBuffer(StatefulBuffer):
         Returns:
             Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
             the copy of host pages is enqueued, if that is another memory.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T, or nothing was started.
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("obs_at", t, self.num_steps)
@@ -310,9 +308,6 @@ class RolloutBuffer(StatefulBuffer):
 
         Returns:
             bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T, or nothing was started.
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("is_first_at", t, self.num_steps)
@@ -340,9 +335,6 @@ class RolloutBuffer(StatefulBuffer):
         Args:
             t: 0 to T.
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
-
-        Raises:
-            BufferMisuseError: t out of range, or obs does not fit; nothing was changed.
         """
         if not (0 <= t <= self.num_steps and self._at.open_steps):
             raise self._refusal("write_obs", t, self.num_steps)
@@ -420,9 +412,6 @@ class RolloutBuffer(StatefulBuffer):
         """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
 
         `put` returns them too; this is for actions written into `actions[t]` directly.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("env_actions", t, self.num_steps - 1)
@@ -437,9 +426,6 @@ class RolloutBuffer(StatefulBuffer):
         rollout. The first slot taken in a rollout marks all rewards as not written, and
         `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
         environment that raised. Take the slot again then, and step into it.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("slot", t, self.num_steps - 1)
@@ -544,8 +530,13 @@ class RolloutBuffer(StatefulBuffer):
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         rows.finish()
         is_unsure = storage.is_on_device or len(self._at.policy) < self.num_steps
-        if policy_outputs:
-            self._require_extras()
+        for name, marks in self._at.extras.items() if policy_outputs else ():
+            # If there is none at all it was written into `extras` directly.
+            if missing := sorted({*range(self.num_steps)} - marks):
+                raise BufferMisuseError(
+                    f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
+                    f"{name}=... to put(t, ...) for every step"
+                )
         rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
         rows.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
@@ -553,8 +544,7 @@ class RolloutBuffer(StatefulBuffer):
                 bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
-        if self.final_values is not None:
-            rows.fill_final(self.final_values, self.values)
+        rows.fill_final(self.final_values, self.values)
         if storage.is_apart:
             for t in range(self.num_steps + 1):
                 if t not in self._at.uploaded:
@@ -569,16 +559,6 @@ class RolloutBuffer(StatefulBuffer):
         rows.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
-    def _require_extras(self) -> None:
-        for name, marks in self._at.extras.items():
-            # If there is none at all it was written into `extras` directly.
-            if missing := sorted({*range(self.num_steps)} - marks):
-                steps = ", ".join(map(str, missing))
-                raise BufferMisuseError(
-                    f"steps {steps} have no {name}, but others have; pass {name}=... to "
-                    "put(t, ...) for every step"
-                )
-
     def check(self) -> None:
         """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
 
@@ -588,11 +568,7 @@ class RolloutBuffer(StatefulBuffer):
         self._rows.raise_faults()
 
     def count_episodes(self) -> None:
-        """Add up the episodes for `episodes`, before rewards are changed, say; without waiting.
-
-        Raises:
-            BufferMisuseError: As `episodes`.
-        """
+        """Add up the episodes for `episodes`, before rewards are changed, say; without waiting."""
         self._require("count_episodes")
         self._rows.count_episodes()
 
@@ -691,9 +667,7 @@ class RolloutBuffer(StatefulBuffer):
             Their memory is like that of `minibatches`; one pass at a time.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, a number is out of range,
-                there is no such column; or, at the next batch, the pass is over.
-            BufferMemoryError: Memory for the batches is missing.
+            BufferMisuseError, BufferMemoryError: As by `minibatches`.
         """
         self._require("sequences", is_computed=True)
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)

@@ -42,15 +42,6 @@ class RolloutLayout(NamedTuple):
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
-    @property
-    def num_rows(self) -> int:
-        """T * N."""
-        return self.num_steps * self.num_envs
-
-    def num_chunks(self, length: int) -> int:
-        """How many sequences of so many steps an env has; the last one may be shorter."""
-        return -(-self.num_steps // length)
-
 
 def plan_rollout(
     num_steps: int,

@@ -102,12 +102,10 @@ class Sampler:
         length: int | None = None,
         states: Collection[str] = (),
     ) -> Iterator[Any]:
-        """Go once through the rows, or sequences of `length` steps with the first of `states`.
-
-        The arguments are those of `RolloutBuffer.minibatches` and `RolloutBuffer.sequences`.
-        """
+        """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
         layout, tensors, kind = self._storage.layout, self._storage.tensors, "transitions"
-        names, num_items = (*_COLUMNS, *layout.extras, *layout.games), layout.num_rows
+        names = (*_COLUMNS, *layout.extras, *layout.games)
+        num_items = layout.num_steps * layout.num_envs
         if length is not None:
             names = ("is_first", *names)
             if check_count("length", length) > layout.num_steps:
@@ -115,8 +113,8 @@ class Sampler:
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
                     "smaller, or leave it out for sequences of all steps"
                 )
-            kind, num_items = f"sequences of {length} steps", layout.num_chunks(length)
-            num_items *= layout.num_envs
+            num_chunks = -(-layout.num_steps // length)
+            kind, num_items = f"sequences of {length} steps", num_chunks * layout.num_envs
         kept = read_columns(columns, ("obs", *names, "indices", "weights"))
         if normalizes and kept is not None and "advantages" not in kept:
             raise BufferMisuseError(

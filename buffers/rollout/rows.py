@@ -67,7 +67,7 @@ class RolloutRows:
         self._storage, self.is_on_host = storage, not storage.is_on_device
         self._is_next_step = storage.layout.autoreset_mode is AutoresetMode.NEXT_STEP
         self._shape = storage.layout.num_steps, storage.layout.num_envs
-        self._num_rows = storage.layout.num_rows
+        self._num_rows = self._shape[0] * self._shape[1]
         self._rewards, self._valid = columns["rewards"], columns["valid"]
         self._ends, self._cuts = columns["terminations"], columns["truncations"]
         self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
@@ -79,9 +79,8 @@ class RolloutRows:
         self.num_valid = torch.zeros((), dtype=torch.int64, device=device)
         self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, device=device)
         self.num_changes = 0
-        self.generator: Any = HostGenerator(seed)
-        if not self.is_on_host:
-            self.generator = DeviceGenerator(seed, device)
+        made = HostGenerator(seed) if self.is_on_host else DeviceGenerator(seed, device)
+        self.generator: Any = made
 
     # Steps.
 
@@ -140,9 +139,9 @@ class RolloutRows:
         else:
             self.num_valid.copy_(self._valid.sum())
 
-    def fill_final(self, final_values: Tensor, values: Tensor) -> None:
+    def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
         """Take the next rows' values for those not given, where agents' games go on."""
-        if self.has_final is not None:
+        if self.has_final is not None and final_values is not None:
             is_given = (self.has_final | (self._acting == UNWRITTEN_FLAG)).to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
 
@@ -272,7 +271,7 @@ class RolloutRows:
         sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
         """
         (num_steps, num_envs), valid, number = self._shape, self._valid, split.most
-        num_chunks = self._storage.layout.num_chunks(length)
+        num_chunks = -(-num_steps // length)
         missing = num_chunks * length - num_steps
         chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
         has_row = chunks.any(1).reshape(-1)
