@@ -311,11 +311,8 @@ def shuffle(rows, generator):
 def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
     """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
 
-    Each is repeated, evenly too, to fill its batch, so that each half of it has rows of its own.
-    Where there are fewer rows than batches, one of them fills each batch that would have none.
-
-    Returns:
-        int64 and bool (num_batches * size,), the rows and whether they count.
+    Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
+    a bool says which come first. Where there are too few, a batch has one of another batch.
     """
     batch = torch.arange(num_batches, device=rows.device)[:, None]
     place = torch.arange(size, device=rows.device)[None]
