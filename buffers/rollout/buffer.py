@@ -708,8 +708,6 @@ class RolloutBuffer(StatefulBuffer):
             )
         return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
-    # Copies and states.
-
     def _check_copyable(self) -> None:
         if self._storage.is_on_device:
             raise BufferMisuseError(

@@ -97,7 +97,8 @@ def gae(
         pair: Any = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
     else:
         pair = _read_out(out, rewards, inputs)
-    estimate(inputs, *pair, gamma, gae_lambda, is_compiled=on_cpu and compiled is not False)
+    is_compiled = on_cpu and compiled is not False
+    estimate(inputs, pair[0], pair[1], gamma, gae_lambda, is_compiled=is_compiled)
     if out is not None:
         return out
     return tuple(part.numpy() if isinstance(rewards, np.ndarray) else part for part in pair)

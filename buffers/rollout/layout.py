@@ -101,8 +101,10 @@ def plan_rollout(
     if mode is not AutoresetMode.NEXT_STEP:
         add("device", "f4", steps, "final_values")
         add("host", "?", steps, "has_final")
-    names = [[leaf.path for leaf in leaves] for leaves in (extras, games)]
-    return RolloutLayout(num_steps, num_envs, observation_space, obs, *names, agents, mode, columns)
+    own, shared = ([leaf.path for leaf in leaves] for leaves in (extras, games))
+    return RolloutLayout(
+        num_steps, num_envs, observation_space, obs, own, shared, agents, mode, columns
+    )
 
 
 def _read_agents(
