@@ -445,7 +445,7 @@ def main() -> None:
     time_episodes(timer, options)
     for num_envs in (256, NUM_ENVS, 16_384):
         time_advantages(timer, num_envs)
-    time_rollout(timer, options)
+    time_rollout(timer, {"device": device, "seed": 0})
     print(f"\n{arguments.capacity} transitions; median of {arguments.repetitions} runs\n")
     header = ["call", "host µs", "device µs", "spread", "launches", "waits", "MB", "GB/s"]
     print(markdown_table(header, timer.rows))

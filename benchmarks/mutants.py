@@ -54,7 +54,7 @@ TARGETS = {
     "vecenv/jit/runner.py": _JIT,
     "vecenv/jit/episodes.py": _JIT,
     "vecenv/cage/challenge2/rules/dynamics.py": ("tests/cage/challenge2",),
-    "buffers/rollout/kernels.py": ("tests/buffers",),
+    "buffers/rollout/gae.py": ("tests/buffers",),
     "buffers/replay/table.py": ("tests/buffers",),
     "buffers/replay/priorities.py": ("tests/buffers",),
     "buffers/episodic/draws.py": ("tests/buffers",),

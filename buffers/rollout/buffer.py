@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +54,10 @@ class EpisodeStats(NamedTuple):
 class _Progress:
     """How far a rollout has come."""
 
-    policy: bytearray  # by step, whether it went through `put`
-    extras: dict[str, bytearray]  # the same of extra columns
-    uploaded: bytearray  # by row of observations, whether it is on the device
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
+    policy: set[int] = field(default_factory=set)  # steps that went through `put`
+    extras: dict[str, set[int]] = field(default_factory=dict)  # the same of extra columns
+    uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
     num_taken: int = 0  # steps whose slots were taken
     num_sent: int = 0  # steps whose results are on the device
     is_computed: bool = False
@@ -84,7 +84,8 @@ class RolloutBuffer(StatefulBuffer):
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
 
     A rollout begins with log_probs and values marked as not written (they read as NaN); its first
-    slot marks the rewards. What is still marked when advantages are computed is an error.
+    slot marks the rewards. What is still marked when advantages are computed is an error. Calls
+    with a step out of range, or at the wrong time, raise BufferMisuseError and change nothing.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -195,11 +196,9 @@ class RolloutBuffer(StatefulBuffer):
         self.autoreset_mode, self.device = layout.autoreset_mode, resolve_device(device)
         is_apart = self._is_apart or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
-            storage = self._storage = RolloutStorage(
-                layout, self.device, allocate, is_apart=is_apart
-            )
+            storage = RolloutStorage(layout, self.device, allocate, is_apart=is_apart)
             self._rows = RolloutRows(storage, seed)
-        self._sampler = Sampler(storage, self._rows)
+        self._storage, self._sampler = storage, Sampler(storage, self._rows)
         tensors = storage.tensors
         self.obs, self.actions = storage.obs, tensors["actions"]
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
@@ -207,17 +206,12 @@ class RolloutBuffer(StatefulBuffer):
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
-        self._is_started, self._at = False, self._new_progress(0)
+        self._is_started, self._at = False, _Progress(0)
         self._remember(
             RolloutBuffer, num_steps, num_envs, observation_space, action_space,
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
             extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
         )  # fmt: skip
-
-    def _new_progress(self, open_steps: int) -> _Progress:
-        marks = [bytearray(self.num_steps) for _ in range(1 + len(self.extras))]
-        extras = dict(zip(self.extras, marks[1:], strict=True))
-        return _Progress(marks[0], extras, bytearray(self.num_steps + 1), open_steps)
 
     @classmethod
     def nbytes_for(
@@ -252,7 +246,7 @@ class RolloutBuffer(StatefulBuffer):
         return sum(self.memory().values())
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now by name of column, host and device together."""
+        """Bytes held by name of column, host and device together."""
         return {name: column.nbytes for name, column in self._storage.columns.items()}
 
     @property
@@ -275,7 +269,7 @@ class RolloutBuffer(StatefulBuffer):
             obs: (N, *obs_shape), nested like the observation space; copied.
 
         Raises:
-            BufferMisuseError: Structure, shape or dtype does not fit; nothing was changed.
+            BufferMisuseError: They do not fit; nothing was changed.
         """
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
@@ -287,8 +281,7 @@ class RolloutBuffer(StatefulBuffer):
         """Open all steps for writing; the device has been waited for."""
         self._storage.begin()
         self._rows.begin()
-        self._sampler.stop()
-        self._is_started, self._at = True, self._new_progress(self.num_steps)
+        self._is_started, self._at = True, _Progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
         """Observations before step t, or after the last step for t = T.
@@ -296,15 +289,12 @@ class RolloutBuffer(StatefulBuffer):
         Returns:
             Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
             the copy of host pages is enqueued, if that is another memory.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T, or nothing was started.
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("obs_at", t, self.num_steps)
         if self._storage.is_apart and self._at.open_steps:
             self._storage.upload_obs(t)
-            self._at.uploaded[t] = 1
+            self._at.uploaded.add(t)
         return self._storage.obs_rows[t]
 
     def is_first_at(self, t: int) -> torch.Tensor:
@@ -312,20 +302,12 @@ class RolloutBuffer(StatefulBuffer):
 
         A recurrent policy forgets its state there. It follows from the flags of the steps before t.
         NEXT_STEP: the observation after the one that ended the episode. DISABLED: as if envs were
-        reset right after the end.
-
-        Where the env writes `slot(t).valid`, also rows that did not act in the step before. Under
-        SAME_STEP and DISABLED an agent that was truncated observes the end of its life, unless
-        `set_final_values` was given the value of that.
-
-        Args:
-            t: 0 to T; T for the values of the last observations.
+        reset right after the end. Where the env writes `slot(t).valid`, also rows that did not act
+        in the step before; under SAME_STEP and DISABLED a truncated agent observes the end of its
+        life, unless `set_final_values` was given the value of that.
 
         Returns:
-            bool (N,) on `device`: a view, written anew by the next call for t.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T, or nothing was started.
+            bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
         """
         if not (0 <= t <= self.num_steps and self._is_started):
             raise self._refusal("is_first_at", t, self.num_steps)
@@ -353,9 +335,6 @@ class RolloutBuffer(StatefulBuffer):
         Args:
             t: 0 to T.
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
-
-        Raises:
-            BufferMisuseError: t out of range, or obs does not fit; nothing was changed.
         """
         if not (0 <= t <= self.num_steps and self._at.open_steps):
             raise self._refusal("write_obs", t, self.num_steps)
@@ -365,10 +344,10 @@ class RolloutBuffer(StatefulBuffer):
         self._storage.write_obs(t, leaves)
 
     def _take_back_obs(self, t: int) -> None:
-        """Let the host pages of observations t be written that may be on their way to a device."""
-        if self._at.uploaded[t]:
+        """Let host pages be written that may be on their way to a device."""
+        if t in self._at.uploaded:
             self._storage.wait_for_device()
-            self._at.uploaded[t] = 0
+            self._at.uploaded.remove(t)
 
     def put(
         self,
@@ -381,8 +360,7 @@ class RolloutBuffer(StatefulBuffer):
     ) -> np.ndarray:
         """Copy what the policy made of the observations of step t.
 
-        Extra columns that are known only after the step, such as costs, may come in a second call,
-        without the policy's outputs.
+        Extra columns may come in a second call, say after the step, without the policy's outputs.
 
         Args:
             t: 0 to T - 1.
@@ -408,10 +386,10 @@ class RolloutBuffer(StatefulBuffer):
                 f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
                 "log_probs and values together, or extra columns alone"
             )
-        given, marks = extras if missing else {**outputs, **extras}, self._at.extras
+        given = extras if missing else {**outputs, **extras}
         for name in extras:
-            if name not in marks:
-                declared = f"only {sorted(marks)}" if marks else "and none was declared"
+            if name not in self.extras:
+                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
                 raise BufferMisuseError(
                     f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
                     "game_columns of the constructor"
@@ -424,19 +402,16 @@ class RolloutBuffer(StatefulBuffer):
         for row, column in zip(rows, found, strict=True):
             row.copy_(column)
         for name in extras:
-            marks[name][t] = 1
+            self._at.extras.setdefault(name, set()).add(t)
         if missing:
             return self._storage.action_rows[t]
-        self._at.policy[t] = 1
+        self._at.policy.add(t)
         return self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
         """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
 
         `put` returns them too; this is for actions written into `actions[t]` directly.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("env_actions", t, self.num_steps - 1)
@@ -451,9 +426,6 @@ class RolloutBuffer(StatefulBuffer):
         rollout. The first slot taken in a rollout marks all rewards as not written, and
         `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
         environment that raised. Take the slot again then, and step into it.
-
-        Raises:
-            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if not 0 <= t < self._at.open_steps:
             raise self._refusal("slot", t, self.num_steps - 1)
@@ -557,9 +529,14 @@ class RolloutBuffer(StatefulBuffer):
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         rows.finish()
-        is_unsure = storage.is_on_device or 0 in self._at.policy  # not all steps were `put`
-        if policy_outputs:
-            self._require_extras()
+        is_unsure = storage.is_on_device or len(self._at.policy) < self.num_steps
+        for name, marks in self._at.extras.items() if policy_outputs else ():
+            # If there is none at all it was written into `extras` directly.
+            if missing := sorted({*range(self.num_steps)} - marks):
+                raise BufferMisuseError(
+                    f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
+                    f"{name}=... to put(t, ...) for every step"
+                )
         rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
         rows.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
@@ -567,11 +544,10 @@ class RolloutBuffer(StatefulBuffer):
                 bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
-        if self.final_values is not None:
-            rows.fill_final(self.final_values, self.values)
+        rows.fill_final(self.final_values, self.values)
         if storage.is_apart:
             for t in range(self.num_steps + 1):
-                if not self._at.uploaded[t]:
+                if t not in self._at.uploaded:
                     storage.upload_obs(t)
             storage.upload("valid")
         flags = self.terminations, self.truncations, self.final_values, self.valid
@@ -580,18 +556,8 @@ class RolloutBuffer(StatefulBuffer):
             self.gamma, self.gae_lambda,
             is_compiled=not (storage.is_apart or storage.is_on_device),
         )  # fmt: skip
-        self._sampler.stop()
         rows.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
-
-    def _require_extras(self) -> None:
-        for name, marks in self._at.extras.items():
-            if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
-                steps = ", ".join(str(t) for t, is_there in enumerate(marks) if not is_there)
-                raise BufferMisuseError(
-                    f"steps {steps} have no {name}, but others have; pass {name}=... to "
-                    "put(t, ...) for every step"
-                )
 
     def check(self) -> None:
         """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
@@ -602,14 +568,7 @@ class RolloutBuffer(StatefulBuffer):
         self._rows.raise_faults()
 
     def count_episodes(self) -> None:
-        """Add up the episodes for `episodes`, which, or `compute_advantages`, does it otherwise.
-
-        Call it before rewards are changed that are to count as they came. If envs are on a device
-        it does not wait.
-
-        Raises:
-            BufferMisuseError: As `episodes`.
-        """
+        """Add up the episodes for `episodes`, before rewards are changed, say; without waiting."""
         self._require("count_episodes")
         self._rows.count_episodes()
 
@@ -708,9 +667,7 @@ class RolloutBuffer(StatefulBuffer):
             Their memory is like that of `minibatches`; one pass at a time.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, a number is out of range,
-                there is no such column; or, at the next batch, the pass is over.
-            BufferMemoryError: Memory for the batches is missing.
+            BufferMisuseError, BufferMemoryError: As by `minibatches`.
         """
         self._require("sequences", is_computed=True)
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
@@ -750,8 +707,6 @@ class RolloutBuffer(StatefulBuffer):
                 "start(obs) after a reset"
             )
         return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
-
-    # Copies and states.
 
     def _check_copyable(self) -> None:
         if self._storage.is_on_device:
@@ -794,7 +749,7 @@ class RolloutBuffer(StatefulBuffer):
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
         has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
-        if not at.open_steps or any(at.policy) or has_results:
+        if not at.open_steps or at.policy or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"

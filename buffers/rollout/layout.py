@@ -42,20 +42,6 @@ class RolloutLayout(NamedTuple):
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
-    @property
-    def is_next_step(self) -> bool:
-        """Whether an env is reset by a step of its own, so that the next row is the final one."""
-        return self.autoreset_mode is AutoresetMode.NEXT_STEP
-
-    @property
-    def num_rows(self) -> int:
-        """T * N."""
-        return self.num_steps * self.num_envs
-
-    def num_chunks(self, length: int) -> int:
-        """How many sequences of so many steps an env has; the last one may be shorter."""
-        return -(-self.num_steps // length)
-
 
 def plan_rollout(
     num_steps: int,
@@ -71,12 +57,9 @@ def plan_rollout(
     """Plan the columns of a rollout buffer.
 
     Raises:
-        BufferMisuseError: A size that is no positive integer, a space that has no arrays of fixed
-            size, an unknown autoreset mode, a name of an extra column that is taken, a number of
-            agents that does not divide that of envs.
+        BufferMisuseError: A size, space, mode or name that does not do.
     """
-    num_steps = check_count("num_steps", num_steps)
-    num_envs = check_count("num_envs", num_envs)
+    num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
     if num_steps * num_envs > _MAX_ROWS:
         raise BufferMisuseError(
             f"num_steps * num_envs is {num_steps * num_envs}, expected at most {_MAX_ROWS}; "
@@ -110,18 +93,18 @@ def plan_rollout(
     add("host", "?", (num_envs,), "over_before")
     add("host", "f8", (num_envs,), "running_returns")
     add("host", "i8", (num_envs,), "running_lengths")
-    add(
-        "host", "f8", (num_steps, 2, num_envs), "episodes"
-    )  # returns and lengths where they ended, else 0
-    for leaf in extras:
-        add("device", leaf.dtype, (*steps, *leaf.shape), leaf.path)
-    for leaf in games:
-        add("device", leaf.dtype, (num_steps, num_envs // agents, *leaf.shape), leaf.path)
+    # Returns and lengths where episodes ended, else zeros.
+    add("host", "f8", (num_steps, 2, num_envs), "episodes")
+    for leaf in (*extras, *games):
+        count = num_envs if leaf in extras else num_envs // agents
+        add("device", leaf.dtype, (num_steps, count, *leaf.shape), leaf.path)
     if mode is not AutoresetMode.NEXT_STEP:
         add("device", "f4", steps, "final_values")
         add("host", "?", steps, "has_final")
-    names = [[leaf.path for leaf in leaves] for leaves in (extras, games)]
-    return RolloutLayout(num_steps, num_envs, observation_space, obs, *names, agents, mode, columns)
+    own, shared = ([leaf.path for leaf in leaves] for leaves in (extras, games))
+    return RolloutLayout(
+        num_steps, num_envs, observation_space, obs, own, shared, agents, mode, columns
+    )
 
 
 def _read_agents(

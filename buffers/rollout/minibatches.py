@@ -89,11 +89,7 @@ class Sampler:
 
     def __init__(self, storage: RolloutStorage, rows: RolloutRows):
         self._storage, self._rows = storage, rows
-        self._num_passes = self._num_stops = 0
-
-    def stop(self) -> None:
-        """Let no pass go on, as the rows change."""
-        self._num_stops += 1
+        self._num_passes = 0
 
     def draw(
         self,
@@ -106,12 +102,10 @@ class Sampler:
         length: int | None = None,
         states: Collection[str] = (),
     ) -> Iterator[Any]:
-        """Go once through the rows, or sequences of `length` steps with the first of `states`.
-
-        The arguments are those of `RolloutBuffer.minibatches` and `RolloutBuffer.sequences`.
-        """
+        """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
         layout, tensors, kind = self._storage.layout, self._storage.tensors, "transitions"
-        names, num_items = (*_COLUMNS, *layout.extras, *layout.games), layout.num_rows
+        names = (*_COLUMNS, *layout.extras, *layout.games)
+        num_items = layout.num_steps * layout.num_envs
         if length is not None:
             names = ("is_first", *names)
             if check_count("length", length) > layout.num_steps:
@@ -119,8 +113,8 @@ class Sampler:
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
                     "smaller, or leave it out for sequences of all steps"
                 )
-            kind, num_items = f"sequences of {length} steps", layout.num_chunks(length)
-            num_items *= layout.num_envs
+            num_chunks = -(-layout.num_steps // length)
+            kind, num_items = f"sequences of {length} steps", num_chunks * layout.num_envs
         kept = read_columns(columns, ("obs", *names, "indices", "weights"))
         if normalizes and kept is not None and "advantages" not in kept:
             raise BufferMisuseError(
@@ -138,12 +132,12 @@ class Sampler:
         check_fits(f"a batch of {size} rows", size * row_bytes, device, advice)
         initial = {name: flat[name] for name in states}
         plan = _Plan(found, initial, row_bytes, split, length, is_fixed, normalizes)
-        return self._go(plan, self._num_stops)
+        return self._go(plan, self._rows.num_changes)
 
-    def _go(self, plan: _Plan, num_stops: int) -> Iterator[Any]:
-        self._require((self._num_passes, num_stops))
+    def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
+        self._require((self._num_passes, num_changes))
         self._num_passes += 1
-        begun = self._num_passes, num_stops
+        begun = self._num_passes, num_changes
         if plan.length is None:
             sizes, parts = self._rows.order(plan.split, is_fixed=plan.is_fixed)
         else:
@@ -168,7 +162,7 @@ class Sampler:
 
     def _require(self, begun: tuple[int, int]) -> None:
         """Raise BufferMisuseError if a pass is over."""
-        if begun != (self._num_passes, self._num_stops):
+        if begun != (self._num_passes, self._rows.num_changes):
             raise BufferMisuseError(
                 "these minibatches are over: another pass or rollout has begun since, or "
                 "advantages were computed again; go through one pass at a time, "

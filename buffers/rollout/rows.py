@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch.nn.functional import pad
 
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.kernels import bounded, random_word
 from buffers.rollout.gae import discounted_sums
-from buffers.rollout.kernels import shuffle
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
-__all__ = ["RolloutRows", "Split"]
+__all__ = ["RolloutRows", "Split", "shuffle"]
 
-_LAST_KEY = 2**63 - 1
+_ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _NO_FINAL = 5
 _PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
     "compute_advantages(..., policy_outputs=False) take zeros where nothing was written"
@@ -56,15 +58,16 @@ class RolloutRows:
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
         num_valid: int64 (), of the rollout that was computed last.
         is_counted: bool (), whether the episodes of this rollout were added up.
+        num_changes: How often the rows became others: passes through them are over then.
         faults: int64 (6,), by kind, the first row that lacks something, or T * N.
     """
 
     def __init__(self, storage: RolloutStorage, seed: int | None):
         columns, device = storage.at_env, storage.at_env["rewards"].device
         self._storage, self.is_on_host = storage, not storage.is_on_device
-        self._is_next_step = storage.layout.is_next_step
+        self._is_next_step = storage.layout.autoreset_mode is AutoresetMode.NEXT_STEP
         self._shape = storage.layout.num_steps, storage.layout.num_envs
-        self._num_rows = storage.layout.num_rows
+        self._num_rows = self._shape[0] * self._shape[1]
         self._rewards, self._valid = columns["rewards"], columns["valid"]
         self._ends, self._cuts = columns["terminations"], columns["truncations"]
         self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
@@ -75,9 +78,9 @@ class RolloutRows:
         self.is_counted = torch.zeros((), dtype=torch.bool, device=device)
         self.num_valid = torch.zeros((), dtype=torch.int64, device=device)
         self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, device=device)
-        self.generator: Any = HostGenerator(seed)
-        if not self.is_on_host:
-            self.generator = DeviceGenerator(seed, device)
+        self.num_changes = 0
+        made = HostGenerator(seed) if self.is_on_host else DeviceGenerator(seed, device)
+        self.generator: Any = made
 
     # Steps.
 
@@ -91,6 +94,7 @@ class RolloutRows:
         """Forget what was known of the steps of the last rollout."""
         self._valid.fill_(True)
         self.is_counted.fill_(False)
+        self.num_changes += 1
         if self.has_final is not None:
             self.has_final.fill_(False)
 
@@ -127,6 +131,7 @@ class RolloutRows:
 
     def list_valid(self) -> None:
         """Count the valid rows, and list them on the host."""
+        self.num_changes += 1
         if self.is_on_host:
             found = self._valid.reshape(-1).nonzero()[:, 0]
             self._listed[: len(found)] = found
@@ -134,9 +139,9 @@ class RolloutRows:
         else:
             self.num_valid.copy_(self._valid.sum())
 
-    def fill_final(self, final_values: Tensor, values: Tensor) -> None:
+    def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
         """Take the next rows' values for those not given, where agents' games go on."""
-        if self.has_final is not None:
+        if self.has_final is not None and final_values is not None:
             is_given = (self.has_final | (self._acting == UNWRITTEN_FLAG)).to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
 
@@ -266,7 +271,7 @@ class RolloutRows:
         sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
         """
         (num_steps, num_envs), valid, number = self._shape, self._valid, split.most
-        num_chunks = self._storage.layout.num_chunks(length)
+        num_chunks = -(-num_steps // length)
         missing = num_chunks * length - num_steps
         chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
         has_row = chunks.any(1).reshape(-1)
@@ -292,14 +297,22 @@ class RolloutRows:
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
 
 
+@njit(nogil=True, cache=True)
+def shuffle(rows, generator):
+    """Shuffle rows int64 (K,), K < 2**31, in place; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
+    for last in range(rows.shape[0] - 1, 0, -1):
+        chosen = bounded(random_word(key, counter), last + 1)
+        counter = np.add(counter, _ONE)
+        rows[last], rows[chosen] = rows[chosen], rows[last]
+    generator[1] = counter
+
+
 def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
     """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
 
-    Each is repeated, evenly too, to fill its batch, so that each half of it has rows of its own.
-    Where there are fewer rows than batches, one of them fills each batch that would have none.
-
-    Returns:
-        int64 and bool (num_batches * size,), the rows and whether they count.
+    Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
+    a bool says which come first. Where there are too few, a batch has one of another batch.
     """
     batch = torch.arange(num_batches, device=rows.device)[:, None]
     place = torch.arange(size, device=rows.device)[None]

@@ -60,12 +60,6 @@ class _Slot(RolloutSlot):
 class RolloutStorage:
     """Columns of a rollout, and one view per step, made once as that takes as long as a copy.
 
-    Args:
-        layout: What to allocate.
-        device: Of the tensors.
-        allocate: Supplies the memory that envs write to, or None.
-        is_apart: Let envs on the CPU have host pages of their own, whatever the device.
-
     Attributes:
         is_on_device: Envs write tensors on the device.
         is_apart: Envs write host pages, which are copied to the device.

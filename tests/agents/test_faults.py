@@ -101,7 +101,7 @@ def test_nan_of_a_game_stays_in_its_row_and_is_refused_by_buffers(make, backend,
         assert (rollout.obs_at(3) == 0).all()
     else:
         assert_same(np.isnan(rollout.obs_at(3).numpy()).all(axis=1), row)
-    with pytest.raises(BufferMisuseError, match="reward of env 7 in step 2 is nan"):
+    with pytest.raises(BufferMisuseError, match="env 7 in step 2 had a reward that is not finite"):
         rollout.compute_advantages(np.zeros(8, np.float32))
     obs, rewards, *_ = envs.step(np.zeros(8, int))  # of the next game
     assert not np.isnan(obs).any() and not np.isnan(rewards).any()

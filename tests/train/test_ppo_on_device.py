@@ -9,8 +9,7 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers.core.generator import HostGenerator
-from buffers.rollout.kernels import shuffle
-from buffers.rollout.rows import RolloutRows
+from buffers.rollout.rows import RolloutRows, shuffle
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv

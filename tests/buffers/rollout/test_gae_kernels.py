@@ -7,7 +7,7 @@ import pytest
 from numba import config
 from versions import needs
 
-from buffers.rollout import kernels as gae_kernels
+from buffers.rollout import gae as gae_kernels
 
 NARROW, WIDE = 3, 99
 FLAG = np.uint8
