@@ -113,7 +113,8 @@ class Watch:
         if isinstance(owner, nn.Module):
             for table in MODULE_TABLES:
                 self._visit_items(own[table], label, label + ".{}")
-        kinds = [k for k in (owner if is_class else type(owner)).__mro__ if _is_watched(k)]
+        of_class: Any = owner if is_class else type(owner)
+        kinds = [k for k in of_class.__mro__ if _is_watched(k)]
         for name in [*self._names, *(["__init__"] if is_class else [])]:
             found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
             found = own[name] if name in own and not is_class else found
