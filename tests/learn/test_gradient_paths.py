@@ -547,6 +547,31 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
     assert gradient.path == "compiled"
 
 
+class Scaled:
+    """What a loss makes anew in each call, as distributions are."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * CLIP * x
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_loss_may_make_objects_of_its_own_classes_and_what_these_read_may_change(monkeypatch):
+    def loss(module, batch):
+        return Scaled(2.0)(square_loss(module, batch))
+
+    said = []
+    gradient = Gradient(make_layers(), loss, compile=True, log=said.append)
+    for seed in range(3):
+        assert_equal(gradient, make_square_batch(seed))
+    assert gradient.path == "compiled" and len(said) == 1, said
+    monkeypatch.setattr(sys.modules[__name__], "CLIP", 0.05)
+    assert_equal(gradient, make_square_batch(3))
+    assert "goes through autograd: CLIP is not what it was" in said[-1]
+
+
 @pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_train_and_eval_change_what_is_computed(threads):

@@ -201,7 +201,8 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
         _require_numpy_state(state)
         part.bit_generator.state = state
     else:
-        for key, own in _kind_of(part).items() if isinstance(part, VectorEnv) else ():
+        are_envs = isinstance(part, VectorEnv)
+        for key, own in _kind_of(part).items() if are_envs else ():
             if (found := (kind or {}).get(key)) != own:
                 raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
         if isinstance(part, torch.optim.Optimizer):
@@ -255,9 +256,10 @@ def _pack(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    for kind in (str, int, float):  # of a subclass, such as an enum's
-        if isinstance(value, kind):
-            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, str):  # of a subclass, such as an enum's, as are these numbers
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     found = getattr(value, "layout", getattr(value, "dtype", ""))
     raise TypeError(
         f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "

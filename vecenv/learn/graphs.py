@@ -53,7 +53,9 @@ class Graph(Generic[_Result]):
         self._log = log or logging.getLogger("vecenv.learn").info
         self._calls_left = _WARMUPS  # before it is captured
         self._has_failed = self._device.type != "cuda"
-        self._graph = self._result = self._stream = None
+        self._graph: Any = None
+        self._result: Any = None
+        self._stream: Any = None  # of the first calls
         self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
         self._events: list[tuple[Any, Any]] = []  # of replays whose time is not read yet
 
@@ -69,20 +71,19 @@ class Graph(Generic[_Result]):
                 self._calls_left -= 1
                 return self._warm_up()
             self._capture()
-        graph: Any = self._graph
-        if graph is None:
+        if self._graph is None:
             return self._function()
         if self._is_timed:
             stream = torch.cuda.current_stream(self._device)
-            events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
-            events[0].record(stream)
-            graph.replay()
-            events[1].record(stream)
-            self._events.append(events)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            self._graph.replay()
+            end.record(stream)
+            self._events.append((begin, end))
             if len(self._events) >= _MOST_EVENTS:
                 self.device_time()
         else:
-            graph.replay()
+            self._graph.replay()
         return self._result
 
     def device_time(self) -> tuple[int, float]:

@@ -80,7 +80,8 @@ def _plain(value: Any, where: str) -> Any:
 
 def _revived(value: Any, hint: Any) -> Any:
     """Return a value of JSON as its annotation says."""
-    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind, made = typing.get_origin(hint) or hint, typing.cast("Any", hint)
+    inner = typing.get_args(hint)
     is_record = dataclasses.is_dataclass(hint)
     if kind is typing.Annotated:
         return _revived(value, inner[0])
@@ -96,10 +97,10 @@ def _revived(value: Any, hint: Any) -> Any:
     if is_record and isinstance(value, dict):
         hints = typing.get_type_hints(hint, include_extras=True)
         if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(hint)}):
-            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-        return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
-    if isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
-        return kind[value] if issubclass(kind, Enum) else kind(value)
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    if isinstance(hint, type) and issubclass(hint, PurePath | Enum) and isinstance(value, str):
+        return hint[value] if issubclass(hint, Enum) else hint(value)
     if kind is float and type(value) is int:
         return float(value)
     is_plain = is_record or kind in (bool, int, float, str, type(None))

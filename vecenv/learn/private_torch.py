@@ -67,7 +67,8 @@ def load_package(file: Path, device: torch.device) -> _Run:
 
 def load_library(file: Path) -> _Run:
     """Load a package for the CPU as a function that runs without the interpreter's lock."""
-    library, torch_c = _library_of(file), torch._C._aoti
+    torch_c: Any = torch._C
+    library, aoti = _library_of(file), torch_c._aoti
     container, number = ctypes.c_void_p(), ctypes.c_size_t()
     make = library.AOTInductorModelContainerCreateWithDevice
     _require(make(ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None))
@@ -75,13 +76,13 @@ def load_library(file: Path) -> _Run:
     run = library.AOTInductorModelContainerRun
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
-        handles = torch_c.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+        handles = aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
         inputs = (ctypes.c_void_p * len(handles))(*(_POINTER_OF(x, None) for x in handles))
         outputs = (ctypes.c_void_p * number.value)()
         sizes = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
         _require(run(container, inputs, sizes[0], outputs, sizes[1], None, None))
         found = [_CAPSULE_OF(pointer, None, None) for pointer in outputs]
-        return torch_c.alloc_tensors_by_stealing_from_void_ptrs(found)
+        return aoti.alloc_tensors_by_stealing_from_void_ptrs(found)
 
     weakref.finalize(call, library.AOTInductorModelContainerDelete, container).atexit = False
     return call

@@ -6,7 +6,6 @@ the loss, and of all functions, methods and layers that it can reach by such nam
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,8 +43,9 @@ class Watch:
         size = -1
         while size != (size := len(self._names) + len(self._places)):  # with the names found so far
             self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
-            self._visit(loss, "the loss")
-            self._visit(module, "module")
+            self._queue: list[tuple[Any, str]] = [(loss, "the loss"), (module, "module")]
+            for value, label in self._queue:  # which grows meanwhile
+                self._visit(value, label)
         self._gets = [(get, holder, key) for get, holder, key, _ in self._places.values()]
         self._values = [_value_of(*place) for place in self._gets]
 
@@ -70,7 +70,7 @@ class Watch:
         value = _value_of(get, holder, key)
         if value is not _GONE and not isinstance(value, Tensor | ModuleType):
             self._places.setdefault((id(holder), key), (get, holder, key, label))
-        self._visit(value, label)
+        self._queue.append((value, label))
 
     def _visit(self, value: Any, label: str) -> None:
         """Watch what lies in a value."""
@@ -83,8 +83,7 @@ class Watch:
                 inner = value.func, *value.args, value.keywords
             elif isinstance(value, MethodType):
                 inner, label = (value.__func__, value.__self__), label.rpartition(".")[0]
-            for part in inner:
-                self._visit(part, label)
+            self._queue.extend((part, label) for part in inner)
         elif isinstance(value, dict | list):
             self._visit_items(value, label, label + "[{!r}]")
         elif isinstance(value, nn.Module) or _is_watched(value):
@@ -114,10 +113,14 @@ class Watch:
         if isinstance(owner, nn.Module):
             for table in MODULE_TABLES:
                 self._visit_items(own[table], label, label + ".{}")
+        of_class: Any = owner if is_class else type(owner)
+        kinds = [k for k in of_class.__mro__ if _is_watched(k)]
         for name in [*self._names, *(["__init__"] if is_class else [])]:
-            found = inspect.getattr_static(owner, name, _GONE)
+            found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
+            found = own[name] if name in own and not is_class else found
             if isinstance(found, _CODE) and (is_class or name not in own):
-                self._visit(getattr(found, "fget", getattr(found, "__func__", found)), name)
+                code = getattr(found, "fget", getattr(found, "__func__", found))
+                self._queue.append((code, name))
             elif found is not _GONE:
                 self._note(getattr, owner, name, f"{label}.{name}")
 
@@ -125,7 +128,7 @@ class Watch:
 def _is_watched(value: Any) -> bool:
     """Whether a function, class, object or module of code is the user's, or of a layer."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    name = name if isinstance(name, str) else ""
+    name = name if name and isinstance(name, str) else "builtins"
     is_layer = name.startswith(_LAYERS) and name != _BASE
     return is_layer or name.partition(".")[0] not in _FOREIGN
 
