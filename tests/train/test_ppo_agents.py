@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as ppo
+from vecenv.train import trainer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -316,7 +317,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was kept")
 
-    monkeypatch.setattr(ppo, "evaluate_games", interrupted)
+    monkeypatch.setattr(trainer, "evaluate_games", interrupted)
     options = ppo.Options(
         env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, "total_steps": 100}
     )
