@@ -265,8 +265,9 @@ class SAC(Replay):
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
         batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
         seen = batch.obs, batch.next_obs, batch.actions
-        columns = [each(x, lambda part: part.float()) for x in seen]
-        return Batch(*columns, *batch[3:6], *noise)
+        obs, next_obs, actions = (each(x, lambda part: part.float()) for x in seen)
+        more = {"actions": actions, "noise": noise[0], "next_noise": noise[1]}
+        return batch._replace(obs=obs, next_obs=next_obs, **more)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
