@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as ppo
+from vecenv.train import trainer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -274,10 +275,31 @@ def test_a_central_critic_sees_the_state_of_its_game(as_module):
     assert learner.rollout.extras["game"].shape == (16, 3, 6), "stored once for a game"
 
 
+@pytest.mark.parametrize("critic", ["own", "central"])
+def test_agents_with_a_memory_learn_as_they_acted(critic, as_module):
+    given = {"recurrent": "gru", "memory_size": 5, "sequence_length": 8, "num_steps": 32}
+    given |= {"critic": critic, "indicator": True, "normalize": True}
+    trainer = make_trainer(Game, env=as_module(Game), **given)
+    trainer.update()  # the second rollout begins with states of the first
+    (learner,) = trainer.learners.values()
+    with torch.no_grad():
+        for parameter in learner.agent.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape)
+    trainer.collect()
+    learner.compute_advantages()
+    for batch in learner.minibatches():
+        assert batch.is_first.any() and not batch.is_first.all()
+        _, means = ppo.ppo_loss(learner.agent, batch, trainer.options)
+        assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
+    found = trainer.evaluate(4)["unit"]
+    assert len(found.returns) == 4
+
+
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
     shared = {"env": as_module(Varied), "backend": "sync", "critic": "central", "total_steps": 600}
+    shared |= {"recurrent": "lstm", "memory_size": 4, "normalize": True}
     shared |= {**SMALL, "eval_episodes": 3}
     through = ppo.main(ppo.Options(save=tmp_path / "through", **shared))
 
@@ -316,7 +338,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(as_module, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was kept")
 
-    monkeypatch.setattr(ppo, "evaluate_games", interrupted)
+    monkeypatch.setattr(trainer, "evaluate_games", interrupted)
     options = ppo.Options(
         env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, "total_steps": 100}
     )

@@ -140,7 +140,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
 
 
 def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
+    monkeypatch.setattr(trainer.learn, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
     options = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "total_steps": 16}
     ppo.main(ppo.Options(**options, compile="off", eval_episodes=1, save=tmp_path, profile=True))
     told = capsys.readouterr().out

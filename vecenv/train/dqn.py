@@ -147,9 +147,10 @@ class DQN(Replay):
         best = self.agent.act(x).cpu().numpy()
         return np.where(is_random, random, best + self.first_action)
 
-    def of_buffer(self, actions: Tensor) -> Tensor:
-        """Return which of the network's values are the actions'."""
-        return actions.long() - self.first_action
+    def draw(self) -> Batch:
+        """Return transitions of the buffer, valid until the next call; actions count from 0."""
+        batch = super().draw()
+        return batch._replace(actions=batch.actions.long() - self.first_action)
 
     def learn(self) -> dict[str, Tensor]:
         """Make an update, and let the learning rate fall."""

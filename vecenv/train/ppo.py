@@ -157,7 +157,12 @@ class Agent(nn.Module):
         return self.trunk(found)
 
     def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
-        """Return the distribution of actions; choices are possible where `mask` is not 0."""
+        """Return the distribution of actions.
+
+        Args:
+            features: float32 (B, F), as `features` or `step` returns them.
+            mask: (B, sum(sizes)), 0 for choices that are not possible; None for none.
+        """
         outputs = self.actor(features).float()
         if not self.is_discrete:
             return Normals(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
@@ -171,12 +176,24 @@ class Agent(nn.Module):
         return Choices(outputs.view(-1, len(self.sizes), most))
 
     def value(self, features: Tensor, state: Tensor | None = None) -> Tensor:
-        """Return values (B,); a central critic sees the game's state (B, S) besides."""
+        """Return values, float32 (B,), in units of the returns' deviation.
+
+        Args:
+            features: float32 (B, F).
+            state: The game's, float32 (B, S), which a central critic sees besides.
+        """
         seen = features if state is None else torch.cat([features, state], 1)
         return self.critic(seen).squeeze(1).float()
 
     def unroll(self, obs: Any, state: Tensor, is_first: Tensor, rows: Any = None) -> Tensor:
-        """Return vectors (L * S, F) for sequences of observations (L, S, ...)."""
+        """Return vectors (L * S, F) for sequences of observations.
+
+        Args:
+            obs: (L, S, ...), or a dict of these: L steps of S sequences.
+            state: Of the memory before the first steps, float32 (S, M).
+            is_first: bool (L, S), where the memory begins anew.
+            rows: int64 (L, S), as of `features`.
+        """
         assert self.memory is not None
         rows = None if rows is None else rows.flatten()
         found = self.features(each(obs, lambda x: x.flatten(0, 1)), rows)
@@ -210,11 +227,6 @@ class Agent(nn.Module):
         policy = self.policy(features, mask)
         return policy.mode if quantiles is None else policy.icdf(quantiles), state
 
-    def absorb(self, obs: Any, returns: Tensor, ranks: Ranks | None = None) -> None:
-        """Take observations and returns of a rollout into the moments that normalise them."""
-        self.returns.update(returns * self.returns.std(), ranks=ranks)  # they are in units of it
-        self.encoders.absorb(obs, ranks=ranks)
-
     def to_env(self, actions: Any) -> Any:
         """Turn actions into those that the env takes: an array, or a tensor on a device."""
         if isinstance(actions, Tensor):
@@ -227,7 +239,14 @@ class Agent(nn.Module):
 
 
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
+    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at.
+
+    Args:
+        agent: With a memory, batches are sequences.
+        batch: A `buffers.rollout` batch: `obs`, `actions`, `log_probs`, `values`, `advantages`,
+            `returns`, `weights` (0 for rows that only fill it up), `indices` and `extras`.
+        options: `clip`, `clip_values`, `value_weight` and `entropy_weight`.
+    """
     if agent.memory is None:
         features = agent.features(batch.obs, batch.indices)
     else:  # sequences (L, S, ...)
@@ -407,7 +426,11 @@ class PPO(Trainer):
         self.quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(rollout.device)
 
     def act(self, t: int) -> Any:
-        """Draw the actions of step t of the rollout; return them as the env takes them."""
+        """Draw the actions of step t of the rollout, and note masks and states of memories.
+
+        Returns:
+            What the env takes, (N, *action_shape): a view of the rollout, or a new array or tensor.
+        """
         rollout, agent, state = self.rollout, self.agent, self.memory
         mask, is_first = None, None
         if self.game is not None:
@@ -436,7 +459,11 @@ class PPO(Trainer):
 
     @torch.inference_mode()
     def fill(self, steps: slice) -> None:
-        """Compute log-probabilities and values of some steps."""
+        """Compute log-probabilities and values of some steps.
+
+        Args:
+            steps: Of the rollout, from 0 to T - 1. Other threads compute those of other steps.
+        """
         rollout, agent = self.rollout, self.agent
         columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
         first = None
@@ -469,7 +496,11 @@ class PPO(Trainer):
         rollout.returns /= unit
 
     def minibatches(self) -> Any:
-        """Go once through the rollout, in batches of one size: steps, or sequences of steps."""
+        """Go once through the rollout, in batches of one size: steps, or sequences of steps.
+
+        Yields:
+            Batches whose memory the next one takes; advantages have mean 0 and variance 1.
+        """
         rollout, count = self.rollout, self.options.num_minibatches
         normalizes = self.ranks.size == 1
         if self.agent.memory is None:
@@ -498,23 +529,21 @@ class PPO(Trainer):
         with self.timing.phase("learner"):
             self.compute_advantages()
             means = self.learn()
-            self.check()
+            self.check()  # what nobody has waited for
+            if self.is_captured:
+                rollout.check()
             found = self.ranks.gather(rollout.episodes().returns.tolist())
             self.episodes = list(chain.from_iterable(found))
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
             variance = self.ranks.variance
             means["explained_variance"] = 1 - variance(returns - values) / variance(returns)
             if options.normalize:
+                agent.returns.update(returns * agent.returns.std(), ranks=self.ranks)  # in its unit
                 obs = each(rollout.obs, lambda x: x[:-1][rollout.valid])
-                agent.absorb(obs, returns, self.ranks)
+                agent.encoders.absorb(obs, ranks=self.ranks)
             rollout.advance()
         self.steps += sum(self.ranks.gather(len(returns)))
         return {name: float(value) for name, value in means.items()}
-
-    def check(self) -> None:
-        """Raise what was found on the device since the last update, for which nobody has waited."""
-        super().check()
-        self.rollout.check()
 
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
@@ -577,8 +606,9 @@ class PPO(Trainer):
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
         """Return the likeliest actions as a function of observations, and where episodes begin.
 
-        Given a dict as `report`, the function puts values and probabilities into it. `sample` draws
-        from the policy by torch's global generator.
+        These are tensors (N, ...), or dicts of them, and bool (N,); the actions are an array. Given
+        a dict as `report`, the function puts values and probabilities into it. `sample` draws from
+        the policy by torch's global generator.
         """
         state = None
         if agent.memory is not None:

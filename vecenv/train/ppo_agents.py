@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import EvaluationResult, evaluate_games, load_checkpoint
+from vecenv.learn import load_checkpoint
 from vecenv.train import ppo
 from vecenv.train.options import placed
 from vecenv.train.ppo import ppo_loss
@@ -195,24 +195,25 @@ class AgentsPPO(Trainer):
     def player(
         envs: AgentsVecEnv, agent: Mapping[str, ppo.Agent], options: Options
     ) -> Callable[..., dict[str, Any]]:
-        """Return the likeliest actions, by group, as a function of observations by group."""
+        """Return the likeliest actions, by group, as a function of observations by group.
+
+        Args:
+            envs: For masks, and for who has acted: a memory is of an agent's life.
+            agent: By group.
+            options: `masks` and `device`.
+        """
         groups = envs.groups
         players = {k: ppo.PPO.player(groups[k], one, options) for k, one in agent.items()}
 
         def act(obs: Any, starts: Tensor) -> dict[str, Any]:
             found = {}
-            for name, play in players.items():  # a memory is of an agent's life
+            for name, play in players.items():
                 was_dead = torch.as_tensor(~groups[name].valid, device=starts.device)
                 begins = starts.repeat_interleave(groups[name].num_agents) | was_dead
                 found[name] = play(obs[name], begins)
             return found
 
         return act
-
-    @staticmethod
-    def play(act: Any, envs: Any, episodes: int, **given: Any) -> dict[str, EvaluationResult]:
-        """Play whole games; return what a game earns, by group."""
-        return evaluate_games(act, envs, episodes, **given)
 
     @classmethod
     def load_policy(

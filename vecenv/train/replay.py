@@ -99,15 +99,18 @@ class Replay(Trainer):
         self.obs: Any = None
         self.scalars = dict[str, Tensor]()  # of the latest gradient
 
-    @property
-    def total_updates(self) -> int:
-        """Updates of the whole training."""
-        options = self.options
-        return int(options.update_ratio * (options.total_steps - options.learning_starts))
-
     def set_up(self, obs_space: Any, action_space: Any, is_captured: bool, **given: Any) -> None:
-        """Make the gradient, the buffer, what is drawn, and the writer; `given` for the buffer."""
+        """Make the gradient, the buffer, what is drawn from it, and the writer.
+
+        Args:
+            obs_space: Of one env.
+            action_space: As actions are stored.
+            is_captured: Whether updates are replayed as CUDA graphs, which wait for nothing.
+            **given: Further arguments of the buffer.
+        """
         options = self.options
+        steps = options.total_steps - options.learning_starts
+        self.total_updates = int(options.update_ratio * steps)  # of the whole training
         num_weights = sum(p.numel() for p in self.agent.parameters() if p.requires_grad)
         how: Any = {"num_weights": num_weights, "may_split": options.torch_threads == 1}
         how["deferred"] = is_captured
@@ -132,16 +135,12 @@ class Replay(Trainer):
         self.writer.reset(self.obs)
         self.returns[:] = 0
 
-    def of_buffer(self, actions: Tensor) -> Tensor:
-        """Return the actions of a batch as the loss takes them."""
-        return actions
-
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call."""
         found = self.buffer.sample(self.options.batch_size, self.drawn)
-        actions = self.of_buffer(found.actions)
         importance = found.weights if self.options.prioritized else self.ones
-        return Batch(found.obs, found.next_obs, actions, found.rewards, found.discounts, importance)
+        columns = found.obs, found.next_obs, found.actions, found.rewards, found.discounts
+        return Batch(*columns, importance)
 
     def collect(self) -> list[float]:
         """Step all envs; return the returns of ended episodes."""
@@ -161,7 +160,11 @@ class Replay(Trainer):
         return found
 
     def num_due(self, before: int) -> int:
-        """Return how many updates are due, `before` being the steps made before the last ones."""
+        """Return how many updates are due.
+
+        Args:
+            before: Env steps made before the last call of `collect`.
+        """
         due = self.options.update_ratio * (self.steps - self.options.learning_starts)
         return max(0, math.ceil(due - self.num_updates))
 

@@ -107,7 +107,15 @@ class Agent(TargetAgent):
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
     def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions (B, A), drawn with normal noise (B, A), and log-probabilities (B,)."""
+        """Draw actions.
+
+        Args:
+            obs: Observations (B, *obs_shape), or a dict of these.
+            noise: Normal, float32 (B, A).
+
+        Returns:
+            Actions from -1 to 1, float32 (B, A), and their log-densities, float32 (B,).
+        """
         mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         raw = mean + normal.scale * noise
@@ -122,7 +130,11 @@ class Agent(TargetAgent):
         return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
 
     def errors(self, batch: Batch) -> Tensor:
-        """Return what the critics (2, B) are above rewards and the value that the targets tell."""
+        """Return how far the critics, (2, B), are above the goals.
+
+        A goal is the rewards and, discounted, the lower of the targets' values of an action that is
+        drawn at the next observation, and its entropy.
+        """
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
             values = self.targets(self.encoders(batch.next_obs), actions).amin(0)
@@ -212,7 +224,12 @@ class SAC(Replay):
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
-        """Begin steps of the envs `ids` (n,), with the actions for their observations."""
+        """Begin steps of some envs, with the actions for their observations.
+
+        Args:
+            obs: (n, *obs_shape).
+            ids: int64 (n,), which envs.
+        """
         actions = self.choose(obs, ids)
         self.envs.send(to_env(actions, self.space), ids)
         self.writer.sent(actions, ids)
@@ -244,15 +261,13 @@ class SAC(Replay):
         self.num_episodes = counts
         return found
 
-    def of_buffer(self, actions: Tensor) -> Tensor:
-        """Return actions as numbers that the networks take."""
-        return actions.float()
-
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
         batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
-        obs, next_obs = (each(x, lambda part: part.float()) for x in (batch.obs, batch.next_obs))
-        return batch._replace(obs=obs, next_obs=next_obs, noise=noise[0], next_noise=noise[1])
+        seen = batch.obs, batch.next_obs, batch.actions
+        obs, next_obs, actions = (each(x, lambda part: part.float()) for x in seen)
+        more = {"actions": actions, "noise": noise[0], "next_noise": noise[1]}
+        return batch._replace(obs=obs, next_obs=next_obs, **more)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:

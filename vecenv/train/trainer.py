@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vecenv import learn
-from vecenv.learn import Gradient, Graph, Ranks, Run, describe_graphs, evaluate, load_checkpoint
+from vecenv.agents import AgentsVecEnv
+from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games, load_checkpoint
 from vecenv.train.options import OptionsError, is_on_device, make_envs
 from vecenv.train.policy import describe_policy
 
@@ -105,14 +106,21 @@ class Trainer:
                 f"{cls.__name__} has no {', '.join(unknown)} to be replaced; expected make_agent, "
                 "loss, collect, evaluate, or another method"
             )
-        static = "make_agent", "loss", "make_envs", "player", "play"
+        static = "make_agent", "loss", "make_envs", "player"
         found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
         made: Any = type(cls.__name__, (cls,), found)
         return made
 
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
-        """Make envs to train in, or (not `on_device`) to play in, which are on the CPU."""
+        """Make envs.
+
+        Args:
+            options: Those of envs count.
+            num_envs: How many.
+            on_device: Whether they are to train in: then compiled ones are where the networks are.
+                Those to play in are on the CPU.
+        """
         workers = {"num_workers": options.num_workers} if options.num_workers else {}
         given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
         if on_device and cls.AUTORESET is not None:
@@ -123,11 +131,6 @@ class Trainer:
     def vector_kwargs(options: Any) -> dict[str, Any]:
         """Return further arguments of the backend's class."""
         return {}
-
-    @staticmethod
-    def play(act: Any, envs: Any, episodes: int, **given: Any) -> Any:
-        """Play whole episodes; arguments and results are those of `vecenv.learn.evaluate`."""
-        return evaluate(act, envs, episodes, **given)
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
         """Return the gradient of the loss.
@@ -199,7 +202,12 @@ class Trainer:
         return None if self.gradient is None else self.gradient.describe()
 
     def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, which is the best one if its score is the highest so far."""
+        """Write a checkpoint, after how gradients are computed.
+
+        Args:
+            run: Its folder is written to.
+            score: Of the policy, higher is better: the best checkpoint is kept, too. None for none.
+        """
         self.check()
         if (how := self.describe()) is not None:
             run.write_json("gradient", how)
@@ -231,14 +239,23 @@ class Trainer:
         """Leave in the folder what a finished training has beside its checkpoints."""
 
     def evaluate(self, episodes: int, seed: int | None = None) -> Any:
-        """Play the deterministic policy in envs of its own; return an `EvaluationResult`."""
+        """Play the deterministic policy in envs of its own.
+
+        Args:
+            episodes: How many, or how many games.
+            seed: Of the first env; None for another one than any of the training.
+
+        Returns:
+            An `EvaluationResult`; of several agents one for each group.
+        """
         options = self.options
         envs = self.make_envs(options, min(100, episodes))
         try:
             act = self.player(envs, self.agent, options)
             device = getattr(options, "device", "cpu")
             first = 1_000_000 + options.seed if seed is None else seed
-            return self.play(act, envs, episodes, seed=first, device=device)
+            play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
+            return play(act, envs, episodes, seed=first, device=device)
         finally:
             envs.close()
 
@@ -296,7 +313,7 @@ class Trainer:
                 envs.timing.enable()
             trainer.train(run)
             if options.profile and envs.timing.total_ns:
-                told = describe_graphs(trainer.graphs)  # of graphs the device says it
+                told = learn.describe_graphs(trainer.graphs)  # of graphs the device says it
                 note = told and f"\nof these the table has the first calls only:\n{told}"
                 print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
