@@ -414,12 +414,14 @@ def scalars_of(folder):
 def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path):
     main(tmp_path)
     names = {"policy.npz", "metrics.jsonl", "options.json", "gradient.json", "evaluation.json"}
+    names |= {"policy.json"}
     assert {path.name for path in tmp_path.iterdir()} >= names | {"curve.png", "checkpoint"}
     rows = scalars_of(tmp_path)
     assert 600 - 4 * 32 < rows[-1]["steps"] <= 600  # ends before the steps are exceeded
     losses = {"loss", "value_loss", "policy_loss", "entropy", "approx_kl", "clipfrac"}
     names = {f"losses/{name}" for name in (*losses, "explained_variance")}
-    names |= {"charts/episodic_return", "charts/SPS"}
+    names |= {f"charts/{name}" for name in ("episodic_return", "SPS", "learning_rate")}
+    names |= {"charts/episodic_length"}
     assert all(row.keys() == names | {"steps", "seconds"} for row in rows)
     assert all(np.isfinite(value) for row in rows for value in row.values())
 

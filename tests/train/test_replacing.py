@@ -49,6 +49,26 @@ def test_functions_take_the_place_of_network_loss_collecting_and_evaluation(tmp_
     envs.close()
 
 
+def test_callbacks_see_updates_and_episodes_and_stop_a_training(tmp_path, capsys):
+    updates, returns = [], []
+
+    class Own(ppo.PPO):
+        def on_update(self, scalars):
+            updates.append((self.steps, float(scalars["losses/entropy"])))
+
+        def on_episode(self, episode_return):
+            returns.append(episode_return)
+            return len(returns) == 5
+
+    Own.main(ppo.Options(**{**ROLLOUT, "total_steps": 5_000}, save=tmp_path))
+    assert 5 <= len(returns) < 40
+    assert [steps for steps, _ in updates] == sorted({steps for steps, _ in updates})
+    out = capsys.readouterr().out
+    assert f"stopped after {updates[-1][0]} steps; go on with" in out
+    assert "return" in out and "(drawn as in the training: return" in out
+    assert "sampled" in (tmp_path / "evaluation.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("module", "trainer", "env_id", "name"),
     [(sac, sac.SAC, "Pendulum-v1", "sac_loss"), (dqn, dqn.DQN, "CartPole-v1", "dqn_loss")],

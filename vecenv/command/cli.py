@@ -226,6 +226,7 @@ def play(
     html: Path | None = None,
     frames: int = 500,
     fps: float | None = None,
+    sample: bool = False,
     human: bool = False,
     side: Literal["blue", "red"] = "blue",
     port: int = 8000,
@@ -249,6 +250,8 @@ def play(
         frames: Of that episode, at most so many.
         fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
+        sample: Draw actions from the policy, as in the training, instead of the likeliest ones;
+            not for the film.
         human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
         side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
         port: Of the address 127.0.0.1 that the browser opens; 0 for any.
@@ -280,7 +283,7 @@ def play(
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options |= {"seed": seed, "vecnormalize": vecnormalize}
     _tell_statistics(policy, vecnormalize)
-    results, name = play(env, policy, episodes, **options)
+    results, name = play(env, policy, episodes, sample=sample, **options)
     for group, result in results.items():
         print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
     if text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import shutil
 import tempfile
@@ -59,17 +60,22 @@ def play(env: str, policy: Path, episodes: int, **options: Any) -> tuple[dict[st
         env: See `load_policy`.
         policy: See `load_policy`.
         episodes: How many, at most 100 side by side.
-        **options: `seed`, and those of `load_policy`.
+        **options: `seed`, `sample` to draw from the policy, and those of `load_policy`.
 
     Raises:
-        ValueError: See `load_policy`; or fewer than one episode.
+        ValueError: See `load_policy`; or fewer than one episode; or nothing to draw from.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
-    seed = options.pop("seed")
+    seed, sample = options.pop("seed"), options.pop("sample", False)
     loaded = load_policy(env, policy, num_envs=min(episodes, 100), **options)
+    act = loaded.act
     try:
-        return _evaluate(loaded.act, loaded.envs, episodes, seed), loaded.name
+        if sample:
+            if "sample" not in inspect.signature(act).parameters:
+                raise ValueError(f"{policy} has no probabilities to draw from: leave --sample out")
+            act = functools.partial(act, sample=True)
+        return _evaluate(act, loaded.envs, episodes, seed), loaded.name
     finally:
         loaded.envs.close()
 

@@ -291,6 +291,7 @@ class PPO(Trainer):
 
     Attributes:
         episodes: Returns of the episodes that ended in the last update, of all ranks.
+        lengths: Steps of those of this rank.
         rollout: The `RolloutBuffer`.
         memory: State of the agent's memory, float32 (N, S); None without one.
     """
@@ -396,7 +397,10 @@ class PPO(Trainer):
         """Collect a rollout and learn from it; return scalars under their usual names."""
         self.collect()
         self.num_updates += 1
-        return {f"losses/{name}": value for name, value in self.improve(self.steps).items()}
+        scalars = {f"losses/{name}": x for name, x in self.improve(self.steps).items()}
+        if len(self.lengths):
+            scalars["charts/episodic_length"] = float(np.mean(self.lengths))
+        return scalars
 
     @torch.inference_mode()
     def collect(self) -> None:
@@ -532,8 +536,9 @@ class PPO(Trainer):
             self.check()  # what nobody has waited for
             if self.is_captured:
                 rollout.check()
-            found = self.ranks.gather(rollout.episodes().returns.tolist())
-            self.episodes = list(chain.from_iterable(found))
+            ended = rollout.episodes()
+            self.episodes = list(chain.from_iterable(self.ranks.gather(ended.returns.tolist())))
+            self.lengths = ended.lengths
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
             variance = self.ranks.variance
             means["explained_variance"] = 1 - variance(returns - values) / variance(returns)

@@ -205,12 +205,12 @@ class AgentsPPO(Trainer):
         groups = envs.groups
         players = {k: ppo.PPO.player(groups[k], one, options) for k, one in agent.items()}
 
-        def act(obs: Any, starts: Tensor) -> dict[str, Any]:
+        def act(obs: Any, starts: Tensor, *, sample: bool = False) -> dict[str, Any]:
             found = {}
             for name, play in players.items():
                 was_dead = torch.as_tensor(~groups[name].valid, device=starts.device)
                 begins = starts.repeat_interleave(groups[name].num_agents) | was_dead
-                found[name] = play(obs[name], begins)
+                found[name] = play(obs[name], begins, sample=sample)
             return found
 
         return act

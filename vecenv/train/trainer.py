@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -161,17 +162,21 @@ class Trainer:
         options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
         is_first = self.ranks.rank == 0
         shown: Any = {"rollout_steps": size, "is_shown": is_first}
+        asked: list[Any] = []  # by a callback, to stop
         with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
             while self.steps + size <= options.total_steps:
-                if any(self.ranks.gather(run.should_stop)):
+                if any(self.ranks.gather(run.should_stop or any(asked))):
                     break
                 before = self.steps
                 with run.updating(self.num_updates + 1, before):
                     scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
+                asked = [self.on_update(scalars), *map(self.on_episode, self.episodes)]
                 if before // every < self.steps // every:
                     recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
-                    run.log(self.steps, {self.RETURN: recent, self.SPEED: speed, **scalars})
+                    rates = {"charts/learning_rate": rate} if (rate := self.learning_rate) else {}
+                    scalars = {self.RETURN: recent, self.SPEED: speed, **rates, **scalars}
+                    run.log(self.steps, scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 self.save_if_due(run, before)
             else:
@@ -180,6 +185,18 @@ class Trainer:
         if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
+
+    def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
+        """Do something after each update, with what it logs; return True to stop the training."""
+
+    def on_episode(self, episode_return: float) -> bool | None:
+        """Do something with the return of each episode; return True to stop the training."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the last gradient step; 0 without an optimizer."""
+        groups = getattr(getattr(self, "optimizer", None), "param_groups", None)
+        return float(groups[0]["lr"]) if groups else 0.0
 
     def save_if_due(self, run: Run, before: int) -> None:
         """Save from time to time; `before` is the steps made before the last update."""
@@ -238,20 +255,26 @@ class Trainer:
     def finish(self, run: Run) -> None:
         """Leave in the folder what a finished training has beside its checkpoints."""
 
-    def evaluate(self, episodes: int, seed: int | None = None) -> Any:
-        """Play the deterministic policy in envs of its own.
+    def evaluate(self, episodes: int, seed: int | None = None, *, sample: bool = False) -> Any:
+        """Play the policy in envs of its own.
 
         Args:
             episodes: How many, or how many games.
             seed: Of the first env; None for another one than any of the training.
+            sample: Draw from the policy, as in the training, not the likeliest actions.
 
         Returns:
-            An `EvaluationResult`; of several agents one for each group.
+            An `EvaluationResult`; of several agents one for each group. None if `sample` is asked
+            of a policy without probabilities.
         """
         options = self.options
         envs = self.make_envs(options, min(100, episodes))
         try:
             act = self.player(envs, self.agent, options)
+            if sample:
+                if "sample" not in inspect.signature(act).parameters:
+                    return None
+                act = partial(act, sample=True)
             device = getattr(options, "device", "cpu")
             first = 1_000_000 + options.seed if seed is None else seed
             play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
@@ -277,11 +300,15 @@ class Trainer:
         # The run has given back the signals: one is enough now.
         with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
-        groups = result if isinstance(result, dict) else {"": result}  # of agents
-        numbers = {name: {"mean": x.mean, "ci95": x.ci95} for name, x in groups.items()}
+            sampled = None
+            if "sample" in inspect.signature(trainer.evaluate).parameters:  # not of a user's own
+                sampled = trainer.evaluate(options.eval_episodes, sample=True)
+        numbers, told = _facts_of(result)
+        if sampled is not None:
+            numbers["sampled"], drawn = _facts_of(sampled)
+            told += f" (drawn as in the training: {drawn})"
         with refusing():
-            run.write_json("evaluation", numbers.get("", numbers))
-        told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
+            run.write_json("evaluation", numbers)
         print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
         return result
 
@@ -339,6 +366,14 @@ class Trainer:
     def checkpoint_of(folder: Path) -> Path:
         """Return the checkpoint that has the policy of a run."""
         return folder / "checkpoint" / "last.pt"
+
+
+def _facts_of(result: Any) -> tuple[dict[str, Any], str]:
+    """Return the numbers of an evaluation, and a line; of agents by group."""
+    groups = result if isinstance(result, dict) else {"": result}
+    numbers: dict[str, Any] = {k: {"mean": x.mean, "ci95": x.ci95} for k, x in groups.items()}
+    told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
+    return numbers.get("", numbers), told
 
 
 def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
