@@ -245,7 +245,8 @@ class Run:
         if name == "__main__.py":  # of a package, by python -m
             words = [python, "-m", os.path.basename(folder)]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
-            words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], program]
+            words = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
+            words.append(program)
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def finished_note(self, steps: int, total_steps: int) -> str:
