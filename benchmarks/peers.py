@@ -265,12 +265,15 @@ TRAINERS = {"vecenv": train_example, "stable-baselines3": train_stable_baselines
 def measure_scores(options: argparse.Namespace) -> dict[str, Curve]:
     """Return the scores of the challenge over time, of every library that can be had."""
     curves = {}
-    settings = cage2_defender.Options(total_steps=options.total_steps, seed=options.seed)
+    env_kwargs: Any = {"observation": "memory", "red_agent": "mixed", "rules": "faithful"}
+    settings = cage2_defender.Options(
+        total_steps=options.total_steps, seed=options.seed, env_kwargs=env_kwargs
+    )
     evaluate("sleep", episodes=2)  # compiles what the policies are scored by
     for name, train in TRAINERS.items():
         clock = Clock(name, options)
         try:
-            train(cage2_defender.with_env(settings), clock)
+            train(settings, clock)
         except ImportError as error:
             print(f"left out: {name} ({error})")
         if clock.curve:

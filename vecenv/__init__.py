@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from vecenv.make import make_vec
     from vecenv.ray.env import RayVectorEnv
     from vecenv.sync import SyncVectorEnv
-    from vecenv.train.policy import load_policy
     from vecenv.workers.env import AsyncVectorEnv
+
+    def load_policy(path: Any, *, code: Any = None) -> Any:
+        """Load a trained policy, see `vecenv.train.policy`, which imports this package."""
+
 
 __all__ = [
     "ActionError",

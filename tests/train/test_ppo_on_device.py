@@ -193,7 +193,7 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, m
         num_minibatches=2, compile="off", save=tmp_path, hidden=(4,),
     )  # fmt: skip
     result = ppo.main(options)
-    assert [type(envs) is CudaVectorEnv for envs in made] == [True, False]
+    assert [type(envs) is CudaVectorEnv for envs in made] == [True, False, False]
     assert len(result.returns) == 2
     options.resume, options.total_steps = True, 48
     before = steps_of(tmp_path)

@@ -173,8 +173,8 @@ class Runner:
         if self._setting.backend not in TIMED:
             return None
         if count is None:
-            count = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
-            count = min(count, self._calls_in(_TRACED_S))
+            wanted = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
+            count = min(wanted, self._calls_in(_TRACED_S))
         return self._timed(
             lambda: self._run(count), lambda t: (t.report(), list(trace_events(t.recording())))
         )

@@ -297,7 +297,7 @@ def describe_policy(trainer: type, options: Any, envs: Any) -> dict[str, Any]:
     module = trainer.__module__
     if not module.startswith(_LIBRARY):
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
-    env = getattr(options, "env_id", None) or getattr(options, "env", None)
+    env = getattr(options, "env_id", None) or getattr(options, "env", "")
     point = getattr(gym.registry.get(env), "entry_point", None)
     if isinstance(point, str) and point.replace(":", ".") == env:
         env = point  # a factory, which is registered under a name of its own

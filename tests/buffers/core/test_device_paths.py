@@ -21,7 +21,6 @@ from buffers import (
 from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.staging import CopyLane, StagingBlock, StagingBlocks
 from buffers.core.state import _joined_on_cpu
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
@@ -80,155 +79,6 @@ def test_the_default_device_of_a_context_is_not_that_of_host_memory(staged):
         make_and_use_replay(PrioritizedReplayBuffer, staged=staged)
         make_and_use_rollout(staged=staged)
         make_and_use_episodes(staged=staged)
-
-
-class Streams:
-    """The streams and events of a GPU, which is not here: what each is given, in order.
-
-    Attributes:
-        given: By name of a stream what it was given; "host" for what the host waits for.
-        now: Name of the current stream.
-    """
-
-    def __init__(self, monkeypatch):
-        self.now, self.given, self.number = "a", {"host": []}, 0
-        monkeypatch.setattr(torch.cuda, "current_stream", self.current)
-        monkeypatch.setattr(torch.cuda, "Stream", self.made)
-        monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
-        monkeypatch.setattr(torch.cuda, "stream", self.on)
-
-    def current(self, device):
-        assert device == CUDA
-        return FakeStream(self.now, self)
-
-    def made(self, device):
-        assert device == CUDA
-        return FakeStream("copies", self)
-
-    @contextlib.contextmanager
-    def on(self, stream):
-        before, self.now = self.now, stream.name
-        yield
-        self.now = before
-
-    def give(self, name, what):
-        self.given.setdefault(name, []).append(what)
-
-
-class FakeStream:
-    __hash__ = None  # type: ignore[assignment]  # as classes that can't be hashed have it
-
-    def __init__(self, name, streams):
-        self.name, self.streams = name, streams
-
-    @property
-    def cuda_stream(self):
-        return ord(self.name[0])
-
-    def __eq__(self, other):
-        return self.name == other.name
-
-    def wait_event(self, event):
-        if event.marks is not None:
-            self.streams.give(self.name, ("wait", event.marks))
-
-
-class FakeEvent:
-    def __init__(self, streams):
-        self.streams, self.marks = streams, None
-
-    def record(self, stream):
-        self.streams.number += 1
-        self.marks = stream.name, self.streams.number
-        self.streams.give(stream.name, ("mark", self.streams.number))
-
-    def synchronize(self):
-        if self.marks is not None:
-            self.streams.give("host", self.marks)
-
-
-class Page(torch.Tensor):
-    """Memory on the device: notes who uses it, and the copies to it."""
-
-    streams: Any = None
-
-    def record_stream(self, stream):
-        self.streams.give("memory", stream.name)
-
-    def copy_(self, source, non_blocking=False):
-        assert non_blocking
-        self.streams.give(self.streams.now, "copy")
-        return super().copy_(source)
-
-
-def test_arrays_that_are_sent_together_begin_where_their_numbers_may():
-    arrays = [np.arange(3, dtype=np.uint8), np.arange(2.0), np.ones(1, np.bool_), np.arange(5)]
-    with StagingBlocks(CPU, "use less").sent("arrays", *arrays) as found:
-        for tensor, array in zip(found, arrays, strict=True):
-            np.testing.assert_array_equal(tensor.numpy(), array)
-
-
-def test_copies_have_a_stream_of_their_own_for_which_alone_the_host_waits(monkeypatch):
-    streams = Streams(monkeypatch)
-    blocks = StagingBlocks(CPU, "use less")
-    blocks.reserve("it", 64)
-    for block in blocks._blocks:
-        block.device = block.device.as_subclass(Page)
-        monkeypatch.setattr(Page, "streams", streams)
-        block._lane = CopyLane(CUDA, block.device)
-    assert streams.given.pop("memory") == ["copies"] * 2
-    assert streams.given.pop("a") == [("mark", 1), ("mark", 2)]  # behind the zeros
-    for value in range(3):
-        streams.give("a", "updates of a learner")
-        with blocks.sent("it", np.array([value])) as (sent,):
-            assert sent.tolist() == [value]
-            streams.give("a", "read")
-    # Block 1, 0 and 1 again: its copy waits for the reading, not for the updates behind that.
-    assert streams.given["copies"] == [
-        ("wait", ("a", 2)), "copy", ("mark", 3),
-        ("wait", ("a", 1)), "copy", ("mark", 5),
-        ("wait", ("a", 4)), "copy", ("mark", 7),
-    ]  # fmt: skip
-    updates = "updates of a learner"
-    assert streams.given["a"] == [
-        updates, ("wait", ("copies", 3)), "read", ("mark", 4),
-        updates, ("wait", ("copies", 5)), "read", ("mark", 6),
-        updates, ("wait", ("copies", 7)), "read", ("mark", 8),
-    ]  # fmt: skip
-    assert streams.given["host"] == [("copies", 3)]  # which has not waited for the learner
-    streams.now = "b"
-    with blocks.sent("it", np.array([5])):
-        pass
-    assert streams.given["memory"] == ["b"]  # which had it from another one
-
-
-def test_blocks_grow_in_few_steps(monkeypatch):
-    made = []
-
-    class Block(StagingBlock):
-        def __init__(self, num_bytes, device, *, is_staged):
-            made.append(num_bytes)
-            super().__init__(num_bytes, device, is_staged=is_staged)
-
-    monkeypatch.setattr("buffers.core.staging.StagingBlock", Block)
-    growing = StagingBlocks(CPU, "use less")
-    for size in range(1, 3000, 7):
-        growing.reserve("it", size)
-    assert len(made) <= 2 * 13
-
-    def lacking(self, num_bytes, device, *, is_staged):
-        if num_bytes > limit:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        StagingBlock.__init__(self, num_bytes, device, is_staged=is_staged)
-
-    monkeypatch.setattr(Block, "__init__", lacking)
-    blocks, limit = StagingBlocks(CPU, "use less"), 100
-    assert blocks.reserve("it", 80)
-    assert blocks.reserve("it", 90)  # 160 is too much
-    assert blocks.num_bytes == 90
-    with pytest.raises(BufferMemoryError, match="use less"):
-        blocks.reserve("it", 101)
-    assert not blocks.reserve("it", 90)
 
 
 def test_memory_that_torch_keeps_is_free(monkeypatch):
@@ -341,27 +191,6 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
         assert order == ["wait", "write"]
 
 
-class Allocations(TorchDispatchMode):
-    """Notes operations that take memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def during(self, call):
-        def noted(*args):
-            with self:
-                return call(*args)
-
-        return noted
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if not (name.endswith("_") or name in {"view", "slice", "select", "split", "as_strided"}):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 class Reads(TorchDispatchMode):
     """Counts the elements of what operations read or write."""
 
@@ -461,17 +290,6 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
             "rewards": np.zeros(5, np.float32),
         })  # fmt: skip
     assert waits == [("b", "a")]
-
-
-def lack_memory(*_, **__):
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-
-def columns_of_state(buffer):
-    """Without what tells of room for final observations, which may have grown."""
-    state = buffer.state_dict().items()
-    room = ("state", "free", "finals")
-    return {k: v for k, v in state if isinstance(v, torch.Tensor) and k not in room}
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -622,21 +440,6 @@ def test_a_state_is_joined_on_the_host():
     assert "cat" not in names.found
     assert _joined_on_cpu(blocks).equal(expected)
     assert _joined_on_cpu(blocks[:1]).data_ptr() != blocks[0].data_ptr()
-
-
-def test_blocks_for_pinned_pages_are_as_large_as_torch_makes_them(monkeypatch):
-    made = []
-    monkeypatch.setattr("buffers.core.staging.check_fits", lambda *_: None)
-
-    def block(num_bytes, device, *, is_staged):
-        made.append(num_bytes)
-        return StagingBlock(num_bytes, CPU, is_staged=is_staged)
-
-    monkeypatch.setattr("buffers.core.staging.StagingBlock", block)
-    blocks = StagingBlocks(CUDA, "use less")
-    for count in (1000, 1024, 1025, 2000, 3000):
-        blocks.reserve("it", count)
-    assert made == [1024, 1024, 2048, 2048, 4096, 4096]
 
 
 def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():
