@@ -172,11 +172,10 @@ class Runner:
         assert self._setting is not None and self._stepper is not None
         if self._setting.backend not in TIMED:
             return None
-        if count is None:
-            wanted = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
-            count = min(wanted, self._calls_in(_TRACED_S))
+        wanted = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
+        calls = min(wanted, self._calls_in(_TRACED_S)) if count is None else count
         return self._timed(
-            lambda: self._run(count), lambda t: (t.report(), list(trace_events(t.recording())))
+            lambda: self._run(calls), lambda t: (t.report(), list(trace_events(t.recording())))
         )
 
     def diversity(self, setting: Setting, num_envs: Sequence[int]) -> list[Diversity]:
