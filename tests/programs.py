@@ -25,7 +25,7 @@ _WORKERS = "import vecenv.workers.env, vecenv.workers.worker, workers.started_en
 # What has been done, and further variables of the environment.
 KINDS = {
     "compiled": (
-        f"{_WORKERS}, vecenv.workers.opening, vecenv.jit.cartpole",
+        f"{_WORKERS}, vecenv.workers.pool, vecenv.jit.cartpole",
         {},
     ),
     "interpreted": (_WORKERS, {"NUMBA_DISABLE_JIT": "1"}),

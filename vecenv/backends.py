@@ -52,7 +52,7 @@ class Backend(NamedTuple):
 _ASYNC = Backend(
     "async",
     makes="vecenv.workers.env:AsyncVectorEnv",
-    imports=("vecenv.workers.opening",),
+    imports=("vecenv.workers.pool",),
     colour="#457b9d",
     use="backend='async'",
 )

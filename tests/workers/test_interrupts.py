@@ -334,13 +334,11 @@ def test_workers_end_when_nobody_has_their_vector_env():
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # an error in a `Popen` changes what it does
 @pytest.mark.parametrize("kills", [True, False])
-@pytest.mark.parametrize("place", ["open_workers", "_bind", "__init__"])
+@pytest.mark.parametrize("place", ["open", "_bind_rows", "__init__"])
 def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, kills, monkeypatch):
     """Also more of them, in `__del__` of the vector env and where its pool kills the workers."""
-    import vecenv.workers.opening as opening
-
     pids, struck = [], []
-    owner = opening if place == "open_workers" else AsyncVectorEnv
+    owner = Pool if place == "open" else AsyncVectorEnv
     real = getattr(owner, place)
 
     def interrupted(*args, **kwargs):

@@ -8,7 +8,7 @@ from workers.faulty_envs import faulty
 from vecenv import AsyncVectorEnv
 from vecenv.core.batches import chunk_bounds
 from vecenv.workers.memory import Memory
-from vecenv.workers.opening import worker_bounds
+from vecenv.workers.plan import worker_bounds
 
 
 def test_chunks_cover_all_envs_evenly():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +20,9 @@ from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
-from vecenv.workers.infos import InfoKey, InfoTable
-from vecenv.workers.rows import ActionReader, Layout, Tables
+from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
 
-__all__ = [
-    "Answer",
-    "Chunk",
-    "EnvSpaces",
-    "close_envs",
-    "make_envs",
-]
+__all__ = ["Answer", "Chunk", "EnvSpaces", "close_envs", "make_envs"]
 
 _ANSWERING = "pickling infos and observations of step"
 _RESERVED = ("reset", "step", "close")
@@ -58,21 +52,21 @@ class EnvSpaces(NamedTuple):
     def of(envs: list[Env]) -> EnvSpaces:
         """Describe envs; what they raise has an `env_index`."""
         spaces: list[Any] = []
-        made = [env for env in envs if not isinstance(env, MissingEnv)]
         for index, env in enumerate(envs):
-            if isinstance(env, MissingEnv):
-                spaces.append(env.reason)
-                continue
             try:
-                pair = env.observation_space, env.action_space
-                spaces.append(next((other for other in spaces if other == pair), pair))
+                if isinstance(env, MissingEnv):
+                    spaces.append(env.reason)
+                else:
+                    pair = env.observation_space, env.action_space
+                    spaces.append(next((other for other in spaces if other == pair), pair))
             except BaseException as error:  # attributes may be code of the env's
                 vars(error)["env_index"] = index
                 raise
-        if not made:
+        first = next((env for env in envs if not isinstance(env, MissingEnv)), None)
+        if first is None:
             return EnvSpaces(spaces, None, None, {})
-        published = getattr(made[0].unwrapped, "publish", None) or {}
-        return EnvSpaces(spaces, dict(made[0].metadata), made[0].render_mode, dict(published))
+        published = getattr(first.unwrapped, "publish", None) or {}
+        return EnvSpaces(spaces, dict(first.metadata), first.render_mode, dict(published))
 
 
 class Answer(NamedTuple):
@@ -145,7 +139,9 @@ def make_envs(
 
 
 class Chunk:
-    """Envs first, ..., last - 1 of a pool and their places in shared memory.
+    """Some envs of a pool, and their places in shared memory.
+
+    Methods for messages return an `Answer` with a result for each env.
 
     Attributes:
         first, last, num_envs: Which envs these are, and how many the vector env has.
@@ -161,33 +157,20 @@ class Chunk:
     """
 
     def __init__(
-        self,
-        envs: list[Env],
-        worker: int,
-        first: int,
-        layout: Layout,
-        tables: Tables,
-        place: Any,
+        self, envs: list[Env], worker: int, first: int, layout: Layout, tables: Tables, place: Any
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
         self.group = EnvGroup(envs, layout.autoreset_mode, self._enter)
-        self._every = range(len(envs))
-        self._place = place
-        self._space, self._layout = layout.observation_space, layout
+        self._every, self._place, self._layout = range(len(envs)), place, layout
+        self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
-                env.be_of(layout.observation_space, layout.action_space)
+                env.be_of(*self._spaces)
         self._rows, self._objects, self._tables = tables.rows, tables.objects, tables
         self._infos: InfoTable | None = None  # once infos have keys in common
-        self._actions: Any = None  # if all travel by message
-        if tables.actions is not None:
-            self._actions = ActionReader(layout.action_space, tables.actions, len(envs))
+        self._actions: Any = tables.actions  # None if all travel by message
         self._published = list(tables.published.items())
-
-    def _announce(self, index: int) -> None:
-        """Say which env is at work, should it never come back."""
-        self._place[0] = self.first + index
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -199,19 +182,25 @@ class Chunk:
             index: Which env, in the chunk; None for all.
         """
         chosen = self._every if index is None else range(index, index + 1)
-        faults: Sequence[EnvFault] = ()
         if actions is None:
-            reader = self._actions
-            actions = reader.all() if index is None else (reader.one(index),)
+            actions = self._actions.all() if index is None else (self._actions.one(index),)
         if self._infos is not None:
             self._infos.flags[chosen.start : chosen.stop] = False
-        try:  # all envs take a shorter way, also if it is only one
-            some = None if len(chosen) == len(self._every) else chosen
-            infos = self.group.step(self._announced(actions, chosen), self._rows, some)
-        except BaseException as error:
-            infos, faults = {}, self._step_rest(error, actions, chosen)
+        infos: dict[int, Any] = {}
+        faults: list[EnvFault] = []
+        left = chosen
+        while left:  # envs after one that raises are stepped all the same
+            some = None if len(left) == len(self._every) else left  # a shorter way for all
+            try:
+                infos = self.group.step(self._announced(actions, left), self._rows, some)
+                break
+            except BaseException as error:
+                k = getattr(error, "env_index", left[0]) - left[0]
+                action = actions[k] if k < len(actions) else None  # fewer if not checked
+                faults.append(self._fault(error, left[k], "step", action))
+                actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
         if self._published:
-            faults = [*faults, *self._publish(chosen, "step", faults)]
+            faults += self._publish(chosen, "step", faults)
         answer = None
         if infos or faults or self._objects:
             infos = {k - chosen[0]: entries for k, entries in infos.items()}
@@ -228,33 +217,11 @@ class Chunk:
             keep_info(infos, info, index, num_envs)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
-        """Yield the actions of some envs; each env is announced before its step."""
+        """Yield the actions of some envs; each env is announced before, should it never return."""
         place = self._place
         for env_id, action in enumerate(actions, self.first + chosen[0]):
             place[0] = env_id
             yield action
-
-    def _step_rest(
-        self, error: BaseException, actions: Sequence[Any], chosen: range
-    ) -> list[EnvFault]:
-        """Step the envs that come after one that has raised, so that none is left out."""
-        faults: list[EnvFault] = []
-        chosen = chosen[: len(actions)]  # fewer if they have not been checked
-        while True:
-            index = getattr(error, "env_index", chosen[0])
-            k = index - chosen[0]
-            faults.append(
-                self._fault(error, index, "step", actions[k] if k < len(chosen) else None)
-            )
-            actions, chosen = actions[k + 1 :], chosen[k + 1 :]
-            if not chosen:
-                return faults
-            try:
-                self.group.step(self._announced(actions, chosen), self._rows, chosen)
-            except BaseException as next_error:
-                error = next_error
-            else:
-                return faults
 
     def _fault(self, error: BaseException, index: int, call: str, action: Any = None) -> EnvFault:
         """Describe what an env has raised; but let Ctrl-C through, which workers ignore."""
@@ -264,33 +231,42 @@ class Chunk:
 
     def _publish(
         self, indices: Iterable[int], call: str, known: Sequence[EnvFault] = ()
-    ) -> list[EnvFault]:
+    ) -> Sequence[EnvFault]:
         """Copy what envs publish to where the caller sees it; return what went wrong.
 
         Envs that have failed already, whose faults are `known`, are left out.
         """
-        faults: list[EnvFault] = []
         failed = {fault.env_id - self.first for fault in known}
-        for index in indices:
-            env = self.group.envs[index]
-            if index in failed or isinstance(without_restarts(env), MissingEnv):
-                continue
-            for name, array in self._published:
-                try:
-                    value = env.get_wrapper_attr(name)
-                    value = np.asarray(value() if callable(value) else value)
-                    is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
-                    if value.shape != array.shape[1:] or is_cut:
-                        raise TypeError(
-                            f"{name}, which is published, has shape {value.shape} and dtype "
-                            f"{value.dtype}, expected {array.shape[1:]} and {array.dtype}"
-                        )
-                    array[index] = value
-                except BaseException as error:
-                    faults.append(self._fault(error, index, call))
-        return faults
+        return self._each(call, self._publish_one, (k for k in indices if k not in failed)).errors
+
+    def _publish_one(self, index: int) -> None:
+        env = self.group.envs[index]
+        for name, array in () if isinstance(without_restarts(env), MissingEnv) else self._published:
+            value = env.get_wrapper_attr(name)
+            value = np.asarray(value() if callable(value) else value)
+            is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
+            if value.shape != array.shape[1:] or is_cut:
+                raise TypeError(
+                    f"{name}, which is published, has shape {value.shape} and dtype "
+                    f"{value.dtype}, expected {array.shape[1:]} and {array.dtype}"
+                )
+            array[index] = value
 
     # -- messages: methods that the caller names ---------------------------------------------
+
+    def _each(
+        self, call: str, function: Callable[[int], Any], indices: Iterable[int] | None = None
+    ) -> Answer:
+        """Call a function for each env, or some; what it raises is that env's fault."""
+        results: list[Any] = []
+        faults: list[EnvFault] = []
+        for index in self._every if indices is None else indices:
+            self._place[0] = self.first + index
+            try:
+                results.append(function(index))
+            except BaseException as error:
+                faults.append(self._fault(error, index, call))
+        return Answer(results, errors=faults)
 
     def reset(
         self,
@@ -299,20 +275,17 @@ class Chunk:
         reset_mask: np.ndarray | None,
     ) -> Answer:
         """Reset the envs asked for, each once; one that fails keeps none of the others from it."""
-        count = len(self.group.envs)
         infos: dict[int, Any] = {}
-        faults: list[EnvFault] = []
-        for index in self._every if reset_mask is None else np.flatnonzero(reset_mask).tolist():
-            self._announce(index)
-            try:
-                info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
-                if info:  # taken down at once, as another env may use the same dict
-                    keep_info(infos, info, index, count)
-            except BaseException as error:
-                faults.append(self._fault(error, index, "reset"))
-            else:
-                self.group.mark_done(index)
-        faults += self._publish(self._every, "reset", faults)
+
+        def reset(index: int) -> None:
+            info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
+            if info:  # taken down at once, as another env may use the same dict
+                keep_info(infos, info, index, len(self._every))
+            self.group.mark_done(index)
+
+        chosen = None if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        faults = self._each("reset", reset, chosen).errors
+        faults = [*faults, *self._publish(self._every, "reset", faults)]
         return Answer(None, infos, [leaf.target for leaf in self._objects], faults)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
@@ -331,11 +304,9 @@ class Chunk:
 
     def set_attr(self, name: str, values: Sequence[Any]) -> Answer:
         """Set an attribute of every env."""
-
-        def write(index: int) -> None:
-            without_restarts(self.group.envs[index]).set_wrapper_attr(name, values[index])
-
-        return self._each("set_attr", write)
+        envs = map(without_restarts, self.group.envs)
+        setters = [partial(env.set_wrapper_attr, name) for env in envs]
+        return self._each("set_attr", lambda index: setters[index](values[index]))
 
     def save_envs(self) -> Answer:
         """Pickle every env; the result is its state, or the text of what is in the way."""
@@ -357,25 +328,28 @@ class Chunk:
         """
 
         def load(index: int) -> bool | str:
-            envs, env = self.group.envs, without_restarts(self.group.envs[index])
+            env = without_restarts(self.group.envs[index])
             spaces = env.observation_space, env.action_space
             try:
                 saved = load_env(pickles[index], self.first + index, *spaces)
                 self._rows.obs.write(index, saved.obs)
             except (EnvStateError, ObservationError) as error:
                 return str(error)
-            if isinstance(restarting := envs[index], RestartingEnv):
-                restarting.go_on_with(saved.env, saved.obs)
-            else:
-                envs[index] = saved.env
+            self._put(index, saved.env)
             (self.group.ended.add if saved.is_over else self.group.ended.discard)(index)
-            with contextlib.suppress(Exception):  # its results are not asked for any more
-                env.close()
+            close_envs([env])
             return saved.is_over
 
         answer = self._each("load_state_dict", load)
         faults = [*answer.errors, *self._publish(self._every, "load_state_dict")]
         return answer._replace(objects=[leaf.target for leaf in self._objects], errors=faults)
+
+    def _put(self, index: int, env: Env, factory: Callable[[], Env] | None = None) -> None:
+        """Put an env in the place of another."""
+        if isinstance(old := self.group.envs[index], RestartingEnv):
+            old.go_on_with(env, self._last_obs(index), factory)
+        else:
+            self.group.envs[index] = env
 
     def reopen(self, env_ids: Sequence[int], factories: Any, observation_mode: Any) -> Answer:
         """Close some envs and make them anew; the result is the faults of those that can't be.
@@ -388,41 +362,23 @@ class Chunk:
         if isinstance(factories, tuple):
             load_registry(factories[0])
             factories = load_factories(factories[1])
-        envs, layout, faults = self.group.envs, self._layout, []
-        spaces = layout.observation_space, layout.action_space
-        for env_id, factory in zip(env_ids, factories, strict=True):
-            index = env_id - self.first
-            self._announce(index)
-            old: Any = envs[index]
-            every = map(without_restarts, envs)
-            try:
-                env = remade(
-                    env_id, without_restarts(old), factory, every, spaces, observation_mode
-                )
-            except BaseException as error:
-                faults.append(self._fault(error, index, "creation"))
-                env = MissingEnv(faults[-1].text, layout.restart_envs, spaces)
-            if isinstance(old, RestartingEnv):
-                old.go_on_with(env, self._last_obs(index), factory)
-            else:
-                envs[index] = env
+        made = dict(zip(env_ids, factories, strict=True))
+
+        def remake(index: int) -> None:
+            env_id, envs = self.first + index, list(map(without_restarts, self.group.envs))
             self.group.ended.discard(index)
+            env = remade(env_id, envs[index], made[env_id], envs, self._spaces, observation_mode)
+            self._put(index, env, made[env_id])
+
+        faults = self._each("creation", remake, (env_id - self.first for env_id in env_ids)).errors
+        for fault in faults:
+            env = MissingEnv(fault.text, self._layout.restart_envs, self._spaces)
+            self._put(fault.env_id - self.first, env, made[fault.env_id])
         return Answer(faults)
 
     def share_infos(self, keys: Sequence[InfoKey]) -> None:
         """From now on, put infos of steps that have these keys into shared memory."""
         self._infos = InfoTable(keys, self._tables.infos, self._tables.info_flags)
-
-    def _each(self, call: str, function: Callable[[int], Any]) -> Answer:
-        results: list[Any] = []
-        faults: list[EnvFault] = []
-        for index in self._every:
-            self._announce(index)
-            try:
-                results.append(function(index))
-            except BaseException as error:
-                faults.append(self._fault(error, index, call))
-        return Answer(results, errors=faults)
 
     def lose_episodes(self, reason: str, objects: Sequence[Sequence[Any]]) -> None:
         """Take over from a worker that is gone: every episode of its envs is over.
@@ -440,7 +396,7 @@ class Chunk:
             env.lose(self._last_obs(index), reason)
 
     def _last_obs(self, index: int) -> Any:
-        return take_row(self._space, self._rows.obs.take(np.array([index])), 0)
+        return take_row(self._layout.observation_space, self._rows.obs.take(np.array([index])), 0)
 
 
 def close_envs(envs: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
     caller                                                    worker w (a process)
     ------                                                    --------------------
     AsyncVectorEnv   protocol of calls, results               _Worker     reads a frame, does it
-      ActionWriter ---- actions --------> +---------+ ------> Chunk       envs bounds[w] ...
+      Actions      ---- actions --------> +---------+ ------> Chunk       envs bounds[w] ...
       Tables       <--- obs, rewards, --- | Memory  | <------   EnvGroup  steps and autoresets
                         flags             +---------+           with RestartingEnv, if asked for
       Pool         ---- frame: STEP, SEND env, ASK + pickle ->   (pipe) wakes the worker
@@ -33,10 +33,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -66,12 +65,13 @@ from vecenv.core.protocol import CallProtocol
 from vecenv.core.reopening import raise_creation_errors
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import ASK, STEP, message
-from vecenv.workers.infos import common_keys
+from vecenv.workers.channel import Kind, message
+from vecenv.workers.plan import Plan, read_spaces, worker_bounds, worker_variables
+from vecenv.workers.rows import common_keys
 
 if TYPE_CHECKING:
     from vecenv.workers.chunk import Answer
@@ -80,10 +80,12 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv"]
 
 WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
+_Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 
 _CLOSE_TIMEOUT_S = 30.0
 _NUM_LOOKS = 8  # at infos, for keys that they have in common
 _WORKER = 5  # place of the argument
+_NEVER = Deadline.of_call(None, None)
 
 
 class AsyncVectorEnv(GymVecEnv):
@@ -101,22 +103,18 @@ class AsyncVectorEnv(GymVecEnv):
     Args:
         env_fns: One factory per env, called without arguments in the worker.
         shared_memory: Kept for compatibility: arrays always are in shared memory, other parts of
-            observations (Text, Graph, Sequence, custom spaces) travel by message. True refuses
-            custom spaces, as Gymnasium does.
+            observations travel by message. True refuses custom spaces, as Gymnasium does.
         copy: Whether observations returned are copies, the caller's to keep. With False those of
             `step` are views, until the next call; those of `recv` are copies all the same.
         context: "fork"; "forkserver" or "spawn", which both are a fresh interpreter for each
             worker; None for what was set by `set_start_method` of `multiprocess` or
             `multiprocessing`, else for "fork" where that is harmless (this process has one thread,
-            and uses no GPU) and a fresh interpreter elsewhere. Workers never run the main script
-            again.
+            and uses no GPU). Workers never run the main script again.
         daemon: Kept for compatibility: workers end with this process, and envs may start processes
             of their own, which end with their worker.
-        worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
-            by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
-            `num_workers` on.
-        observation_mode: As in `SyncVectorEnv`.
-        autoreset_mode: As in `SyncVectorEnv`.
+        worker: A function for Gymnasium's class to run in a process per env; what is made then is
+            a `gymnasium.vector.AsyncVectorEnv`, which has no arguments from `num_workers` on.
+        observation_mode, autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most workers.
         num_workers: Processes, at most one per env; None or "auto" for one per usable core
             (affinity and cgroup quota).
@@ -130,19 +128,17 @@ class AsyncVectorEnv(GymVecEnv):
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
         worker_env: Environment variables of the workers: a dict, or a function that returns one for
-            the number of a worker (0, 1, ...), such as `lambda worker: {"MUJOCO_GL": "egl",
-            "MUJOCO_EGL_DEVICE_ID": str(worker % 2)}`. It is called here, once for each worker.
-            Workers are fresh interpreters then, which have the variables before anything is
-            imported, as have those that replace them.
+            the number of a worker (0, 1, ...), such as `lambda worker: {"MUJOCO_EGL_DEVICE_ID":
+            str(worker % 2)}`, called here once for each. Workers are fresh interpreters then, which
+            have the variables before anything is imported, as have those that replace them.
         lazy: Whether workers and envs start at the first `reset`, until which nothing but `reset`,
             `reopen` and `close` is allowed. A line on standard error says how many envs have been
             made if that takes longer than a second. `metadata`, `render_mode`, `published` and
             `restarts` are those of the envs from then on.
         spaces: (observation space, action space) that every env must have, or the id of a
-            registered env with these spaces, one of which is made and closed in a process that ends
-            at once; None for those of the envs, which need to be made for it.
-        start_concurrency: How many workers make envs at the same time when they start; None for
-            all. Each makes its envs one after the other.
+            registered env with these spaces, which is made and closed in a process that ends at
+            once; None for those of the envs.
+        start_concurrency: How many workers make envs at the same time; None for all.
         threads_per_worker: Is gone: give envs that wait a process each by `num_workers`.
 
     Attributes:
@@ -179,14 +175,6 @@ class AsyncVectorEnv(GymVecEnv):
         threads_per_worker: None = None,
     ) -> None:
         self.closed = True  # until there is something to close
-        from vecenv.workers.opening import (
-            open_workers,
-            read_spaces,
-            refuse_custom,
-            worker_bounds,
-            worker_variables,
-        )
-
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
         if threads_per_worker is not None:
@@ -195,67 +183,70 @@ class AsyncVectorEnv(GymVecEnv):
                 "envs that wait give each a process, by num_workers=num_envs, and leave it out"
             )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
-        self.context, self.daemon = context, daemon
-        self._timeout = read_timeout("timeout", timeout)
-        self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
+        self.context, self.daemon, self.max_concurrency = context, daemon, max_concurrency
+        self.observation_mode, self._timeout = observation_mode, read_timeout("timeout", timeout)
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         if on_error not in ("raise", "restart"):
             raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
         if on_error == "restart" and self._timeout == 0:
             raise ValueError("timeout is 0: no env can do a step in that time, give it seconds")
-
-        def batch(obs_spaces: list[Space], action_spaces: list[Space]) -> BatchedSpaces:
-            owner = type(self).__name__
-            batched = batch_env_spaces(obs_spaces, action_spaces, observation_mode, owner)
-            if shared_memory is True:
-                refuse_custom(batched.single_observation_space)
-            return batched
-
         bounds = worker_bounds(len(env_fns), num_workers, max_concurrency, caller_steps)
         self.num_workers = len(bounds) - 1
         variables = worker_variables(worker_env, self.num_workers, context, caller_steps)
-        if variables is not None:
-            context = "spawn"
-        at_once = start_concurrency
-        if at_once is not None:
-            at_once = read_count("start_concurrency", at_once)
-        given = read_spaces(spaces, lazy, context, variables)
-        self._open: Callable[..., Any] | None = partial(  # None when the workers have started
-            open_workers,
+        at_once, given = start_concurrency, read_spaces(spaces, lazy)
+        self._plan = Plan(
+            factories=env_fns,
             bounds=bounds,
-            context=context,
+            context=context if variables is None else "spawn",
             restart_envs=on_error == "restart",
             autoreset_mode=self.autoreset_mode,
             publish=publish,
-            batch=batch,
             variables=variables,
-            at_once=at_once,
-            given=given,
-            mode=observation_mode,
+            at_once=None if at_once is None else read_count("start_concurrency", at_once),
+            spaces=None if isinstance(given, str) else given,
+            observation_mode=observation_mode,
+            shared_memory=shared_memory,
+            owner=type(self).__name__,
             shows_progress=lazy,
         )
+        if isinstance(given, str):
+            from vecenv.workers.pool import spaces_of
+
+            self._plan = self._plan._replace(spaces=spaces_of(given, self._plan))
         self.published: dict[str, np.ndarray] = {}
         self.restarts = np.zeros(len(env_fns), np.int64)
-        if not lazy:
+        if lazy:
+            batched = self._plan.batch([self._plan.spaces] * len(env_fns))  # type: ignore[list-item]  # given
+            self._set_up(len(env_fns), batched, self.autoreset_mode)
+            self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
+            self._calls.is_started = self.closed = self._is_new = False
+        else:
             self._start()
-            return
-        count = len(env_fns)
-        batched = batch([given[0]] * count, [given[1]] * count)  # type: ignore[index]  # it is given
-        self._set_up(count, batched, self.autoreset_mode)
-        self._bind_rows(StepRows.make(self.single_observation_space, count))
-        self._calls.is_started = self.closed = self._is_new = False
 
     def _start(self) -> None:
         """Start the workers, and have them make the envs."""
-        assert self._open is not None
-        pool, spaces, about = self._open(self.env_fns)
+        from vecenv.workers.pool import Pool
+
+        pool = Pool(self._plan)
+        spaces, about = pool.open()
         try:
             if not hasattr(self, "_calls"):
                 self._set_up(len(self.env_fns), spaces, self.autoreset_mode)
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
             self.render_mode = about.render_mode
             self._bind_rows(pool.tables.rows)
-            self._bind(pool)
+            self._pool, pool.left_by_fork = pool, self._calls.leave_to_parent
+            self.published, self.restarts = pool.tables.published, pool.tables.restarts
+            self._out: Any = None  # of the step under way
+            self._resetting: Sequence[int] = ()  # the envs of the pending reset
+            self._everyone = np.arange(self.num_envs)
+            self._num_looks = _NUM_LOOKS  # that are left
+            self._is_new = True  # never reset
+            self._shared_stamps: EnvStamps | None = None
+            self._on_cut = partial(_note_cut, self._calls, pool)
+            self._calls.is_started = True
+            self.closed = False
+            close_at_exit(self)
         except BaseException:  # Ctrl-C
             self.closed = True
             pool.kill()
@@ -270,27 +261,6 @@ class AsyncVectorEnv(GymVecEnv):
             kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
         return OneProcessPerEnv(*args, **kwargs)
 
-    def _bind(self, pool: Pool) -> None:
-        """Bind what the calls need."""
-        self._pool, self._own = pool, pool.own
-        self.published, self.restarts = pool.tables.published, pool.tables.restarts
-        self._out: Any = None  # of the step under way
-        self._pending_own: Callable[[], Answer | None] | None = None  # the caller's share
-        self._own_answer: Answer | None = None  # of that share
-        self._own_queue: deque[tuple[int, Any]] = deque()  # envs sent that the caller steps
-        self._resetting: Sequence[int] = ()  # the envs of the pending reset
-        self._everyone = np.arange(self.num_envs)
-        self._num_looks = _NUM_LOOKS  # that are left
-        self._never = Deadline.of_call(None, None)
-        self._is_new = True  # never reset
-        self._shared_stamps: EnvStamps | None = None
-        pool.left_by_fork = self._calls.leave_to_parent
-        self._on_cut = partial(_note_cut, self._calls, pool)
-        self._open = None
-        self._calls.is_started = True
-        self.closed = False
-        close_at_exit(self)
-
     # -- reset -------------------------------------------------------------------------------
 
     def reset(
@@ -302,7 +272,7 @@ class AsyncVectorEnv(GymVecEnv):
         their envs anew.
         """
         calls = self._calls
-        if self._open is None and self._pool.timed_out and not calls.is_closed:
+        if calls.is_started and self._pool.timed_out and not calls.is_closed:
             checked_seed(seed, self.num_envs)
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
@@ -335,20 +305,19 @@ class AsyncVectorEnv(GymVecEnv):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         self._begin_reset(seed, options, reset_mask)
-        return self._finish_reset(Deadline.of_call(None, self._timeout))
+        return self._finish_reset(self._deadline(None))
 
-    def _begin_reset(
-        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
-    ) -> None:
-        everyone, seeds = range(self.num_envs), seed_per_env(seed, self.num_envs)
-        if self._open is not None:
+    def _begin_reset(self, seed: Seed, options: Any, mask: np.ndarray | None) -> None:
+        seeds = seed_per_env(seed, self.num_envs)
+        if not self._calls.is_started:
             self._start()
-        self._resetting = everyone if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        requests = [
-            (seeds[i:j], options, None if reset_mask is None else reset_mask[i:j])
-            for i, j in self._chunks()
-        ]
-        self._begin("reset", "reset", requests, is_full=len(self._resetting) == self.num_envs)
+        chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        self._resetting, is_full = chosen, len(chosen) == self.num_envs
+
+        def request(i: int, j: int) -> tuple[Any, ...]:
+            return seeds[i:j], options, None if mask is None else mask[i:j]
+
+        self._begin("reset", "reset", request, is_full=is_full)
         self._is_new = False
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
@@ -386,7 +355,6 @@ class AsyncVectorEnv(GymVecEnv):
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
         self._calls.require_ready("step_async")
-        self._ended.require_reset_ended(range(self.num_envs))
         with self._logged(STEP_ASYNC):
             self._begin_step(self._actions.check(actions), out)
             self._calls.unfinished = None
@@ -404,26 +372,26 @@ class AsyncVectorEnv(GymVecEnv):
             return self._finish_step(self._finish("step", deadline)[0])
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
         self._begin_step(actions, out)
-        deadline = self._never if self._timeout is None else self._deadline(None)
+        deadline = _NEVER if self._timeout is None else self._deadline(None)
         return self._finish_step(self._finish("step", deadline)[0])
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         """Give all workers the actions; the step is pending then."""
-        own, calls = self._own, self._calls
+        pool, calls = self._pool, self._calls
+        if self._is_disabled:
+            self._ended.require_reset_ended(range(self.num_envs))
         slot = None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        payloads, own_actions = None, None
-        if not is_checked or not self._pool.writer.write(actions):
+        payloads, own = None, None if pool.own is None else pool.own.step
+        shared = pool.tables.actions if is_checked else None
+        if shared is None or not shared.write(actions):
             each = list(self._actions.each(actions)) if is_checked else actions
-            parts = [each[i:j] for i, j in self._chunks()]
-            own_actions = parts.pop(0) if own is not None else None
+            parts = [each[i:j] for i, j in pool.chunks]
+            own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))
         calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
         self._out = None if out is None else (out, slot)
-        self._pending_own = None if own is None else lambda: own.step(own_actions)
-        self._pool.post(STEP, payloads)
+        pool.post(Kind.STEP, own, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
         rows = self._rows
@@ -441,30 +409,20 @@ class AsyncVectorEnv(GymVecEnv):
     # -- first-ready -------------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        pool, ids = self._pool, env_ids.tolist()
         if self._is_disabled:
-            self._ended.require_reset_ended(env_ids.tolist())
-        ids = env_ids.tolist()
-        payloads, own_actions = None, {}
-        first = self._pool.bounds[0]
-        is_written = self._pool.writer.write(actions, env_ids)
-        if first or not is_written:
-            each = dict(zip(ids, self._actions.snapshot(actions), strict=True))
-            own_actions = {k: each[k] for k in ids if k < first}
-            ids = [k for k in ids if k >= first]
-            if not is_written:
-                payloads = [dumps([each[k]]) for k in ids]
+            self._ended.require_reset_ended(ids)
+        shared, each, payloads = pool.tables.actions, None, []
+        if shared is None or not shared.write(actions, env_ids):
+            each = self._actions.snapshot(actions)
+            payloads = [dumps([action]) for action in each]
         self._calls.unfinished, self._calls.is_ready = self._on_cut, False
-        self._own_queue += own_actions.items()
-        self._pool.send(ids, payloads)
+        pool.send(ids, each, payloads)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         pool, calls = self._pool, self._calls
         calls.unfinished = self._on_cut
-        while self._own_queue:
-            env_id, action = self._own_queue.popleft()
-            assert self._own is not None
-            answer = self._own.step([action], env_id)
-            pool.ready.append((env_id, answer))
+        pool.do_own()
         deadline = Deadline.of_call(timeout, self._timeout)
         self._guarded(pool.wait, deadline, "a step that was sent", count)
         taken = [pool.ready.popleft() for _ in range(min(most, len(pool.ready)))]
@@ -472,7 +430,7 @@ class AsyncVectorEnv(GymVecEnv):
         rows = self._rows
         if self._is_disabled:
             self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
-        found = [(k, k + 1, row, answer) for row, (k, answer) in enumerate(taken) if answer]
+        found = [(env_id, row, answer) for row, (env_id, answer) in enumerate(taken) if answer]
         try:
             infos = self._gather(found, env_ids)
         except Exception:
@@ -481,12 +439,12 @@ class AsyncVectorEnv(GymVecEnv):
         return self._batch_of(env_ids, infos)
 
     def _gather(
-        self, found: Sequence[tuple[int, int, int, Answer]], steps: slice | np.ndarray | None
+        self, found: Sequence[tuple[int, int, Answer]], steps: slice | np.ndarray | None
     ) -> dict[Any, Any]:
         """Take in what envs had to say beyond numbers, and return their infos.
 
         Args:
-            found: The first env of each answer, the one after the last, and the first one's row.
+            found: The first env of each answer, and its row.
             steps: Which envs have been stepped, in the order of the rows; None for no step, where
                 all envs have rows.
 
@@ -494,20 +452,20 @@ class AsyncVectorEnv(GymVecEnv):
             Exception: What envs have raised, the last.
             InfoError: The infos can't be batched; the rest has been taken in.
         """
-        table = None if steps is None else self._pool.infos
-        if not found:
-            return {} if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
-        for first, last, _, answer in found:
-            for leaf, items in zip(self._pool.tables.objects, answer.objects, strict=False):
-                leaf.target[first:last] = items
-        raise_faults([fault for *_, answer in found for fault in answer.errors], self._pool.steps)
-        entries: dict[int, Sequence[Any]] = {}  # by row
-        for *_, row, answer in found:
+        pool, entries = self._pool, {}
+        if not found and pool.infos is None:
+            return {}
+        for first, _, answer in found:
+            for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
+                leaf.target[first : first + len(items)] = items
+        if faults := [fault for *_, answer in found for fault in answer.errors]:
+            raise_faults(faults, pool.steps)
+        for *_, row, answer in found:  # infos by row
             entries.update((row + index, parts) for index, parts in answer.infos.items())
+        table, infos = None if steps is None else pool.infos, {}
         if not entries:
-            return {} if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
+            return infos if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
         env_ids = self._everyone if steps is None else self._everyone[steps]
-        infos: dict[Any, Any] = {}
         for row, env_id in enumerate(env_ids.tolist()):
             if table is not None and (info := table.row(env_id)):
                 add_info(infos, info, row, len(env_ids), env_id)
@@ -515,8 +473,8 @@ class AsyncVectorEnv(GymVecEnv):
                 add_info(infos, info, row, len(env_ids), env_id)
         if steps is not None and table is None and self._num_looks:
             self._num_looks -= 1
-            if keys := common_keys([info for parts in entries.values() for info in parts]):
-                self._pool.share_infos(keys)
+            if keys := common_keys(list(chain.from_iterable(entries.values()))):
+                pool.share_infos(keys)
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -528,19 +486,14 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None
             raise
         except WorkerDiedError as error:
-            fault = WorkerDiedError(*error.args)
-            fault.__cause__ = error.__cause__
-            self._calls.note_fault(fault)
+            self._calls.note_fault(retold(error))
             self._calls.end_async()
             self._calls.unfinished = None
             self.close(terminate=True)
             told = f"{error.args[0]} The vector env is closed: make a new one"
-            restart = (
-                ""
-                if self._pool.restart_envs
-                else ", with on_error='restart' if workers are to be replaced"
-            )
-            error.args = (f"{told}{restart}.",)
+            if not self._plan.restart_envs:
+                told += ", with on_error='restart' if workers are to be replaced"
+            error.args = (f"{told}.",)
             raise
 
     def halves(self) -> NoReturn:
@@ -555,17 +508,20 @@ class AsyncVectorEnv(GymVecEnv):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
-        self._begin("call", "call", [(name, args, kwargs)] * len(self._chunks()))
-        return self._finish_call(self._deadline(None))
+        return self._ask("call", lambda i, j: (name, args, kwargs))
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
-        self._begin("call", "set_attr", [(name, values[i:j]) for i, j in self._chunks()])
-        self._finish_call(self._deadline(None))
+        self._ask("set_attr", lambda i, j: (name, values[i:j]))
+
+    def _ask(self, method: str, request: _Request) -> tuple[Any, ...]:
+        """Have a method of every chunk called, see `_begin`; return one result per env."""
+        self._begin("call", method, request)
+        return self._finish_call(self._deadline(None))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start calling a method of every env, or reading an attribute."""
         self._calls.require_idle("call_async")
-        self._begin("call", "call", [(name, args, kwargs)] * len(self._chunks()))
+        self._begin("call", "call", lambda i, j: (name, args, kwargs))
         self._calls.unfinished = None
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -574,62 +530,52 @@ class AsyncVectorEnv(GymVecEnv):
         return self._finish_call(self._deadline(timeout))
 
     def _finish_call(self, deadline: Deadline) -> tuple[Any, ...]:
-        if deadline.is_limit:  # of steps, not of what users call
-            deadline = Deadline(deadline.timeout)
-        _, results = self._finish("call", deadline)
-        return tuple(result for part in results for result in part)
+        deadline = Deadline(deadline.timeout)  # that of a limit is of steps, not of what users call
+        return tuple(chain.from_iterable(self._finish("call", deadline)[1]))
 
-    def _begin(
-        self,
-        call: str,
-        method: str,
-        requests: Sequence[tuple[Any, ...]],
-        *,
-        is_full: bool = False,
-    ) -> None:
+    def _begin(self, call: str, method: str, request: _Request, *, is_full: bool = False) -> None:
         """Have a method of every chunk called; the call is pending then.
 
         Args:
             call: "reset" or "call".
             method: Of `Chunk`.
-            requests: Its arguments, for each chunk.
+            request: Its arguments, for the chunk of envs i, ..., j - 1.
             is_full: Whether it resets all envs, and gives up whatever was asked for before.
         """
-        pool, own, own_request = self._pool, self._own, requests[0]
+        pool, calls, own = self._pool, self._calls, None
         if pool.is_cut and not is_full:
-            self._calls.require_ready(method)
-        payloads = [message(method, *request) for request in requests[own is not None :]]
-        self._calls.unfinished, self._calls.is_ready = self._on_cut, False
+            calls.require_ready(method)
+        requests = [request(i, j) for i, j in pool.chunks]
+        if pool.own is not None:
+            own = partial(getattr(pool.own, method), *requests.pop(0))
+        payloads = [message(method, *arguments) for arguments in requests]
+        calls.unfinished, calls.is_ready = self._on_cut, False
         if is_full:
             if pool.is_cut or pool.timed_out:
                 self._guarded(pool.give_up)
             pool.forget_rows()
-            self._own_queue.clear()
-        self._pending_own = None if own is None else lambda: getattr(own, method)(*own_request)
-        self._calls.begin_async(call)
-        pool.post(ASK, payloads)
-
-    def _chunks(self) -> list[tuple[int, int]]:
-        """Return the first env of each chunk and the one after its last; the caller's own first."""
-        return list(pairwise(self._env_chunks()))
+        calls.begin_async(call)
+        pool.post(Kind.ASK, own, payloads)
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
-        requests: list[Any] = []
-        for first, last in self._chunks() if self._open is None else ():
+        def request(first: int, last: int) -> tuple[Any, ...]:
             ids = [env_id for env_id in factories if first <= env_id < last]
             new: Any = [factories[env_id] for env_id in ids]
-            if first >= self._pool.bounds[0]:  # not of this process
+            if first >= self._plan.bounds[0]:  # not of this process
                 new = dump_registry(), dump_factories(new)
-            requests.append((ids, new, self.observation_mode))
+            return ids, new, self.observation_mode
+
+        is_started, chunks = self._calls.is_started, self._plan.chunks
+        requests = {chunk: request(*chunk) for chunk in chunks if is_started}  # before any change
         self._calls.mark_reopened(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
-        if self._open is not None:
+        self._plan = self._plan._replace(factories=self.env_fns)
+        if not is_started:
             return
         pool = self._pool
         pool.factories[:] = self.env_fns
-        self._begin("call", "reopen", requests)
-        faults = self._finish_call(Deadline(None))
-        if pool.restart_envs:
+        faults = self._ask("reopen", lambda i, j: requests[i, j])
+        if pool.plan.restart_envs:
             pool.missing.difference_update(factories)
             pool.missing.update(fault.env_id for fault in faults)
         raise_creation_errors([pool.creation_error(fault) for fault in faults])
@@ -639,8 +585,7 @@ class AsyncVectorEnv(GymVecEnv):
     def state_dict(self) -> dict[str, Any]:
         """Return the envs, each pickled by its worker; see `VecEnv.state_dict`."""
         self._calls.require_ready("state_dict")
-        self._begin("call", "save_envs", [()] * len(self._chunks()))
-        found = self._finish_call(self._deadline(None))
+        found = self._ask("save_envs", lambda i, j: ())
         if problem := next((state for state in found if isinstance(state, str)), None):
             raise EnvStateError(problem)
         return pack_envs(found, self._notes())
@@ -653,8 +598,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._calls.require_idle("load_state_dict")
         pickles, notes = unpack_envs(state, self.num_envs)
         self._calls.forget_reset()  # until all are loaded
-        self._begin("call", "load_envs", [(pickles[i:j],) for i, j in self._chunks()])
-        found = self._finish_call(self._deadline(None))
+        found = self._ask("load_envs", lambda i, j: (pickles[i:j],))
         if problem := next((over for over in found if isinstance(over, str)), None):
             error = EnvStateError(f"{problem}; others have been loaded: call `reset`")
             self._calls.forget_reset(error)
@@ -690,15 +634,9 @@ class AsyncVectorEnv(GymVecEnv):
         """
         pool, calls = self._pool, self._calls
         calls.unfinished, calls.is_ready = self._on_cut, False
-        if self._pending_own is not None:
-            own, self._pending_own = self._pending_own, None
-            self._own_answer = own()
-        doing = f"step {pool.steps}" if call == "step" else call
-        self._guarded(pool.wait, deadline, doing)
-        answers = [(0, pool.bounds[0], self._own_answer)]
-        answers += [(seat.first, seat.last, seat.answer) for seat in pool.seats]
-        found = [(first, last, first, answer) for first, last, answer in answers if answer]
-        self._own_answer = None
+        pool.do_own()
+        self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
+        found = [(first, first, answer) for first, answer in pool.answers()]
         try:
             infos = self._gather(found, slice(None) if call == "step" else None)
         except Exception as error:
@@ -727,21 +665,17 @@ class AsyncVectorEnv(GymVecEnv):
     def _stamp(self, stamps: EnvStamps | None) -> None:
         if self._pool.is_cut:
             self._calls.require_ready("timing")
-        self._pool.stamp(stamps is not None)
-        if self._own is not None:
-            own = None if stamps is None else stamps.part(0, self._own.last)
-            self._own.group.stamp(own)
+        self._pool.stamp(stamps)
 
     def _env_chunks(self) -> list[int]:
-        bounds = list(self._pool.bounds)
-        return bounds if self._own is None else [0, *bounds]
+        return [0, *(last for _, last in self._plan.chunks)]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
-        workers: list[WorkerProcess | None] = [
-            WorkerProcess(0 if seat.process is None else seat.process.pid, seat.start_s)
-            for seat in self._pool.seats
-        ]
-        return workers if self._own is None else [None, *workers]
+        workers: list[WorkerProcess | None] = [None] if self._plan.bounds[0] else []
+        for seat in self._pool.seats:
+            pid = seat.process.pid if seat.process else 0
+            workers.append(WorkerProcess(pid, seat.start_s))
+        return workers
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -764,32 +698,23 @@ class AsyncVectorEnv(GymVecEnv):
                 killed. After 5 seconds the log says which that is.
             terminate: Kill at once.
         """
-        from vecenv.workers.chunk import close_envs
-
-        if self._open is not None:  # there is nothing yet
+        if not self._calls.is_started or not self._pool.is_owner:
             return
-        pool = self._pool
-        if not pool.is_owner:
-            return
-        pending = self._calls.pending
+        pool, pending = self._pool, self._calls.pending
         timeout_s = read_timeout("timeout", timeout)
         deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout_s)
         if pending is not None and self._calls.unfinished is None:  # not of a call that Ctrl-C cut
+            told = f"Calling `close` while waiting for a pending call to `{pending}` to complete."
             with contextlib.suppress(Warning):
-                logger.warn(
-                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
-                )
+                logger.warn(told)
         try:
             pool.stop(deadline)
         finally:
-            if self._own is not None:
-                close_envs(self._own.group.envs)
             # Let go of the shared memory; what users may still look at stays as it is.
             self.published = {name: array.copy() for name, array in self.published.items()}
             self.restarts = self.restarts.copy()
-            for name in ("_own", "_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
+            for name in ("_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
                 setattr(self, name, None)
-            pool.let_go()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close a vector env that nobody has any more; `sys` may be gone by then."""
@@ -806,6 +731,5 @@ def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     pool.is_cut = True
     calls.end_async()
     calls.fault = None
-    calls.give_up(
-        RuntimeError("a call was broken off by an exception from elsewhere, such as Ctrl-C")
-    )
+    told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
+    calls.give_up(RuntimeError(told))

@@ -29,13 +29,9 @@ class Memory:
     """Memory shared by the caller and its workers, in one mapping that never moves or grows.
 
     The file behind it has no name (memfd, or an unlinked file where there is none; in Windows named
-    memory that ends with its last process), so nothing can be left behind, and is sparse: all have
-    the whole of it mapped from the start. Forks inherit the mapping; other processes get `handle`.
-    Processes that begin at the same place and allocate the same shapes have the same arrays; no
-    message says where these are. Arrays keep the mapping alive.
-
-    Args:
-        handle: That of a memory of another process; None for a new one.
+    memory that ends with its last process), so nothing can be left behind. Forks inherit the
+    mapping; other processes get `handle`, as the pickled memory is. Processes that begin at the
+    same place and allocate the same shapes have the same arrays, which keep the mapping alive.
 
     Attributes:
         handle: What another process makes its `Memory` of: the file's descriptor, which it has to
@@ -45,15 +41,21 @@ class Memory:
 
     def __init__(self, handle: tuple[int, int, str] | None = None) -> None:
         self.handle = (-1, 0, "")  # in case this does not come to its end
-        is_new = handle is None
-        if handle is None:
-            name = f"vecenv-{uuid.uuid4().hex}" if _IS_WINDOWS else ""
-            size_bytes = _LIMITED_BYTES if _is_limited() else _MOST_BYTES
-            handle = -1 if _IS_WINDOWS else _make_file(), size_bytes, name
-        file, size_bytes, name = self.handle = handle
-        self._mapping, size_bytes = _map(file, size_bytes, name, is_new=is_new)
+        self.used_bytes, is_new = 0, handle is None
+        file, size_bytes, name = self.handle = handle or _new_handle()
+        mapped: Any = mmap.mmap  # takes a name in Windows only
+        while True:
+            try:
+                if is_new and not name:
+                    os.ftruncate(file, size_bytes)
+                options = {"tagname": name} if name else {}
+                self._mapping = mapped(file, size_bytes, **options)
+                break
+            except (OSError, ValueError, OverflowError):
+                if not is_new or size_bytes <= _FEWEST_BYTES:
+                    raise
+                size_bytes //= 2
         self.handle = file, size_bytes, name
-        self.used_bytes = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return the next array (shape, dtype), zeros if nobody has written there.
@@ -78,46 +80,25 @@ class Memory:
         """Share it with a process that has inherited the file."""
         return Memory, (self.handle,)
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file; the mapping stays for as long as there are arrays in it."""
         file, *rest = self.handle
         if file >= 0:
             self.handle = -1, *rest  # type: ignore[assignment]  # a tuple of three
-            os.close(file)
+            close(file)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the file of one that was never closed."""
-        if self.handle[0] >= 0:
-            close(self.handle[0])
+    __del__ = close
 
 
-def _is_limited() -> bool:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return True
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+def _new_handle() -> tuple[int, int, str]:
+    if _IS_WINDOWS:
+        return -1, _LIMITED_BYTES, f"vecenv-{uuid.uuid4().hex}"
+    import resource
 
-
-def _make_file() -> int:
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    size_bytes = _LIMITED_BYTES if is_limited else _MOST_BYTES
     if hasattr(os, "memfd_create") and not is_portable():
-        return os.memfd_create("vecenv", os.MFD_CLOEXEC)
+        return os.memfd_create("vecenv", os.MFD_CLOEXEC), size_bytes, ""
     file, path = tempfile.mkstemp(prefix="vecenv-")
     os.unlink(path)
-    return file
-
-
-def _map(file: int, size_bytes: int, name: str, *, is_new: bool) -> tuple[mmap.mmap, int]:
-    """Map the file; a new one with the largest size up to `size_bytes` that can be had."""
-    while True:
-        try:
-            if name:
-                named: Any = mmap.mmap  # of Windows, where it takes a name
-                return named(-1, size_bytes, tagname=name), size_bytes
-            if is_new:
-                os.ftruncate(file, size_bytes)
-            return mmap.mmap(file, size_bytes), size_bytes
-        except (OSError, ValueError, OverflowError):
-            if not is_new or size_bytes <= _FEWEST_BYTES:
-                raise
-            size_bytes //= 2
+    return file, size_bytes, ""

@@ -1,8 +1,9 @@
-"""The workers of a vector env, as the caller sees them: commands, replies, deaths, replacements."""
+"""The workers of a vector env, as the caller sees them: start, commands, replies, deaths, end."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -10,29 +11,34 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Space
 
 from vecenv.core.deadline import Deadline
-from vecenv.core.errors import EnvCreationError, ForkedEnvError
+from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.library_threads import forked_with_one_openblas_thread
 from vecenv.core.orphans import Watcher
 from vecenv.core.pickling import dumps, loads
-from vecenv.workers.channel import ASK, CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel, message
-from vecenv.workers.chunk import Answer, Chunk, EnvSpaces
-from vecenv.workers.infos import InfoKey, InfoTable
+from vecenv.core.restarts import with_restarts
+from vecenv.core.spaces import BatchedSpaces, require_spaces
+from vecenv.timing.stamps import EnvStamps
+from vecenv.workers.channel import HEAD, Channel, Kind, ask, frame
+from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
-from vecenv.workers.rows import ActionWriter, Layout, Tables
+from vecenv.workers.plan import Plan
+from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
 from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
 from vecenv.workers.worker import run_worker
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "spaces_of"]
 
 _logger = logging.getLogger("vecenv")
 
@@ -40,25 +46,19 @@ _LOOK_S = 0.5  # between two looks after workers that are waited for
 _GRACE_S = 5.0  # for a sign of life after a call was interrupted
 _END_S = 0.3  # for a process whose channel has ended
 _KILL_S = 5.0  # for a process that was killed
+_FAILED_S = 2.0  # for envs to close that others have kept from being used
 _FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
 _CLOSE_NOTE_S = 5.0  # the same of `close`
+_SILENT_S, _AGAIN_S = 1.0, 5.0  # until a line says how many envs are made, and until the next
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
-_OPENING = -1  # number of the command of a worker that replaces another
 _READ_BYTES = 1 << 16
+_Task = Callable[[], Answer | None]
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-
-def _leave_to_parent() -> None:
-    """Let go of everything in a forked child: it is the parent's."""
-    for pool in list(_pools):
-        pool.leave_to_parent()
-    _pools.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # what a fork finds is its parent's
+    os.register_at_fork(after_in_child=lambda: [pool.leave_to_parent() for pool in list(_pools)])
 
 
 class _Seat:
@@ -70,7 +70,7 @@ class _Seat:
         inbox, outbox: Bytes that have come and are no whole frame, or that it had no room for.
         command, awaits: The latest command, and its number until it is answered, then 0.
         answer: What it has said beyond numbers.
-        num_sent: How many of its envs were sent and have not come back.
+        sent: Ids of its envs that were sent and have not come back.
         place, since: At which env it was last seen, and since when.
         is_ready: Whether it has been told all that a worker must know.
         is_cut: Whether bytes are being read or written: so it stays if an exception comes then.
@@ -84,7 +84,7 @@ class _Seat:
         self.inbox, self.outbox = bytearray(), bytearray()
         self.command, self.awaits = b"", 0
         self.answer: Answer | None = None
-        self.num_sent = 0
+        self.sent: set[int] = set()
         self.place, self.since = -1, 0.0
         self.is_ready = self.is_cut = False
         self.start_s = 0.0
@@ -95,29 +95,27 @@ class _Seat:
         pid = f", pid {self.process.pid}" if self.process else ""
         return f"worker {self.worker} ({envs or f'env {self.first}'}{pid})"
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it owes an answer."""
+        return bool(self.awaits or self.sent)
+
+    def is_alive(self) -> bool:
+        """Whether there is a process that has not ended."""
+        return self.process is not None and self.process.is_alive()
+
 
 class Pool:
-    """Processes that step chunks of envs.
-
-    Args:
-        context: Start method, see `choose_method`.
-        factories: One per env.
-        bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
-            the caller's.
-        restart_envs: Whether faults are survived.
-        variables: Of the environment of each worker, now and when it is replaced; for workers that
-            are fresh interpreters.
+    """Processes that step chunks of envs, and the chunk that the caller steps itself.
 
     Attributes:
-        bounds, factories, restart_envs: As given.
-        memory: Shared with the workers.
+        factories, chunks: Of the plan; factories of envs that are reopened change.
+        memory, tables: Shared with the workers; what `open` lays out there, of all envs.
         seats: The workers.
         missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
-        tables: In the memory, of all envs; set by `lay_out`, as is `writer`, of actions.
         infos: Numbers in infos, once these have keys in common; see `share_infos`.
-        number: Of the latest command.
-        steps: Of the latest step.
+        number, steps: Of the latest command, and of the latest step.
         ready: Env ids that have come back, in order, and what they say beyond numbers.
         timed_out: Whether the wait for what is pending has ended at its deadline.
         is_cut: Whether an exception has come in the midst of a call.
@@ -125,36 +123,29 @@ class Pool:
     """
 
     tables: Tables
-    writer: ActionWriter
 
-    def __init__(
-        self,
-        context: str | None,
-        factories: Sequence[Callable[[], Env]],
-        bounds: Sequence[int],
-        restart_envs: bool,
-        variables: Sequence[Mapping[str, str]] | None = None,
-    ) -> None:
-        self.factories, self.bounds, self.restart_envs = list(factories), bounds, restart_envs
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.factories = plan, list(plan.factories)
         self.missing: set[int] = set()
-        self._variables = variables
         self.memory = Memory()
-        self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(bounds))]
-        self.owner = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
+        self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(plan.bounds))]
+        self.chunks = plan.chunks
+        self._owners = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
         self.number = self.steps = 0
         self.ready: deque[tuple[int, Answer | None]] = deque()
         self.timed_out = self.is_cut = False
         self.own: Chunk | None = None
+        self._own_envs: list[Env] = []
+        self._own_tasks: deque[tuple[int, _Task]] = deque()  # by env, or -1
+        self._own_answer: Answer | None = None
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
-        self._context = context
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
         self._layout: Layout | None = None
         self._is_stamped = False
         self.infos: InfoTable | None = None
         self._info_keys: Sequence[InfoKey] = ()
-        self._sent: set[int] = set()  # env ids that have not come back
         self._since = 0  # replies to what was sent before this number are dropped
-        self._left = 0  # replies that are missing
+        self._left = 0  # answers to commands that are missing
         self._dead: list[_Seat] = []
         # Of NumPy's global generator, which the user may have seeded; that is not advanced.
         state: Any = np.random.get_state()  # noqa: NPY002  # the global one
@@ -186,90 +177,130 @@ class Pool:
 
     # -- start -------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start all workers."""
-        self._watcher.start()
-        method = choose_method(self._context)
-        with forked_with_one_openblas_thread():
+    def open(self) -> tuple[BatchedSpaces, EnvSpaces]:
+        """Start the workers, make all envs, and lay out the memory.
+
+        Returns the batched spaces, and what else is known of the first env that was made.
+
+        Raises:
+            EnvCreationError: A factory raised, or a worker ended while its envs were made.
+            RuntimeError: An env has other spaces than those given; names it.
+            Exception: What `Plan.batch` raises.
+        """
+        plan, reports, count = self.plan, list[EnvSpaces](), self.plan.bounds[0]
+        factories = self.factories[:count]
+        try:
+            self._watcher.start()
+            method = choose_method(plan.context)
+            with forked_with_one_openblas_thread():  # first: forks have no env of the caller's
+                for seat in self.seats:
+                    self._start(seat, method)
+            if count:
+                self._own_envs, fault = make_envs(factories, 0, -1, [0], plan.restart_envs)
+                if fault is not None:
+                    raise self.creation_error(fault)
+                reports.append(EnvSpaces.of(self._own_envs))
+            reports += self._make(self.seats)
+            about, pairs = self._known(reports)
+            spaces = plan.batch(pairs)
+            self._layout = layout = Layout(
+                self.memory.used_bytes,
+                len(self.factories),
+                spaces.single_observation_space,
+                spaces.single_action_space,
+                dict(about.published if plan.publish is None else plan.publish),
+                plan.autoreset_mode,
+                plan.restart_envs,
+                count > 0,
+            )
+            if count:
+                tables = Tables(self.memory, layout, 0, count)
+                if plan.restart_envs:
+                    self._own_envs = with_restarts(self._own_envs, factories, tables.restarts)
+                self.own = Chunk(self._own_envs, -1, 0, layout, tables, [0])
+            self.tables = Tables(self.memory, layout, 0, len(self.factories))
             for seat in self.seats:
-                self._start(seat, method)
+                self._tell(seat, "lay_out", layout)
+                seat.is_ready = True
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                error.add_note(
+                    f"{len(self.seats)} workers need four files each: raise the limit (ulimit -n), "
+                    "or take fewer workers, which step several envs each (num_workers)."
+                )
+            with interrupts_later():
+                self.stop(Deadline(_FAILED_S if isinstance(error, Exception) else 0))
+            raise
+        return spaces, about
 
     def _start(self, seat: _Seat, method: StartMethod) -> None:
         seat.is_ready = seat.is_cut = False
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
-
+        name, factories = f"vecenv-worker-{seat.worker}", self.factories[seat.first : seat.last]
+        variables = self.plan.variables[seat.worker] if self.plan.variables else None
+        args = self.memory, seat.worker, seat.first, self._entropy
         with interrupts_later():  # or nobody would know of the process
             seat.process, seat.channel = start_process(
-                method,
-                run_worker,
-                f"vecenv-worker-{seat.worker}",
-                self.factories[seat.first : seat.last],
-                self.memory,
-                seat.worker,
-                seat.first,
-                self._entropy,
-                variables=None if self._variables is None else self._variables[seat.worker],
+                method, run_worker, name, factories, *args, variables=variables
             )
             self._watcher.tell("+", seat.process.pid)
         seat.channel.set_nonblocking()
         self._selector.register(seat.channel.reader, _READ, seat.worker)
 
-    def open(
-        self, at_once: int | None = None, progress: Callable[[int], None] = lambda count: None
-    ) -> list[EnvSpaces]:
-        """Have all workers make their envs, and return what these are.
+    def _make(self, seats: Sequence[_Seat]) -> list[EnvSpaces]:
+        """Have workers make their envs, as many at once as the plan says; return what these are.
 
         As long as none fails there is no deadline: making an env may take any time. Who is waited
         for is logged now and then.
-
-        Args:
-            at_once: How many workers make envs at the same time; None for all.
-            progress: Told now and then how many envs have been made.
 
         Raises:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
         """
         self.number += 1
-        self._left, queue = len(self.seats), deque(self.seats)
-        payload = message("open", self.restart_envs)
-        frame = HEAD.pack(ASK, 0, self.number, len(payload)) + payload
+        command = ask(self.number, "open", self.plan.restart_envs)
+        queue, making = deque(seats), list[_Seat]()
         begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
-        while self._left and not patience.is_over:
-            num_free = (at_once or len(self.seats)) - sum(bool(s.awaits) for s in self.seats)
-            while queue and num_free > 0 and patience.timeout is None:
-                self._command(queue.popleft(), self.number, frame)
-                num_free -= 1
-            self._serve(min(_LOOK_S, patience.left()))
-            progress(sum(self._num_made(seat) for seat in self.seats if seat not in queue))
-            if patience.timeout is None and (
-                self._dead or any(s.answer and s.answer.errors for s in self.seats)
-            ):
-                patience = Deadline(_END_S)  # as an env before that one may fail as well
+        is_shown = self.plan.shows_progress and self._layout is None
+        line, count = Deadline(_SILENT_S if is_shown else None), len(self.factories)
+        while (queue or making) and not patience.is_over:
+            while queue and len(making) < (self.plan.at_once or len(seats)):
+                making.append(queue.popleft())
+                self._command(making[-1], self.number, command)
+            if not self._serve(min(_LOOK_S, patience.left())):
+                self._look()
+            making = [seat for seat in making if seat.awaits and seat not in self._dead]
+            left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
+            took_s = time.monotonic() - begin
+            is_end = is_shown and took_s > _SILENT_S and not left
+            if (line.is_over or is_end) and sys.stderr is not None:
+                told = f"vecenv: {count - left} of {count} envs are made ({took_s:.0f} s)\n"
+                sys.stderr.write(told)
+                sys.stderr.flush()
+                line = Deadline(_AGAIN_S)
+            if any(seat in self._dead or (seat.answer and seat.answer.errors) for seat in seats):
+                queue.clear()
+                if patience.timeout is None:  # an env before that one may fail as well
+                    patience = Deadline(_END_S)
             if note.is_over:
-                note = self._note_making([s for s in self.seats if s.awaits], begin)
-        return [self._opened(seat) for seat in self.seats if seat.answer or seat in self._dead]
+                places = [f"worker {s.worker} to make env {self._making(s)}" for s in making]
+                _logger.warning("still waiting for %s (%.0f s)", _some(places), took_s)
+                note = Deadline(_NEXT_NOTE_S)
+        return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
 
-    def _note_making(self, seats: Sequence[_Seat], begin: float) -> Deadline:
-        """Log which envs are being made, and since when; return when to do so again."""
-        places = [f"worker {seat.worker} to make env {self._making(seat)}" for seat in seats]
-        _logger.warning("still waiting for %s (%.0f s)", _some(places), time.monotonic() - begin)
-        return Deadline(_NEXT_NOTE_S)
+    def _making(self, seat: _Seat) -> int:
+        return max(int(self._places[seat.worker + 1]), seat.first)
 
-    def _opened(self, seat: _Seat) -> EnvSpaces:
+    def _made(self, seat: _Seat) -> EnvSpaces:
         """Return what a worker says of its envs, or raise what has kept it from making them."""
-        answer = seat.answer
-        if answer is None:
+        if seat.answer is None:
             self._dead.remove(seat)
-            env_id, count = self._making(seat), len(self.factories)
-            cause = WorkerDiedError(self._report(seat, "the creation of its envs"))
-            told = f"{cause} It was making env {env_id} of {count} (env_fns[{env_id}], "
-            error = EnvCreationError(f"{told}{self.factories[env_id]!r})")
-            vars(error)["env_index"] = env_id
-            raise error from cause
-        for fault in answer.errors:
+            died = WorkerDiedError(self._report(seat, "the creation of its envs"))
+            fault = EnvFault.of(died, self._making(seat), seat.worker, "creation")
             raise self.creation_error(fault)
-        report: EnvSpaces = answer.result[0]
+        for fault in seat.answer.errors:
+            raise self.creation_error(fault)
+        report: EnvSpaces = seat.answer.result[0]
         for fault in report.faults if self._layout is not None else ():
             if fault.env_id not in self.missing:  # that of the former worker could be made
                 raise self.creation_error(fault)
@@ -277,77 +308,98 @@ class Pool:
         self.missing.update(fault.env_id for fault in report.faults)
         return report
 
-    def _num_made(self, seat: _Seat) -> int:
-        return (self._making(seat) if seat.awaits else seat.last) - seat.first
-
-    def _making(self, seat: _Seat) -> int:
-        return max(int(self._places[seat.worker + 1]), seat.first)
-
     def creation_error(self, fault: EnvFault) -> EnvCreationError:
         """Return the error that says of a fault in the creation of an env which it was."""
         env_id, count = fault.env_id, len(self.factories)
         told = f"Making env {env_id} of {count} failed with {fault.text} (raised by"
         error = EnvCreationError(f"{told} env_fns[{env_id}], {self.factories[env_id]!r})")
         error.__cause__ = fault.exception(0)
-        if env_id not in (0, *self.bounds):
+        if env_id not in (0, *self.plan.bounds):
             error.add_note(
                 f"If a process can hold only one such env, give each a worker: num_workers={count}"
             )
         vars(error)["env_index"] = env_id
         return error
 
-    def lay_out(self, layout: Layout, tables: Tables, writer: ActionWriter) -> None:
-        """Tell all workers where everything is."""
-        self._layout, self.tables, self.writer = layout, tables, writer
-        for seat in self.seats:
-            self._tell(seat, "lay_out", layout, None)
-            seat.is_ready = True
+    def _known(self, reports: Sequence[EnvSpaces]) -> tuple[EnvSpaces, list[tuple[Space, Space]]]:
+        """Return what is known of the first env that was made, and the spaces of all envs.
+
+        Those that could not be made have the spaces of the others, which the log says.
+        """
+        plan, made = self.plan, [report for report in reports if report.metadata is not None]
+        for fault in (fault for report in reports for fault in report.faults):
+            error = self.creation_error(fault)
+            if not made:  # there is none to go on with
+                raise error
+            _logger.warning("%s; its row is empty until it is reopened", error)
+        pairs: list[Any] = [pair for report in reports for pair in report.spaces]
+        first = plan.spaces or next(pair for pair in pairs if not isinstance(pair, EnvFault))
+        pairs = [first if isinstance(pair, EnvFault) else pair for pair in pairs]
+        for env_id, pair in enumerate(pairs if plan.spaces else ()):
+            require_spaces(env_id, pair, first, plan.observation_mode, "as `spaces` says")
+        return made[0], [first] * len(pairs) if plan.spaces else pairs
 
     # -- commands ----------------------------------------------------------------------------
 
-    def post(self, kind: int, payloads: Sequence[bytes] | None = None) -> None:
-        """Give every worker a command, each with its payload if there are some."""
+    def post(self, kind: int, own: _Task | None, payloads: Sequence[bytes] | None = None) -> None:
+        """Give every worker a command, with a payload each if there are some.
+
+        What the caller does for its own chunk is `own`, at the next `do_own`.
+        """
         number = self.number = self.number + 1
-        self.steps += kind == STEP
-        frame = HEAD.pack(kind, 0, number, 0)
+        self.steps += kind == Kind.STEP
+        command = HEAD.pack(kind, 0, number, 0)
         self.timed_out = False
-        self._left = len(self.seats)
+        self._left, self._own_answer = 0, None
+        if own is not None:
+            self._own_tasks.append((-1, own))
         self._places[1:] = -1
         for seat in self.seats:
             if payloads is not None:
-                payload = payloads[seat.worker]
-                frame = HEAD.pack(kind, 0, number, len(payload)) + payload
-            self._command(seat, number, frame)
+                command = frame(kind, 0, number, payloads[seat.worker])
+            self._command(seat, number, command)
 
-    def _command(self, seat: _Seat, number: int, frame: bytes) -> None:
-        seat.command, seat.awaits, seat.answer = frame, number, None
+    def _command(self, seat: _Seat, number: int, command: bytes) -> None:
+        seat.command, seat.awaits, seat.answer = command, number, None
         seat.since = time.monotonic()
-        self._write(seat, frame)
+        self._left += 1
+        self._write(seat, command)
 
-    def send(self, env_ids: Sequence[int], payloads: Sequence[bytes] | None) -> None:
-        """Let workers step some envs; payloads are their actions, if these have no fixed shape."""
+    def send(
+        self, env_ids: Sequence[int], actions: Sequence[Any] | None, payloads: Sequence[bytes] = ()
+    ) -> None:
+        """Have some envs stepped.
+
+        Their actions are given if they are not in shared memory; payloads are the same actions,
+        each in a list and pickled.
+        """
         number = self.number = self.number + 1
         self.steps += 1
         self.timed_out = False
-        frames: dict[_Seat, bytes] = {}
-        first, now = self.bounds[0], time.monotonic()
-        self._sent.update(env_ids)
+        commands: dict[_Seat, bytes] = {}
+        first, now = self.plan.bounds[0], time.monotonic()
         for k, env_id in enumerate(env_ids):
-            payload = b"" if payloads is None else payloads[k]
-            seat = self.owner[env_id - first]
-            if not seat.num_sent:
+            if env_id < first:
+                assert self.own is not None
+                own = None if actions is None else [actions[k]]
+                self._own_tasks.append((env_id, partial(self.own.step, own, env_id)))
+                continue
+            seat = self._owners[env_id - first]
+            if not seat.sent:
                 seat.since, self._places[seat.worker + 1] = now, -1
-            seat.num_sent += 1
-            frame = HEAD.pack(SEND, env_id, number, len(payload)) + payload
-            frames[seat] = frames.get(seat, b"") + frame
-        for seat, frame in frames.items():
-            self._write(seat, frame)
+            seat.sent.add(env_id)
+            command = frame(Kind.SEND, env_id, number, payloads[k] if payloads else b"")
+            commands[seat] = commands.get(seat, b"") + command
+        for seat, command in commands.items():
+            self._write(seat, command)
 
-    def stamp(self, is_on: bool) -> None:
+    def stamp(self, stamps: EnvStamps | None) -> None:
         """Have the envs' steps stamped from now on, or no longer."""
-        self._is_stamped = is_on
+        self._is_stamped = stamps is not None
         for seat in self.seats:
-            self._tell(seat, "stamp", is_on)
+            self._tell(seat, "stamp", self._is_stamped)
+        if self.own is not None:
+            self.own.group.stamp(None if stamps is None else stamps.part(0, self.own.last))
 
     def share_infos(self, keys: Sequence[InfoKey]) -> None:
         """Have the numbers of infos with these keys in shared memory from now on."""
@@ -360,102 +412,45 @@ class Pool:
 
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
         """Tell a worker something that it does not answer."""
-        payload = message(name, *request)
-        self._write(seat, HEAD.pack(ASK, 0, 0, len(payload)) + payload)
+        self._write(seat, ask(0, name, *request))
 
-    def _write(self, seat: _Seat, frames: bytes) -> None:
+    def _write(self, seat: _Seat, frames: bytes = b"") -> None:
         """Write to a worker; `_serve` writes what it has no room for, and sees if it is gone."""
-        seat.is_cut = True
-        if seat.outbox:
-            seat.outbox += frames
-        elif (sent := self._push(seat, frames)) < len(frames):
-            seat.outbox += frames[sent:]
-            self._wish(seat, to_write=True)
-        seat.is_cut = False
-
-    def _push(self, seat: _Seat, frames: bytes | bytearray) -> int:
-        """Write what there is room for, and return how much; all if the worker is gone."""
         assert seat.channel is not None
+        seat.is_cut, was_full = True, bool(seat.outbox)
+        seat.outbox += frames
         try:
-            return seat.channel.send(frames)
+            del seat.outbox[: seat.channel.send(seat.outbox)]
         except BlockingIOError:
-            return 0
-        except OSError:
-            return len(frames)
-
-    def _wish(self, seat: _Seat, *, to_write: bool) -> None:
-        """Have the selector tell when a worker has room, or no longer."""
-        assert seat.channel is not None
-        reader, writer = seat.channel.reader, seat.channel.writer
-        if reader is writer:
-            self._selector.modify(reader, _READ | (_WRITE if to_write else 0), seat.worker)
-        elif to_write:
-            self._selector.register(writer, _WRITE, seat.worker)
-        else:
-            self._selector.unregister(writer)
+            pass
+        except OSError:  # it is gone
+            seat.outbox.clear()
+        if was_full != bool(seat.outbox):
+            reader, writer = seat.channel.reader, seat.channel.writer
+            if reader is writer:
+                self._selector.modify(reader, _READ if was_full else _READ | _WRITE, seat.worker)
+            elif was_full:
+                self._selector.unregister(writer)
+            else:
+                self._selector.register(writer, _WRITE, seat.worker)
+        seat.is_cut = False
 
     # -- replies -----------------------------------------------------------------------------
 
-    def _serve(self, timeout_s: float) -> bool:
-        """Read what comes within a time and write what can be; return whether there was anything.
+    def do_own(self) -> None:
+        """Do what the caller's own chunk was asked for."""
+        while self._own_tasks:
+            env_id, task = self._own_tasks.popleft()
+            answer = task()
+            if env_id < 0:
+                self._own_answer = answer
+            else:
+                self.ready.append((env_id, answer))
 
-        Workers that are gone are noted in `_dead`.
-        """
-        found = self._selector.select(timeout_s)
-        for key, events in found:
-            seat = self.seats[key.data]
-            seat.is_cut = True
-            if events & _WRITE and seat not in self._dead:
-                del seat.outbox[: self._push(seat, seat.outbox)]
-                if not seat.outbox:
-                    self._wish(seat, to_write=False)
-            if events & _READ:
-                try:
-                    data = seat.channel.recv(_READ_BYTES)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    self._note_dead(seat)
-                else:
-                    self._read_frames(seat, data) if data else self._note_dead(seat)
-            seat.is_cut = False
-        return bool(found)
-
-    def _read_frames(self, seat: _Seat, data: Any) -> None:
-        """Take in the frames that have come as a whole."""
-        inbox, begin = seat.inbox, 0
-        if inbox:
-            inbox += data
-            data = inbox
-        while len(data) - begin >= HEAD.size:
-            kind, argument, number, size = HEAD.unpack_from(data, begin)
-            end = begin + HEAD.size + size
-            if len(data) < end:
-                break
-            self._take(seat, kind, argument, number, bytes(data[begin + HEAD.size : end]))
-            begin = end
-        if data is inbox:
-            del inbox[:begin]
-        else:
-            inbox += data[begin:]
-
-    def _take(self, seat: _Seat, kind: int, env_id: int, number: int, payload: bytes) -> None:
-        if kind == DONE and number == seat.awaits:
-            seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
-            self._left -= number != _OPENING
-            if seat.start_s < 0:
-                seat.start_s += time.monotonic()
-        elif kind == ROW and number >= self._since and env_id in self._sent:
-            self._sent.discard(env_id)
-            seat.num_sent -= 1
-            seat.since = time.monotonic()
-            self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
-
-    def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
-        try:
-            return Answer(*loads(payload)) if payload else None
-        except Exception as error:  # users' classes, which may be unknown here
-            return Answer(errors=[EnvFault.of(error, env_id, worker, "unpickling infos of step")])
+    def answers(self) -> list[tuple[int, Answer]]:
+        """Return what the chunks have said beyond numbers, each with its first env."""
+        said = [(0, self._own_answer)] + [(seat.first, seat.answer) for seat in self.seats]
+        return [(first, answer) for first, answer in said if answer]
 
     def wait(self, deadline: Deadline, doing: str, count: int | None = None) -> None:
         """Wait until all have answered the latest command, here `doing`, or `count` envs are ready.
@@ -468,15 +463,15 @@ class Pool:
         """
         if count is not None:
             self._serve(0.0)  # for all that are ready
-        replaced: Counter[_Seat] = Counter()
+        replaced = Counter[_Seat]()
         slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
-        if self.restart_envs and deadline.is_limit and timeout is not None:
+        if self.plan.restart_envs and deadline.is_limit and timeout is not None:
             slice_s, limit_s, timeout = min(_LOOK_S, timeout / 4), timeout, None
         while True:
             while self._dead:
                 seat = self._dead.pop(0)
                 told = self._report(seat, doing)
-                if not self.restart_envs:
+                if not self.plan.restart_envs:
                     raise WorkerDiedError(told)
                 self._replace(seat, told, replaced)
             for seat in () if limit_s is None else self._standing_still(limit_s):
@@ -494,15 +489,58 @@ class Pool:
                         "which ends the workers that are waited for and makes their envs anew"
                     )
 
+    def _serve(self, timeout_s: float) -> bool:
+        """Read what comes within a time, write what can be; return whether there was anything."""
+        found = self._selector.select(timeout_s)
+        for key, events in found:
+            seat = self.seats[key.data]
+            if events & _WRITE and seat not in self._dead:
+                self._write(seat)
+            seat.is_cut = True
+            if events & _READ:
+                try:
+                    data = seat.channel.recv(_READ_BYTES)
+                    self._read_frames(seat, data) if data else self._note_dead(seat)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._note_dead(seat)
+            seat.is_cut = False
+        return bool(found)
+
+    def _read_frames(self, seat: _Seat, data: bytes) -> None:
+        """Take in the frames that have come as a whole."""
+        inbox, end = seat.inbox, 0
+        inbox += data
+        while len(inbox) - (begin := end) >= HEAD.size:
+            kind, env_id, number, size = HEAD.unpack_from(inbox, begin)
+            end = begin + HEAD.size + size
+            if len(inbox) < end:
+                break
+            payload = bytes(inbox[begin + HEAD.size : end])
+            if kind == Kind.DONE and number == seat.awaits:
+                seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
+                self._left -= 1
+                if seat.start_s < 0:
+                    seat.start_s += time.monotonic()
+            elif kind == Kind.ROW and number >= self._since and env_id in seat.sent:
+                seat.sent.discard(env_id)
+                seat.since = time.monotonic()
+                self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
+        del inbox[:begin]
+
+    def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
+        try:
+            return Answer(*loads(payload)) if payload else None
+        except Exception as error:  # users' classes, which may be unknown here
+            return Answer(errors=[EnvFault.of(error, env_id, worker, "unpickling infos of step")])
+
     # -- what goes wrong ---------------------------------------------------------------------
 
     def _look(self) -> None:
         """Note workers that have ended though something of theirs holds their channel open."""
-        if not self.is_owner:
-            raise ForkedEnvError("a fork can't wait for what its parent has asked for")
         for seat in self.seats:
-            assert seat.process is not None
-            if (seat.awaits or seat.num_sent) and not seat.process.is_alive():
+            if seat.is_busy and not seat.is_alive():
                 self._note_dead(seat)
 
     def _note_dead(self, seat: _Seat) -> None:
@@ -512,8 +550,8 @@ class Pool:
 
     def _forget(self, seat: _Seat) -> None:
         """Wait for nothing of a worker any more."""
-        assert seat.channel is not None
-        for file in {seat.channel.reader, seat.channel.writer}:
+        seat.outbox.clear()
+        for file in {seat.channel.reader, seat.channel.writer} if seat.channel else ():
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(file)
 
@@ -521,7 +559,7 @@ class Pool:
         """Return the workers that have been at the same env for longer than the limit."""
         now, found = time.monotonic(), []
         for seat in self.seats:
-            if seat.awaits or seat.num_sent:
+            if seat.is_busy:
                 place = int(self._places[seat.worker + 1])
                 if place != seat.place:
                     seat.place, seat.since = place, now
@@ -531,33 +569,30 @@ class Pool:
 
     def _awaited(self) -> str:
         """Say who has not answered."""
-        if self._sent:
-            return f"envs {', '.join(map(str, sorted(self._sent)[:8]))}"
-        places = [(seat.worker, self._making(seat)) for seat in self.seats if seat.awaits]
-        return "; ".join(f"worker {worker} at env {env_id}" for worker, env_id in places)
+        if sent := sorted(env_id for seat in self.seats for env_id in seat.sent):
+            return f"envs {', '.join(map(str, sent[:8]))}"
+        late = [seat for seat in self.seats if seat.awaits]
+        return "; ".join(f"worker {seat.worker} at env {self._making(seat)}" for seat in late)
 
     def _where(self, seat: _Seat, doing: str) -> str:
         """Say at which env a worker is, and with which action, but in a reset."""
         place = int(self._places[seat.worker + 1])
-        if not seat.is_ready or place < seat.first or not (seat.awaits or seat.num_sent):
+        if not seat.is_ready or place < seat.first or not seat.is_busy:
             return ""
-        action = "" if doing in ("reset", "call") else self.writer.text(place)
-        return f" It was at env {place}" + (f", action {action}." if action else ".")
+        if self.tables.actions is None or doing in ("reset", "call"):
+            return f" It was at env {place}."
+        return f" It was at env {place}, action {self.tables.actions.text(place)}."
 
     def _report(self, seat: _Seat, doing: str) -> str:
         """Say which worker is gone, how, and what it was doing; end what is left of it."""
-        name = str(seat)
-        exit_code = self._end(seat)
-        cause = (
-            " The machine may be out of memory, or somebody killed it." if exit_code == -9 else ""
-        )
-        return f"{name} {describe_exit(exit_code)} during {doing}.{cause}{self._where(seat, doing)}"
+        name, exit_code = str(seat), self._end(seat)
+        told = f"{name} {describe_exit(exit_code)} during {doing}."
+        if exit_code == -9:
+            told += " The machine may be out of memory, or somebody killed it."
+        return told + self._where(seat, doing)
 
     def _end(self, seat: _Seat) -> int | None:
-        """End a worker, what envs of its have started, and its channel; return its exit code.
-
-        None stands for one that is unknown, or of a process that had to be killed here.
-        """
+        """End a worker, what its envs have started, and its channel; return its own exit code."""
         process, exit_code = seat.process, None
         if process is not None:
             process.join(_END_S)
@@ -587,7 +622,7 @@ class Pool:
         seat.is_ready = False
         if seat.process is not None:
             seat.process.kill()
-            self._end(seat)
+        self._end(seat)
         if seat in self._dead:
             self._dead.remove(seat)
         replaced[seat] += 1
@@ -596,51 +631,32 @@ class Pool:
                 f"{reason} The {_MOST_REPLACEMENTS} workers that took its place ended, too."
             )
         objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
-        command, awaits, seat.awaits, seat.answer = seat.command, seat.awaits, _OPENING, None
-        self._open_anew(seat, f"{reason} It could not be replaced:")
-        lost = None
-        if self.restart_envs:
-            self.tables.restarts[seat.first : seat.last] += 1
-            lost = reason, objects
-        self._tell(seat, "lay_out", self._layout, lost)
-        self._tell(seat, "stamp", self._is_stamped)
-        if self.infos is not None:
-            self._tell(seat, "share_infos", self._info_keys)
-        seat.awaits, seat.since, seat.is_ready = awaits, time.monotonic(), True
-        if awaits:
-            seat.command = command
-            self._write(seat, command)
-        payload = dumps([None])  # its episode is lost, so is the action
-        for env_id in sorted(self._sent.intersection(range(seat.first, seat.last))):
-            self._write(seat, HEAD.pack(SEND, env_id, self.number, len(payload)) + payload)
-
-    def _open_anew(self, seat: _Seat, failed: str) -> None:
-        """Start a worker and have it make its envs, or raise WorkerDiedError."""
+        number, command, sent = seat.awaits, seat.command, sorted(seat.sent)
+        self._left -= number > 0
         try:
             with forked_with_one_openblas_thread():
-                self._start(seat, choose_method(self._context))
+                self._start(seat, choose_method(self.plan.context))
+            self._make([seat])
         except Exception as error:  # factories are pickled again, unless forked
-            raise WorkerDiedError(f"{failed} {error!r}") from error
-        payload = message("open", self.restart_envs)
-        self._write(seat, HEAD.pack(ASK, 0, _OPENING, len(payload)) + payload)
-        begin, note = time.monotonic(), Deadline(_FIRST_NOTE_S)
-        while seat.awaits and seat not in self._dead:
-            if not self._serve(_LOOK_S):
-                self._look()
-            if note.is_over:
-                note = self._note_making([seat], begin)
-        try:
-            self._opened(seat)
-        except EnvCreationError as error:
-            raise WorkerDiedError(f"{failed} {error}") from error
+            told = error if isinstance(error, EnvCreationError) else repr(error)
+            raise WorkerDiedError(f"{reason} It could not be replaced: {told}") from error
+        restarts = self.plan.restart_envs
+        self.tables.restarts[seat.first : seat.last] += restarts
+        lost = (reason, objects) if restarts else None
+        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, self._info_keys)
+        seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
+        if number:
+            self._command(seat, number, command)
+        for env_id in sent:  # its episode is lost, so is the action
+            self._write(seat, frame(Kind.SEND, env_id, self.number, dumps([None])))
 
     def forget_rows(self) -> None:
         """Forget the envs that were sent; what comes of them is dropped."""
         self._since = self._places[0] = self.number + 1
-        self._sent.clear()
         self.ready.clear()
+        self._own_tasks.clear()
         for seat in self.seats:
-            seat.num_sent = 0
+            seat.sent.clear()
 
     def give_up(self) -> None:
         """Forget all that was asked for, and replace the workers that can't go on.
@@ -649,94 +665,75 @@ class Pool:
         bytes were read or written. After an exception those are late that don't answer within a
         few seconds, as their env may hang. What the others still answer is dropped.
         """
-        late = [s for s in self.seats if self.timed_out and (s.awaits or s.num_sent)]
         for seat in self.seats:
-            seat.is_ready &= not (seat.is_cut or seat in late or seat in self._dead)
-            seat.is_ready &= seat.process is not None
+            is_late = self.timed_out and seat.is_busy
+            is_broken = seat.is_cut or seat.process is None or seat in self._dead
+            seat.is_ready &= not (is_late or is_broken)
             seat.awaits = 0
-            if not seat.is_ready and seat.channel is not None:
+            if not seat.is_ready:
                 self._forget(seat)
         self._dead.clear()
         self.forget_rows()
-        if not self.timed_out:
-            self._find_answering([seat for seat in self.seats if seat.is_ready])
-        self._left = 0
-        for seat in self.seats:
-            if not seat.is_ready:
-                why = "had not answered in time" if self.timed_out else "was cut off"
-                told = f"{seat} was replaced by `reset`, as it {why}."
-                self._replace(seat, told, Counter())
-        self.timed_out = self.is_cut = False
-
-    def _find_answering(self, seats: Sequence[_Seat]) -> None:
-        """Ask workers for a sign of life; those that give none in time are no longer ready."""
-        self.number += 1
-        payload = message("ping")
-        frame = HEAD.pack(ASK, 0, self.number, len(payload)) + payload
-        for seat in seats:
-            self._command(seat, self.number, frame)
-        deadline = Deadline(_GRACE_S)
-        while any(s.awaits and s not in self._dead for s in seats) and not deadline.is_over:
+        asked = [seat for seat in self.seats if seat.is_ready and not self.timed_out]
+        self.number, deadline = self.number + 1, Deadline(_GRACE_S)
+        for seat in asked:
+            self._command(seat, self.number, ask(self.number, "ping"))
+        while any(s.awaits and s not in self._dead for s in asked) and not deadline.is_over:
             self._serve(min(_LOOK_S, deadline.left()))
-        for seat in seats:
+        for seat in asked:
             seat.is_ready = not seat.awaits and seat not in self._dead
             seat.awaits = 0
+        self._left = 0
+        why = "had not answered in time" if self.timed_out else "was cut off"
+        for seat in self.seats:
+            if not seat.is_ready:
+                self._replace(seat, f"{seat} was replaced by `reset`, as it {why}.", Counter())
+        self.timed_out = self.is_cut = False
 
     # -- end ---------------------------------------------------------------------------------
 
-    def let_go(self) -> None:
-        """Let go of the shared memory, after the end."""
-        self.memory.close()
-        for name in ("memory", "own", "tables", "infos", "writer", "_places", "_layout"):
-            vars(self).pop(name, None)
-
     def stop(self, deadline: Deadline) -> None:
-        """Let workers close their envs and end, until the deadline; then kill them.
-
-        What they have started ends with them.
-        """
+        """Let workers close their envs and end, until the deadline; then kill them."""
         if not self.is_owner:
             return
+        note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
         try:
             for seat in self.seats:
                 if seat.process is not None and seat.is_cut:
                     seat.process.kill()
                 elif seat.process is not None and not deadline.is_over:
-                    self._write(seat, HEAD.pack(CLOSE, 0, 0, 0))
-            note = Deadline(_CLOSE_NOTE_S)
-            while (left := self._selector.get_map()) and not deadline.is_over:
-                self._serve(min(deadline.left(), note.left(), _LOOK_S))
-                seats = [self.seats[key.data] for key in left.values()]
-                for seat in seats:
-                    if seat.process is None or not seat.process.is_alive():
-                        self._forget(seat)
-                if note.is_over and left:
+                    self._write(seat, frame(Kind.CLOSE, 0, 0))
+            while (left := [s for s in self.seats if s.is_alive()]) and not deadline.is_over:
+                if note.is_over:
                     note, most_s = Deadline(_FIRST_NOTE_S), deadline.timeout or 0
-                    told = "close waits for the envs of %s, at most %.0f s in all"
-                    _logger.warning(told, _some(list(map(str, seats))), most_s)
-            for seat in self.seats:
-                if seat.process is not None and not deadline.is_over:
-                    seat.process.join(min(deadline.left(), note.left()))
-                    if note.is_over and seat.process.is_alive():
-                        told = "close waits for threads or processes that envs of %s have started"
-                        _logger.warning(told, seat)
-                        seat.process.join(deadline.left())  # its queues are written out meanwhile
+                    told = "close waits for envs, or what they have started, of %s, at most %.0f s"
+                    _logger.warning(told, _some(list(map(str, left))), most_s)
+                wait = self._serve if self._selector.get_map() else time.sleep
+                wait(min(deadline.left(), pause_s))
+                pause_s = min(2 * pause_s, 0.02)
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """End all that is left of the workers."""
+        """End all that is left, and let go of the memory; nothing happens the second time."""
         if not self.is_owner:
             return
         with interrupts_later():  # a second Ctrl-C would leave some of them
             for seat in self.seats:
-                if seat.process is not None and seat.process.is_alive():
+                if seat.process is not None and seat.is_alive():
                     seat.process.kill()
             for seat in self.seats:
                 self._end(seat)
             self._watcher.close()
             self._selector.close()
             _pools.discard(self)
+        own, self._own_envs = self._own_envs, []
+        close_envs(own)
+        if hasattr(self, "memory"):
+            self.memory.close()
+            vars(self.own or self).pop("group", None)  # a cycle, which would hold the memory
+            for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
+                vars(self).pop(name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Kill the workers if Ctrl-C came before anybody had their vector env."""
@@ -746,3 +743,18 @@ class Pool:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
+    """Return the spaces of a registered env, which a process that ends at once makes."""
+    factories: list[Callable[[], Env]] = [partial(gym.make, env_id)]
+    plan = plan._replace(factories=factories, bounds=[0, 1], at_once=None, publish={})
+    pool = Pool(plan._replace(restart_envs=False, spaces=None, shows_progress=False))
+    try:
+        spaces, _ = pool.open()
+        return spaces.single_observation_space, spaces.single_action_space
+    except EnvCreationError as error:
+        error.add_note(f"It was to say what spaces={env_id!r} are.")
+        raise
+    finally:
+        pool.stop(Deadline(_FAILED_S))

@@ -37,20 +37,13 @@ from vecenv.machine import is_portable, loaded_libraries, num_threads
 from vecenv.workers.channel import Channel
 from vecenv.workers.memory import Memory
 
-__all__ = [
-    "ChildSetup",
-    "Process",
-    "StartMethod",
-    "choose_method",
-    "set_up_child",
-    "start_process",
-    "why_not_fork",
-]
+__all__ = ["ChildSetup", "Process", "choose_method", "set_up_child", "start_process"]
 
 atexit.register(close_all)  # before `multiprocessing` waits for its processes, so after its import
 _logger = logging.getLogger("vecenv")
 _said: set[str] = set()  # warnings that have been given in this process
 _FRESH = ("forkserver", "spawn")
+_LIBRARIES = ("multiprocess", "multiprocessing")
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
 # Of a fresh interpreter. Its folders come first, as they say what all other imports find.
@@ -63,12 +56,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 class StartMethod(NamedTuple):
-    """How processes start.
-
-    Attributes:
-        is_fork: Whether they are forked.
-        why_not_fork: Why not, if that would have been our choice.
-    """
+    """Whether processes are forked, and why not if that would have been our choice."""
 
     is_fork: bool
     why_not_fork: str | None = None
@@ -79,34 +67,23 @@ def choose_method(method: str | None) -> StartMethod:
 
     Args:
         method: "fork"; "forkserver" or "spawn" for a fresh interpreter; None for what the user has
-            set with `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if
-            there is nothing, for forks where they are harmless. Whether they are takes a
-            millisecond to find out.
+            set with `set_start_method` of `multiprocess` or `multiprocessing`, else for forks where
+            they are harmless. Whether they are takes a millisecond to find out.
     """
     if method not in (None, "fork", *_FRESH):
         raise ValueError(f"context is {method!r}, expected 'fork', 'forkserver', 'spawn' or None")
     if multiprocessing.current_process().daemon:  # which may not fork processes that have children
         return StartMethod(False)
-    method = method or _set_by_user()
-    if method is not None:
+    # Asking for the start method fixes it, and the system's default is nobody's wish.
+    libraries: Any = filter(None, map(sys.modules.get, _LIBRARIES))
+    known = (
+        (lib.get_start_method(allow_none=True), lib.get_all_start_methods()) for lib in libraries
+    )
+    method = method or next((found for found, most in known if found not in (None, most[0])), None)
+    if method is not None or is_portable():
         return StartMethod(method == "fork")
-    if is_portable():
-        return StartMethod(False)
     reason = why_not_fork()
     return StartMethod(reason is None, reason)
-
-
-def _set_by_user() -> str | None:
-    """Return the start method that the user has set; None if it is the system's default.
-
-    Asking for the start method fixes it, so the default says nothing about users' wishes.
-    """
-    for library in (sys.modules.get("multiprocess"), multiprocessing):
-        if library is not None:
-            method = library.get_start_method(allow_none=True)
-            if method is not None and method != library.get_all_start_methods()[0]:
-                return method
-    return None
 
 
 def start_process(
@@ -119,18 +96,9 @@ def start_process(
 ) -> tuple[Process, Channel]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
-    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C.
-
-    Factories that can't be pickled are forked all the same if a fresh interpreter was our choice,
-    and the log says so.
-
-    Args:
-        method: See `choose_method`.
-        target: A function of a module.
-        name: Of the process.
-        factories: Of envs.
-        *args: What can be pickled; a `Memory` is shared.
-        variables: Of the environment, for a fresh interpreter, which has them from its start.
+    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. Factories that
+    can't be pickled are forked all the same if a fresh interpreter was our choice, which the log
+    says. A fresh interpreter has the environment's `variables` from its start.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     authkey = bytes(multiprocessing.current_process().authkey)
@@ -145,10 +113,12 @@ def start_process(
                     "context='fork', without worker_env, needs no pickling."
                 )
                 raise
-            _warn_once(
+            text = (
                 f"workers are forked, which may hang as {method.why_not_fork}: their factories "
                 f"can't be pickled ({type(error).__name__}: {error})"
             )
+            _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
+            _said.add(text)
             method = StartMethod(True)
     here, there = Channel.pair()
     try:
@@ -253,11 +223,18 @@ def _start_fresh(
 ) -> subprocess.Popen:
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
-    is_windows = sys.platform == "win32"
+    methods = {
+        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
+        for name in _LIBRARIES
+        if name in sys.modules
+    }
+    # Not those for users' categories, whose modules are not to be imported before the factories.
+    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
     told = io.BytesIO()  # all but the channel before there is a process, as it may raise
     pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
-    pickle.dump(_surroundings(), told)
+    pickle.dump((list(getattr(sys, "argv", [])), filters, methods), told)
     pickle.dump((target, child, args), told)
+    is_windows = sys.platform == "win32"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
@@ -272,44 +249,26 @@ def _start_fresh(
     return process
 
 
-def _surroundings() -> dict[str, Any]:
-    """Return what of this process is not inherited: filters of warnings, start methods."""
-    methods = {
-        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
-        for name in ("multiprocessing", "multiprocess")
-        if name in sys.modules
-    }
-    # Not those for users' categories, whose modules are not to be imported before the factories.
-    filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
-    return {"argv": list(getattr(sys, "argv", [])), "filters": filters, "methods": methods}
-
-
 def be_fresh(file: Any) -> None:
     """Be a fresh interpreter: do what `_start_fresh` has written."""
-    setting = pickle.load(file)
-    sys.argv[:] = setting["argv"]
+    argv, filters, methods = pickle.load(file)
+    sys.argv[:] = argv
     warnings.resetwarnings()
-    warnings.filters.extend(setting["filters"])  # type: ignore[attr-defined]  # typeshed says Sequence
-    for library, method in setting["methods"].items():
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]  # typeshed says Sequence
+    for library, method in methods.items():
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
     target, child, args = pickle.load(file)
-    channel = pickle.load(file)
+    files = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if isinstance(channel, bytes):
-        shared_socket: Any = socket.fromshare(channel)  # type: ignore[attr-defined]  # of Windows
-        channel = shared_socket, shared_socket
+    if isinstance(files, bytes):
+        files = (socket.fromshare(files),) * 2  # type: ignore[attr-defined]  # of Windows
     else:
-        for number in channel:
+        for number in files:
             os.set_inheritable(number, False)
-    target(Channel(*channel), child, *args)
-
-
-def _warn_once(text: str) -> None:
-    _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
-    _said.add(text)
+    target(Channel(*files), child, *args)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------
@@ -333,23 +292,18 @@ def why_not_fork() -> str | None:
         if library.startswith(_DEVICES):
             return f"{library} has been loaded"
     if num_threads() > 1:
-        _let_libraries_prepare()
+        with interrupts_later():
+            with warnings.catch_warnings():
+                # Python 3.12 counts threads too, and knows less of them.
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all
+                os.waitpid(pid, 0)
         if (count := num_threads()) > 1:
             return f"this process has {count} threads"
     return None
-
-
-def _let_libraries_prepare() -> None:
-    """Fork a child that ends at once: libraries do before a fork what they must."""
-    with interrupts_later():
-        with warnings.catch_warnings():
-            # Python 3.12 counts threads too, and knows less of them.
-            warnings.simplefilter("ignore")
-            pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all
-            os.waitpid(pid, 0)
 
 
 # -- what a process for envs does first ------------------------------------------------------------
@@ -360,8 +314,7 @@ class ChildSetup(NamedTuple):
 
     Attributes:
         name: Of the process.
-        factories: Of envs: a list for a fork, otherwise the specs of the caller's env ids and that
-            list, both pickled.
+        factories: Of envs, for a fork; otherwise the caller's registry and these, both pickled.
         caller_pid: Whom to follow into the end.
         is_own_child: Whether the caller's main thread starts it, see `end_with_caller`.
         authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
@@ -383,11 +336,21 @@ class ChildSetup(NamedTuple):
 
 
 def set_up_child(setup: ChildSetup, channel: Channel) -> None:
-    """Leave signals to the caller, end with it, lead a group of processes, and use one thread."""
+    """Leave signals to the caller, end with it, lead a group of processes, and use one thread.
+
+    Job schedulers send SIGTERM to all processes, and the caller saves first.
+    """
+    worker = os.getpid()
+
+    def stay(number: int, frame: Any) -> None:  # programs would inherit that it is ignored
+        if os.getpid() != worker:  # a fork that an env has made
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, stay)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
     if hasattr(signal, "SIGCHLD"):  # not in Windows
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
-    _leave_sigterm_to_caller()
     process = multiprocessing.current_process()
     process.name, process.authkey = setup.name, setup.authkey
     if hasattr(os, "setpgid"):  # which Windows has not
@@ -400,18 +363,3 @@ def set_up_child(setup: ChildSetup, channel: Channel) -> None:
     if sys.platform == "linux":  # sleeps in envs end on time, where 50 us would be added to each
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     limit_threads()
-
-
-def _leave_sigterm_to_caller() -> None:
-    """Stay when SIGTERM comes: job schedulers send it to all processes, and the caller saves first.
-
-    A function, because programs that envs start would inherit that a signal is ignored.
-    """
-    owner = os.getpid()
-
-    def stay(number: int, frame: Any) -> None:
-        if os.getpid() != owner:  # a fork that an env has made
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    signal.signal(signal.SIGTERM, stay)

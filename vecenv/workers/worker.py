@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from vecenv.core.faults import EnvFault, leave_if_copied
 from vecenv.core.pickling import loads
 from vecenv.core.restarts import with_restarts
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import CLOSE, DONE, HEAD, ROW, SEND, STEP, Channel
+from vecenv.workers.channel import HEAD, Channel, Kind, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
-from vecenv.workers.rows import Layout, Tables
+from vecenv.workers.rows import InfoKey, Layout, Tables
 from vecenv.workers.starting import ChildSetup, set_up_child
 
 __all__ = ["run_worker"]
@@ -55,56 +55,48 @@ class _Worker:
         self._places: Any = memoryview(memory.allocate((worker + 2, 8), np.int64)[:, 0])  # type: ignore[arg-type]  # typeshed before 3.12
         self._place = self._places[-1:]
         self._factories: list[Callable[[], Env]] = []
-        self._envs: list[Env] = []
+        self._envs: list[Env] = []  # also where there is no chunk, as another worker's have failed
         self._chunk: Any = None  # a `Chunk`, once the layout is known
         self._stamps: EnvStamps | None = None
 
     def run(self) -> None:
         """Carry out commands until told to stop or the caller is gone, then close the envs."""
-        while True:
-            head = self._read(HEAD.size)
-            kind, argument, number, size = HEAD.unpack(head) if head else (CLOSE, 0, 0, 0)
+        while head := self._read(HEAD.size):
+            kind, env_id, number, size = HEAD.unpack(head)
             payload = self._read(size) if size else b""
-            if kind == CLOSE:
-                break
-            if kind == STEP:
-                self._step(DONE, self._first, number, payload)
-            elif kind == SEND:
+            if kind == Kind.STEP:
+                self._step(Kind.DONE, self._first, number, payload)
+            elif kind == Kind.SEND:
                 if number >= self._places[0]:  # or it was given up
-                    self._step(ROW, argument, number, payload)
+                    self._step(Kind.ROW, env_id, number, payload)
+            elif kind == Kind.CLOSE:
+                break
             else:
                 self._carry_out(number, payload)
-        # The envs of another worker may not have been made, so that there is no chunk.
-        close_envs(self._envs if self._chunk is None else self._chunk.group.envs)
+        close_envs(self._envs)
 
     def _read(self, size: int) -> bytes:
         """Return the next bytes; none if the caller is gone."""
         found = self._channel.recv(size)
-        if len(found) == size:
-            return found
-        parts = bytearray(found)
-        while found and len(parts) < size:
-            found = self._channel.recv(size - len(parts))
-            parts += found
-        return bytes(parts) if len(parts) == size else b""
-
-    def _reply(self, kind: int, env_id: int, number: int, answer: Answer | None) -> None:
-        """Answer a command that is about env `env_id`, or about all from that one on."""
-        pickled = b""
-        if answer is not None:
-            pickled = answer.sent or answer.pickled(env_id, self._worker)
-        frame = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
-        if (sent := self._channel.send(frame)) < len(frame):  # there is no room for more
-            self._channel.send_all(frame[sent:])
+        while 0 < len(found) < size:
+            part = self._channel.recv(size - len(found))
+            found = found + part if part else b""
+        return found
 
     def _step(self, kind: int, env_id: int, number: int, payload: bytes) -> None:
+        """Step env `env_id`, or all from that one on, and answer."""
         try:
             actions = loads(payload) if payload else None
         except BaseException as error:  # users' classes
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
-            answer = self._chunk.step(actions, env_id - self._first if kind == ROW else None)
-        self._reply(kind, env_id, number, answer)
+            answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
+        pickled = b""
+        if answer is not None:
+            pickled = answer.sent or answer.pickled(env_id, self._worker)
+        reply = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
+        if (sent := self._channel.send(reply)) < len(reply):  # there is no room for more
+            self._channel.send_all(reply[sent:])
 
     def _carry_out(self, number: int, payload: bytes) -> None:
         """Call a method of this worker or of its chunk; answer if that returns something."""
@@ -116,7 +108,8 @@ class _Worker:
         else:
             answer = getattr(self if hasattr(self, name) else self._chunk, name)(*request)
         if answer is not None:
-            self._reply(DONE, self._first, number, answer)
+            pickled = answer.pickled(self._first, self._worker)
+            self._channel.send_all(frame(Kind.DONE, self._first, number, pickled))
 
     def _failed(self, error: BaseException, env_id: int, call: str) -> Answer:
         """Return what went wrong before an env was called."""
@@ -130,28 +123,37 @@ class _Worker:
 
     def open(self, goes_on: bool) -> Answer:
         """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
-        worker, first = self._worker, self._first
         try:
             self._factories = self._child.load()
-            made = make_envs(self._factories, first, worker, self._place, goes_on)
+            made = make_envs(self._factories, self._first, self._worker, self._place, goes_on)
             self._envs, fault = made
-            found = [] if fault else [EnvSpaces.of(self._envs)]
+            return Answer(
+                [] if fault else [EnvSpaces.of(self._envs)], errors=[fault] if fault else []
+            )
         except BaseException as error:  # reading factories and spaces runs code of users' classes
-            env_id = first + getattr(error, "env_index", 0)
-            found, fault = [], EnvFault.of(error, env_id, worker, "creation")
-        return Answer(found, errors=[fault] if fault else [])
+            return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
-    def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None) -> None:
-        """Take notice of where everything is, and of how a former worker and its episodes ended."""
+    def lay_out(
+        self,
+        layout: Layout,
+        lost: tuple[str, list[Any]] | None = None,
+        is_stamped: bool = False,
+        keys: Sequence[InfoKey] = (),
+    ) -> None:
+        """Take notice of where everything is, and of what a former worker has left and knew."""
         if layout.caller_steps:
             self._channel.be_patient()
-        envs, last = self._envs, self._first + len(self._envs)
-        tables = Tables(self._memory, layout, self._first, last)
+        first, last = self._first, self._first + len(self._envs)
+        tables = Tables(self._memory, layout, first, last)
         if layout.restart_envs:
-            envs = with_restarts(envs, self._factories, tables.restarts, is_callers=False)
-        self._chunk = Chunk(envs, self._worker, self._first, layout, tables, self._place)
+            counts = tables.restarts
+            self._envs = with_restarts(self._envs, self._factories, counts, is_callers=False)
+        self._chunk = Chunk(self._envs, self._worker, first, layout, tables, self._place)
         if lost is not None:
             self._chunk.lose_episodes(*lost)
+        self.stamp(is_stamped)
+        if keys:
+            self._chunk.share_infos(keys)
 
     def stamp(self, is_on: bool) -> None:
         """Stamp the envs' steps from now on, or no longer."""
