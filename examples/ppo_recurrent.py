@@ -1,7 +1,7 @@
 """PPO with a GRU in one file: CartPole without its velocities, about 495 of 500 points, a minute.
 
     python examples/ppo_recurrent.py
-    vecenv train MaskedCartPole-v1 --algo examples/ppo_recurrent.py      # in the folder examples
+    vecenv train BlindCartPole-v1 --algo examples/ppo_recurrent.py      # in the folder examples
 
 The policy sees the position of the cart and the angle of the pole alone; it has to remember them to
 know how fast they change. Without memory episodes last about 50 steps. The rollout keeps the state
@@ -28,7 +28,7 @@ from vecenv.learn import EvaluationResult, evaluate
 
 @dataclass
 class Options:
-    env_id: str = "MaskedCartPole-v1"  # registered id, also "module:id"
+    env_id: str = "BlindCartPole-v1"  # registered id, also "module:id"
     total_steps: int = 204_800  # env steps
     num_envs: int = 16  # envs stepped side by side
     num_steps: int = 128  # steps of each env per update
@@ -54,7 +54,7 @@ class WithoutVelocities(gym.ObservationWrapper):
 
 
 gym.register(
-    "MaskedCartPole-v1", entry_point=lambda **_: WithoutVelocities(), max_episode_steps=500
+    "BlindCartPole-v1", entry_point=lambda **_: WithoutVelocities(), max_episode_steps=500
 )
 
 

@@ -42,7 +42,7 @@ def draw_peers(path, monkeypatch):
 
 def draw_stepping(path, monkeypatch):
     methods = [
-        SimpleNamespace(name=name, rate=rate, num_envs=2, parts={"env compute": 1e6 / rate})
+        SimpleNamespace(name=name, rates=[rate], num_envs=2, parts={"env compute": 1.0})
         for name, rate in RATES.items()
     ]
     load_example("compare_stepping").draw({2: methods}, path)

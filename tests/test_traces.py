@@ -213,13 +213,13 @@ def test_check_makes_the_envs_that_it_checks(traced, capsys):
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-def test_a_training_makes_its_envs_those_of_its_evaluation_and_one_for_the_spaces(traced, capsys):
+def test_a_training_makes_its_envs_those_of_its_evaluations_and_one_for_the_spaces(traced, capsys):
     few = ["--total-steps", "64", "--num-envs", "3", "--num-steps", "8", "--eval-episodes", "2"]
     assert main(["train", "Traced-v0", *few, "--save", "run"]) == 0
-    assert traces(traced)["made"] == 1 + 3 + 2
+    assert traces(traced)["made"] == 1 + 3 + 2 + 2  # played twice
     traced.unlink()
     assert main(["train", "Traced-v0", "--algo", "ppo", *few, "--save", "other"]) == 0
-    assert traces(traced)["made"] == 3 + 2
+    assert traces(traced)["made"] == 3 + 2 + 2
     traced.unlink()
     assert main(["play", "Traced-v0", "--policy", "run", "--episodes", "2"]) == 0
     assert traces(traced)["made"] == 2

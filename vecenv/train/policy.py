@@ -150,9 +150,10 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         ValueError: It is no run, or was made by other code than `code`.
         ImportError: stable-baselines3 is not installed.
 
-    Example:
-        >>> policy = load_policy("runs/CartPole-v1-ppo")  # doctest: +SKIP
-        >>> action = policy(obs)  # doctest: +SKIP
+    Two lines in a script of one's own::
+
+        policy = vecenv.load_policy("runs/CartPole-v1-ppo")
+        action = policy(obs)
     """
     path = Path(path)
     if not path.exists():

@@ -448,6 +448,8 @@ class AsyncVectorEnv(GymVecEnv):
             InfoError: The infos can't be batched; the rest has been taken in.
         """
         pool, entries = self._pool, {}
+        if not found and pool.infos is None:
+            return {}
         for first, _, answer in found:
             for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first : first + len(items)] = items
