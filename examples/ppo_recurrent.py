@@ -53,9 +53,7 @@ class WithoutVelocities(gym.ObservationWrapper):
         return observation[::2]
 
 
-gym.register(
-    "BlindCartPole-v1", entry_point=lambda **_: WithoutVelocities(), max_episode_steps=500
-)
+gym.register("BlindCartPole-v1", entry_point=lambda **_: WithoutVelocities(), max_episode_steps=500)
 
 
 class Agent(nn.Module):

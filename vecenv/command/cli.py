@@ -162,7 +162,7 @@ def _options_of_training(
     )
     fields = {field.name for field in dataclasses.fields(module.Options)}
     own: dict[str, Any] = {name: chosen.env for name in ("env_id", "env") if name in fields}
-    if not own:
+    if not own and chosen.algorithm not in trainers.OF_ENVS.values():
         raise ValueError(
             f"{chosen.algorithm} trains in an env of its own: its Options have neither env_id nor "
             "env; run it by python"

@@ -27,7 +27,7 @@ from vecenv.core.masks import (
 )
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.reopening import read_reopened
-from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
+from vecenv.core.rows import ArrayRows, ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
@@ -500,8 +500,10 @@ class GymVecEnv(VecEnv):
 
     def _observations(self) -> Any:
         """Return the observations that are in the own rows."""
-        batch = self._rows.obs.batch()
-        return copy_batch(batch) if self.copy else batch
+        rows = self._rows.obs
+        if isinstance(rows, ArrayRows):
+            return rows.array.copy() if self.copy else rows.array
+        return copy_batch(rows.batch()) if self.copy else rows.batch()
 
     def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
         """Return what `step` does, from `rows`: the own ones, or those of `out`."""
