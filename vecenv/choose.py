@@ -24,6 +24,7 @@ _logger = logging.getLogger("vecenv")
 _PROBE_S = 10.0  # after which a trial is given up
 _HANDOVER_S = 100e-6  # what handing a step to workers and back costs a caller that computes between
 _CLEARLY = 1.1  # how much faster workers must be: one process is less at the mercy of others
+_SHORT_S = 10e-3  # a step of all envs, of which the caller does a share rather than wait for it
 _MOST_WAITING = 64  # workers for envs that wait
 # A hint is given after so many steps, of steps that take longer and a gain by workers above that.
 _HINT_STEPS, _HINT_S, _HINT_GAIN = 100, 200e-6, 1.5
@@ -50,9 +51,9 @@ def choose_backend(
 
     This happens in a process that is thrown away, so hanging and crashing do no harm here. Envs
     that mostly wait (sleep, network, disk) go to workers, which overlap their waiting; others if
-    their steps, shared by one worker per core, are clearly faster with what handing them over
-    costs. If the trial fails, which is a warning in the log, envs are stepped here, unless they
-    end their process: workers keep those out of this one.
+    their steps, shared by all cores, are clearly faster with what handing them over costs; of
+    short ones the caller does a share. If the trial fails, which is a warning in the log, envs are
+    stepped here, unless they end their process: workers keep those out of this one.
 
     Args:
         env_fns: One factory per env.
@@ -94,6 +95,9 @@ def _judge(probe: Probe, num_envs: int) -> Choice:
     step_s = probe.step_s * num_envs
     reason = f"a step of all {num_envs} envs takes about {duration(step_s * 1e9)} in one process"
     if _gain(step_s, num_envs, min(num_envs, cores)) > _CLEARLY:
+        if step_s < _SHORT_S:
+            others = f"{cores - 1} worker{'s' * (cores > 2)}"
+            return Choice("async", {"caller_steps": True}, f"{reason}; {others} share it with this")
         return Choice("async", {}, f"{reason}, enough to be shared by {cores} workers")
     return Choice("sync", {}, f"{reason}, too little to be handed over")
 

@@ -146,15 +146,21 @@ def trial(found):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "cores", "backend"),
-    [(4e-5, 2, "async"), (2e-5, 2, "sync"), (2e-5, 8, "async"), (1e-2, 1, "sync")],
+    ("step_s", "cores", "expected"),
+    [
+        (4e-5, 2, ("async", {"caller_steps": True})),
+        (2e-5, 2, ("sync", {})),
+        (2e-5, 8, ("async", {"caller_steps": True})),
+        (1e-2, 2, ("async", {})),
+        (1e-2, 1, ("sync", {})),
+    ],
 )
 def test_workers_are_chosen_where_sharing_a_step_pays_for_handing_it_over(
-    step_s, cores, backend, monkeypatch
+    step_s, cores, expected, monkeypatch
 ):
     monkeypatch.setattr(choose, "usable_cores", lambda: cores)
     choice = trial(Probe(1e-4, step_s, False))
-    assert (choice.backend, choice.options) == (backend, {})
+    assert (choice.backend, choice.options) == expected
     assert choice.reason.startswith("a step of all 8 envs takes about ")
 
 
