@@ -54,7 +54,7 @@ _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
 Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NO_IDS = np.zeros(0, np.int64)
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # the first is what envs return
 _SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
@@ -452,8 +452,11 @@ class ColumnReader:
 
     def __init__(self, layout: RowLayout):
         fields, self._layout = layout.fields, layout
-        self._is_flat = layout.obs == ["obs"]
         self._others = ("actions", *_FLAGS, *layout.extras)
+        is_flat = layout.obs == ["obs"] and layout.frames is None
+        self._flat = (
+            operator.itemgetter("rewards", *self._others, "obs", "next_obs") if is_flat else None
+        )
         kinds = [(name, fields[name]) for name in self._others]
         for prefix in ("", "next_") if layout.frames is None else ():
             kinds += [(prefix + path, fields[path]) for path in layout.obs]
@@ -476,7 +479,7 @@ class ColumnReader:
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit.
         """
-        rewards, leaves = self._flatten(columns, optional)
+        rewards, *leaves = self._flatten(columns, optional)
         # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
         # does not warn of sums that are not.
         is_plain = rewards.__class__ is np.ndarray and rewards.dtype in _FLOATS
@@ -496,15 +499,19 @@ class ColumnReader:
                 if value is None:  # or a leaf of an observation is
                     self._check_names(columns, optional)
                 found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
-        for name in optional & columns.keys():
+        for name in optional & columns.keys() if optional else ():
             field = self._layout.fields[name]
             array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
             found[name] = _stored(array, field.dtype)
         return found
 
-    def _flatten(self, columns: Mapping[str, Any], optional: Set[str]) -> tuple[Any, list[Any]]:
-        """Rewards, and what is given for each of the other fields."""
+    def _flatten(self, columns: Mapping[str, Any], optional: Set[str]) -> Sequence[Any]:
+        """Rewards, then what is given for each of the other fields."""
         try:
+            if self._flat is not None and len(columns) == len(self._names):
+                found = self._flat(columns)
+                if found[0] is not None:
+                    return found
             obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
             leaves = [columns[name] for name in self._others]
         except KeyError:
@@ -514,12 +521,10 @@ class ColumnReader:
         if not is_whole or obs is None or following is None or rewards is None:
             self._check_names(columns, optional)
         if self._layout.frames is not None:
-            return rewards, leaves
-        if self._is_flat:
-            return rewards, [*leaves, obs, following]
+            return [rewards, *leaves]
         space = self._layout.observation_space
         nests = tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
-        return rewards, leaves + nests
+        return [rewards, *leaves, *nests]
 
     def _check_names(self, columns: Mapping[str, Any], optional: Set[str]) -> None:
         given = {name: column for name, column in columns.items() if column is not None}
@@ -573,8 +578,8 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
     rewards = given
     if rewards.__class__ is not np.ndarray or rewards.dtype not in _FLOATS:
         count = _count_rows(given)
-        rewards = read_array("rewards", given, (count,), _FLOATS[0], device)
-        rewards = _stored(rewards, _FLOATS[0])
+        rewards = read_array("rewards", given, (count,), _FLOATS[1], device)
+        rewards = _stored(rewards, _FLOATS[1])
     _count_rows(rewards)
     check_rewards(rewards)
     return rewards

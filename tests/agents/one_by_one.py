@@ -73,7 +73,7 @@ def draw(group, twin, rng):
         return np.array([group.single_action_space.sample() for _ in range(group.num_envs)])
     masks = group.action_masks()
     np.testing.assert_array_equal(twin.action_masks(), masks)
-    sizes = np.atleast_1d(getattr(group.single_action_space, "nvec", group.masks.width))
+    sizes = np.atleast_1d(getattr(group.single_action_space, "nvec", masks.shape[-1]))
     stops = np.cumsum(sizes)[:-1]
     chosen = [[rng.choice(np.flatnonzero(m)) for m in np.split(row, stops)] for row in masks]
     return np.array(chosen)[:, 0] if len(sizes) == 1 else np.array(chosen)
