@@ -135,6 +135,8 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
     Raises:
         BufferMisuseError: It is none and no array that can be made one.
     """
+    if type(given) is torch.Tensor:
+        return given.detach() if given.requires_grad else given
     if isinstance(given, torch.Tensor):
         return given.detach().as_subclass(torch.Tensor)
     array = as_array(name, given)
@@ -233,7 +235,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
         BufferMisuseError: Something else was given.
     """
     tensor = as_tensor(name, given)
-    if tuple(tensor.shape) != tuple(shape):
+    if tensor.shape != shape and tuple(tensor.shape) != tuple(shape):
         raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
     if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
         return read_flags(name, tensor)

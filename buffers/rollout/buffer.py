@@ -394,7 +394,7 @@ class RolloutBuffer(StatefulBuffer):
                     f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
                     "game_columns of the constructor"
                 )
-        rows = [self._storage.tensors[name][t] for name in given]
+        rows = [self._storage.rows[name][t] for name in given]
         found = [
             read_tensor(name, column, row.shape, row.dtype)
             for row, (name, column) in zip(rows, given.items(), strict=True)

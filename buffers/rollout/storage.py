@@ -70,6 +70,7 @@ class RolloutStorage:
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
+        rows: Views of the learner's tensors, one for each step.
         is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`.
@@ -121,6 +122,7 @@ class RolloutStorage:
             slot.valid, slot.autoreset_mode = acting, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env("actions")
+        self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
 
     def _rows_at_env(self, name: str) -> list[Any]:
         column = self.columns[name]
