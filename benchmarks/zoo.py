@@ -233,7 +233,8 @@ def keep_policy(name: str, seed: int) -> None:
     if file.stat().st_size > MAX_POLICY_BYTES:
         shutil.rmtree(target)
         return
-    shutil.copyfile(run / "options.json", target / "options.json")
+    for name in ("options.json", "policy.json"):
+        shutil.copyfile(run / name, target / name)
 
 
 def report() -> None:

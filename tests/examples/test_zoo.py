@@ -9,6 +9,7 @@ import pytest
 import tyro
 from PIL import Image
 
+import vecenv
 from vecenv.command import trainers
 from vecenv.command.cli import main
 
@@ -37,8 +38,11 @@ def test_policies_are_small_and_of_the_present_settings(name):
     assert sum(file.stat().st_size for file in files) < 110_000
     assert {str(file.relative_to(ZOO / name)) for file in files} == {
         "options.json",
+        "policy.json",
         "checkpoint/last.pt",
     }
+    policy = vecenv.load_policy(ZOO / name)  # without making its env
+    assert policy.action_space.contains(policy(policy.observation_space.sample()))
     options = json.loads((ZOO / name / "options.json").read_text())
     values = trainers.read_config(ZOO / f"{name}.toml")
     assert {key: options.get(key) for key in values if key != "algo"} == {

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"total_steps": 0, "eval_episodes": 1}
 RUNS = {
     "ppo": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 8, "normalize": True}),
+    "real": ("ppo", {"env_id": "Pendulum-v1", "num_envs": 2}),
     "gru": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "recurrent": "gru"}),
     "masks": ("ppo", {"env_id": "vecenv:Cage2-v0", "num_envs": 2}),
     "sac": ("sac", {"env_id": "Pendulum-v1"}),
@@ -99,6 +100,9 @@ def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
         policy(np.zeros(3))
     with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
         policy(np.zeros(52), masks=np.ones(3))
+    make_run("real", tmp_path / "real")
+    with pytest.raises(ValueError, match=r"masks are given, but Box.* has none"):
+        vecenv.load_policy(tmp_path / "real")(np.zeros(3), masks=np.ones(1))
     masks = np.zeros(145)
     masks[7] = 1
     assert policy(np.zeros(52), masks) == 7

@@ -108,7 +108,8 @@ class PlaySpaces:
     def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
         self.single_observation_space = single_observation_space
         self.single_action_space = single_action_space
-        self.has_action_masks = True
+        masked = Discrete | MultiDiscrete | MultiBinary
+        self.has_action_masks = isinstance(single_action_space, masked)
         self.resize(1)
 
     def resize(self, num_envs: int) -> None:
@@ -121,6 +122,8 @@ class PlaySpaces:
         self._masks = None
         if masks is None:
             return
+        if not self.has_action_masks:
+            raise ValueError(f"masks are given, but {self.single_action_space} has none")
         found = np.asarray(masks, np.int8)
         found = found[None] if is_one and found.ndim == 1 else found
         expected = self.num_envs, mask_width(self.single_action_space)
