@@ -214,6 +214,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     rest = sac.main(options_for(tmp_path / "half", resume=True, **changed))
     assert whole == rest
     evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
+    assert evaluation.pop("sampled").keys() == evaluation.keys()
     assert evaluation == {"mean": rest.mean, "ci95": rest.ci95}
     states = [
         load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
