@@ -40,9 +40,9 @@ if __name__ == "__main__":
 RECENT = """
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from buffers.replay.buffer import RecentReplayBuffer
+from buffers.replay import buffer as module
 
-buffer = RecentReplayBuffer(1000, Box(-1, 1, (1,)), Discrete(2), seed=1)
+buffer = module.RecentReplayBuffer(1000, Box(-1, 1, (1,)), Discrete(2), seed=1)
 obs, flags = np.zeros((500, 1), np.float32), np.zeros(500, bool)
 step = {"obs": obs, "next_obs": obs, "actions": flags * 1, "rewards": np.arange(500)}
 buffer.add(**step, terminations=flags, truncations=flags)
