@@ -278,9 +278,11 @@ def _read_out(out: Any, rewards: Any, inputs: GaeInputs) -> list[Tensor]:
     for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
         tensor = _read(name, array, rewards, tuple(like.shape), like.dtype)
         is_numpy = isinstance(array, np.ndarray)
-        if not (array.flags.carray if is_numpy else array.is_contiguous()):
+        is_own = array.flags.carray and array.dtype.isnative if is_numpy else array.is_contiguous()
+        if not is_own:  # it would be read into a copy
             raise BufferMisuseError(
-                f"{name} must be C-contiguous, aligned and writeable; pass a new array"
+                f"{name} must be C-contiguous, aligned, writeable and of this machine's byte "
+                "order; pass a new array"
             )
         for other, read in others.items():
             if read is not None and _overlap(tensor, read):
