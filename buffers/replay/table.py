@@ -289,8 +289,8 @@ class Table:
         if count <= limit:
             yield read
             return
-        # As a piece overwrites what those after it may be views of.
-        arrays = dict(self.apart(arrays))
+        # As a piece overwrites what those after it may be views of, also of staged rows.
+        arrays = {path: x if x.base is None else x.copy() for path, x in arrays.items()}
         ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
         if self.once is not None and frames is not None:
             self.once.complete(frames, arrays, self._place(arrays, ids, stops, cuts))

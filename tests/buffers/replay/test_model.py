@@ -166,15 +166,16 @@ ReplayMachine.TestCase.settings = settings(
 test_any_sequence = ReplayMachine.TestCase
 
 
+@pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("kind", CLASSES)
-def test_rows_of_the_buffer_itself_are_added_as_they_were(kind):
+def test_rows_of_the_buffer_itself_are_added_as_they_were(kind, staged):
     """Also more than it holds: the first pieces overwrite what the others are views of."""
     spaces = Discrete(3), Discrete(4)
 
     def filled():
         rng = np.random.default_rng(0)
         more = {"over": "envs"} if kind == "per_env" else {"n_step": 2, "gamma": 0.9}
-        buffer = CLASSES[kind](6, *spaces, num_envs=3, seed=0, **more)
+        buffer = CLASSES[kind](6, *spaces, num_envs=3, seed=0, staged=staged, **more)
         for _ in range(9):
             obs, next_obs = rng.integers(0, 3, (2, 3))
             no = np.zeros(3, bool)
