@@ -417,7 +417,10 @@ def _load_sb3(
     vecnormalize: Path | None,
 ) -> LoadedPolicy:
     """Load a model of stable-baselines3 or sb3-contrib."""
-    model, uses_masks, normalized = load_sb3_model(path, vecnormalize)
+    from vecenv.train.policy import sb3_player
+
+    loaded = load_sb3_model(path, vecnormalize)
+    model = loaded[0]
     envs = make_vec(env_id_of(source), num_envs, **{**source.kwargs, **env_kwargs})
     own = envs.single_observation_space, envs.single_action_space
     theirs = model.observation_space, model.action_space
@@ -426,23 +429,4 @@ def _load_sb3(
     ):
         envs.close()
         raise ValueError(f"{path} was trained with the spaces {theirs}; {source.name} has {own}")
-    state: Any = None
-
-    def act(obs: Any, starts: Any) -> np.ndarray:
-        nonlocal state
-        arrays = normalized(_as_arrays(obs))
-        actions, state = model.predict(arrays, state, starts.numpy(), deterministic=True)
-        return actions
-
-    def act_by_masks(obs: Any, action_masks: Any) -> np.ndarray:
-        masks = action_masks.numpy()
-        arrays = normalized(_as_arrays(obs))
-        return model.predict(arrays, deterministic=True, action_masks=masks)[0]
-
-    return LoadedPolicy(envs, act_by_masks if uses_masks else act, type(model).__name__)
-
-
-def _as_arrays(obs: Any) -> Any:
-    if isinstance(obs, dict):
-        return {name: part.numpy() for name, part in obs.items()}
-    return obs.numpy()
+    return LoadedPolicy(envs, sb3_player(envs, *loaded), type(model).__name__)

@@ -19,10 +19,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.vector.utils import batch_space
 
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options
 
-__all__ = ["Policy", "describe_policy", "load_policy"]
+__all__ = ["Policy", "describe_policy", "load_policy", "sb3_player"]
 
 POLICY_FILE = "policy.json"  # of a run folder: what `load_policy` needs beside options and weights
 _LIBRARY = "vecenv.train."
@@ -79,7 +80,7 @@ class Policy:
         x = _tensors(space, obs, "obs")
         is_one = _first(x).ndim == len(_first_space(space).shape or ())
         if is_one:
-            x = _each(x, lambda part: part[None])
+            x = leaf_by_leaf(lambda part: part[None], x)
         count, spaces = len(_first(x)), self._spaces
         begins = np.full(count, self._act is None) if starts is None else np.asarray(starts, bool)
         begins = np.broadcast_to(begins.reshape(1) if begins.ndim == 0 else begins, (count,))
@@ -230,25 +231,35 @@ def _import_file(path: Path) -> ModuleType:
 
 def _load_sb3(path: Path) -> Policy:
     """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
-    model, uses_masks, normalized = load_sb3_model(path, None)
+    loaded = load_sb3_model(path, None)
+    model = loaded[0]
     spaces = PlaySpaces(model.observation_space, model.action_space)
     spaces.has_memory = hasattr(model.policy, "lstm_actor")
+    name = f"{type(model).__name__} of stable-baselines3"
+    return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
 
-    def make(envs: PlaySpaces) -> Any:
-        state: Any = None
 
-        def act(obs: Any, starts: Any, sample: bool) -> np.ndarray:
-            nonlocal state
-            arrays = normalized(_each(obs, lambda part: part.numpy()))
-            given: dict[str, Any] = {"deterministic": not sample}
-            if uses_masks:
-                return model.predict(arrays, action_masks=envs.action_masks(), **given)[0]
-            actions, state = model.predict(arrays, state, starts.numpy(), **given)
-            return actions
+def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
+    """Return a function of observations that asks a model, as `load_sb3_model` returns it.
 
-        return act
+    Args:
+        envs: Their `action_masks()` are asked for, if the model uses masks.
+        model: Of stable-baselines3 or sb3-contrib.
+        uses_masks: Whether it takes masks.
+        normalized: Normalises arrays of observations.
+    """
+    state: Any = None
 
-    return Policy(spaces, make, f"{type(model).__name__} of stable-baselines3")
+    def act(obs: Any, starts: Any, *, sample: bool = False) -> np.ndarray:
+        nonlocal state
+        arrays = normalized(leaf_by_leaf(lambda part: part.numpy(), obs))
+        given: dict[str, Any] = {"deterministic": not sample}
+        if uses_masks:
+            return model.predict(arrays, action_masks=envs.action_masks(), **given)[0]
+        actions, state = model.predict(arrays, state, starts.numpy(), **given)
+        return actions
+
+    return act
 
 
 # -- observations as nests of tensors --------------------------------------------------------------
@@ -270,12 +281,6 @@ def _tensors(space: Space, obs: Any, where: str) -> Any:
     if array.shape != shape and array.shape[1:] != shape:
         raise ValueError(f"{where} has the shape {array.shape}, expected {shape} or (N, {shape})")
     return torch.from_numpy(np.array(array, order="C"))
-
-
-def _each(x: Any, function: Any) -> Any:
-    if isinstance(x, dict):
-        return {name: _each(part, function) for name, part in x.items()}
-    return tuple(_each(part, function) for part in x) if isinstance(x, tuple) else function(x)
 
 
 def _first(x: Any) -> Any:

@@ -1,7 +1,7 @@
 """PPO on any vector env: vectors, pictures or dicts of them in, any common kind of action out.
 
     vecenv train CartPole-v1 --algo ppo
-    torchrun --nproc-per-node 2 examples/ppo.py --env-id CartPole-v1
+    torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo
 
 J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv 1707.06347).
 """
