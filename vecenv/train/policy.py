@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
-from vecenv.learn import load_checkpoint, load_options
+from vecenv.learn import load_checkpoint, load_options, load_weights
 
 __all__ = ["Policy", "describe_policy", "load_policy", "sb3_player"]
 
@@ -188,7 +188,7 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
             "and from time to time (--save-every)"
         )
     agent = trainer.make_agent(spaces, options)
-    agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+    load_agent(agent, file)
     name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
 
     def make(envs: PlaySpaces) -> Any:
@@ -198,6 +198,19 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         return torch.no_grad()(act)
 
     return Policy(spaces, make, name)
+
+
+def load_agent(agent: Any, file: Path) -> None:
+    """Put the weights of a checkpoint into an agent.
+
+    Raises:
+        ValueError: They are of another agent.
+    """
+    try:
+        load_weights(agent, load_checkpoint(file)["state"]["agent"])
+    except ValueError as error:
+        told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
+        raise ValueError(f"{file} does not fit: {error}; {told}") from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import load_checkpoint
+from vecenv.learn import load_checkpoint, load_weights
 from vecenv.train import ppo
 from vecenv.train.options import placed
 from vecenv.train.ppo import ppo_loss
@@ -228,7 +228,7 @@ class AgentsPPO(Trainer):
         agents = {name: cls.make_agent(group, size, options) for name, group in envs.groups.items()}
         state = load_checkpoint(cls.checkpoint_of(options.save))["state"]
         for name, agent in agents.items():
-            agent.load_state_dict(state[f"{name}/agent"])
+            load_weights(agent, state[f"{name}/agent"])
         return envs, cls.player(envs, agents, options)
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vecenv import learn
+from vecenv import RayVectorEnv, learn
 from vecenv.agents import AgentsVecEnv
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games, load_checkpoint
+from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
 from vecenv.train.options import OptionsError, is_on_device, make_envs
-from vecenv.train.policy import describe_policy
+from vecenv.train.policy import describe_policy, load_agent
+from vecenv.wrappers import RecordInfos
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
 
@@ -126,7 +127,16 @@ class Trainer:
         given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
         if on_device and cls.AUTORESET is not None:
             given["autoreset_mode"] = cls.AUTORESET
-        return make_envs(options, num_envs, on_device=on_device, **given)
+        envs = make_envs(options, num_envs, on_device=on_device, **given)
+        if on_device and (names := getattr(options, "log_infos", ())):
+            if is_on_device(envs) or isinstance(envs, RayVectorEnv):
+                envs.close()
+                raise OptionsError(
+                    f"--log-infos {' '.join(names)}: infos of envs on a device or in Ray's actors "
+                    "stay there; leave it out, or use another backend"
+                )
+            envs = RecordInfos(envs, names)
+        return envs
 
     @staticmethod
     def vector_kwargs(options: Any) -> dict[str, Any]:
@@ -175,7 +185,8 @@ class Trainer:
                 if before // every < self.steps // every:
                     recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
                     rates = {"charts/learning_rate": rate} if (rate := self.learning_rate) else {}
-                    scalars = {self.RETURN: recent, self.SPEED: speed, **rates, **scalars}
+                    infos = self.recorded_infos()
+                    scalars = {self.RETURN: recent, self.SPEED: speed, **rates, **infos, **scalars}
                     run.log(self.steps, scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 self.save_if_due(run, before)
@@ -185,6 +196,12 @@ class Trainer:
         if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
+
+    def recorded_infos(self) -> dict[str, float]:
+        """Return the means of the infos that the options name, since the last time."""
+        if not isinstance(self.envs, RecordInfos):
+            return {}
+        return {f"infos/{name}": mean for name, mean in self.envs.take().items()}
 
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
         """Do something after each update, with what it logs; return True to stop the training."""
@@ -344,6 +361,9 @@ class Trainer:
                 note = told and f"\nof these the table has the first calls only:\n{told}"
                 print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
+            if isinstance(envs, RecordInfos) and (missing := envs.missing):
+                seen = ", ".join(sorted(envs.seen)) or "none"
+                print(f"--log-infos: no step had a number under {', '.join(missing)}; the keys were {seen}")
             envs.close()
             run.draw_curve(title_of(options), cls.BASELINES)
         return run, trainer
@@ -358,8 +378,7 @@ class Trainer:
         torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.make_agent(envs, options).to(getattr(options, "device", "cpu"))
-        saved = load_checkpoint(cls.checkpoint_of(options.save))
-        agent.load_state_dict(saved["state"]["agent"])
+        load_agent(agent, cls.checkpoint_of(options.save))
         return envs, cls.player(envs, agent, options)
 
     @staticmethod
