@@ -363,7 +363,7 @@ class Trainer:
             trainer.finish(run)
             if isinstance(envs, RecordInfos) and (missing := envs.missing):
                 seen = ", ".join(sorted(envs.seen)) or "none"
-                print(f"--log-infos: no step had a number under {', '.join(missing)}; the keys were {seen}")
+                print(f"--log-infos: no number under {', '.join(missing)}; the keys were {seen}")
             envs.close()
             run.draw_curve(title_of(options), cls.BASELINES)
         return run, trainer

@@ -58,22 +58,21 @@ class RecordInfos(VecWrapper):
         final = infos.get("final_info") or {}  # SAME_STEP: of the step that ended the episode
         self.seen.update(key for key in (*infos, *final) if not key.startswith("_"))
         for name, totals in self._totals.items():
-            sources = [(final, part.is_over)] if final else []
-            sources.append((infos, ~part.is_over if final else None))
-            for source, rows in sources:
+            own = part.acted & ~part.is_over if final else part.acted
+            for source, rows in ((final, part.acted & part.is_over), (infos, own)):
                 values, has = _values_of(source, name)
                 if values is None:
                     continue
                 if name in self.missing:
                     self.missing.remove(name)
-                has = has & part.acted if rows is None else has & part.acted & rows
+                has = has & rows
                 for row, chosen in enumerate((has, has & part.is_over)):
                     totals[row] += values[chosen].sum(), np.count_nonzero(chosen)
         return infos
 
 
 def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
-    """Return the numbers (N,) under a name, and bool (N,) whose they are; None if there are none."""
+    """Return the numbers (N,) under a name, None for none, and bool (N,) whose they are."""
     *parents, key = name.split("/")
     for parent in parents:
         inner = infos.get(parent)
