@@ -50,7 +50,7 @@ TARGETS = {
     "vecenv/core/masks.py": _ENVS,
     "vecenv/core/protocol.py": _ENVS,
     "vecenv/workers/chunk.py": _ENVS,
-    "vecenv/workers/pool.py": _ENVS,
+    "vecenv/workers/pool.py": (*_ENVS, "tests/timing"),
     "vecenv/workers/worker.py": _ENVS,
     "vecenv/jit/runner.py": _JIT,
     "vecenv/jit/episodes.py": _JIT,
