@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -25,8 +26,9 @@ from vecenv.learn import load_checkpoint, load_options, load_weights
 
 __all__ = ["Policy", "describe_policy", "load_policy", "sb3_player"]
 
+_logger = logging.getLogger("vecenv")
 POLICY_FILE = "policy.json"  # of a run folder: what `load_policy` needs beside options and weights
-_LIBRARY = "vecenv.train."
+LIBRARY = "vecenv.train."
 
 
 class Policy:
@@ -62,7 +64,7 @@ class Policy:
         Args:
             obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
             masks: Which actions are allowed (N, A), or (A,), 1 and 0 as of `action_masks()`;
-                None allows all.
+                None allows all, which the log says once if there were masks in the training.
             starts: Where an episode begins with this observation, bool (N,), or one bool. None:
                 everywhere in the first call and after `reset`, then nowhere.
             sample: Draw from the policy, by torch's global generator, instead of taking the
@@ -104,7 +106,7 @@ class Policy:
 class PlaySpaces:
     """Stands for a vector env where a policy only wants to know its spaces and masks."""
 
-    has_memory = False
+    has_memory = wants_masks = False
 
     def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
         self.single_observation_space = single_observation_space
@@ -122,6 +124,12 @@ class PlaySpaces:
         """Keep the masks of the next call."""
         self._masks = None
         if masks is None:
+            if self.wants_masks:
+                _logger.warning(
+                    "the policy was trained with action masks and is asked without: it may choose "
+                    "actions that are not allowed; give masks=, as of `action_masks()`"
+                )
+                self.wants_masks = False  # said once
             return
         if not self.has_action_masks:
             raise ValueError(f"masks are given, but {self.single_action_space} has none")
@@ -154,10 +162,10 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         ValueError: It is no run, or was made by other code than `code`.
         ImportError: stable-baselines3 is not installed.
 
-    Two lines in a script of one's own::
+    Two lines in a script of one's own, the second with masks if the env has them::
 
         policy = vecenv.load_policy("runs/CartPole-v1-ppo")
-        action = policy(obs)
+        action = policy(obs)  # or policy(obs, env.action_masks())
     """
     path = Path(path)
     if not path.exists():
@@ -197,6 +205,7 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         envs.has_memory = takes_starts and getattr(agent, "memory", True) is not None
         return torch.no_grad()(act)
 
+    spaces.wants_masks = bool(kept.get("masks"))
     return Policy(spaces, make, name)
 
 
@@ -216,7 +225,7 @@ def load_agent(agent: Any, file: Path) -> None:
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
     """Return the trainer's class of the module that made a run."""
     if code is None:
-        if not made_by.startswith(_LIBRARY) or not made_by.removeprefix(_LIBRARY).isidentifier():
+        if not made_by.startswith(LIBRARY) or not made_by.removeprefix(LIBRARY).isidentifier():
             raise ValueError(
                 f"{home} was made by {made_by}, which is not run unless you name it: "
                 f"load_policy({str(home)!r}, code={made_by!r})"
@@ -248,6 +257,7 @@ def _load_sb3(path: Path) -> Policy:
     model = loaded[0]
     spaces = PlaySpaces(model.observation_space, model.action_space)
     spaces.has_memory = hasattr(model.policy, "lstm_actor")
+    spaces.wants_masks = loaded[1]
     name = f"{type(model).__name__} of stable-baselines3"
     return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
 
@@ -317,15 +327,22 @@ def describe_policy(trainer: type, options: Any, envs: Any) -> dict[str, Any]:
         envs: Of games nothing is kept of the spaces, which are those of their groups.
     """
     module = trainer.__module__
-    if not module.startswith(_LIBRARY):
+    if not module.startswith(LIBRARY):
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
+    env = env_of(options)
+    names = "single_observation_space", "single_action_space"
+    spaces = [_describe(getattr(envs, name, None)) for name in names]
+    masks = getattr(options, "masks", True) and getattr(envs, "has_action_masks", False)
+    return {"trainer": module, "env": env, "spaces": spaces, "masks": bool(masks)}
+
+
+def env_of(options: Any) -> str:
+    """Return the env of a trainer's options as the user wrote it; "" if they have none."""
     env = getattr(options, "env_id", None) or getattr(options, "env", "")
     point = getattr(gym.registry.get(env), "entry_point", None)
     if isinstance(point, str) and point.replace(":", ".") == env:
-        env = point  # a factory, which is registered under a name of its own
-    names = "single_observation_space", "single_action_space"
-    spaces = [_describe(getattr(envs, name, None)) for name in names]
-    return {"trainer": module, "env": env, "spaces": spaces}
+        return point  # a factory, which is registered under a name of its own
+    return env
 
 
 # -- spaces as JSON --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from vecenv import RayVectorEnv, learn
 from vecenv.agents import AgentsVecEnv
 from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
 from vecenv.train.options import OptionsError, is_on_device, make_envs
-from vecenv.train.policy import describe_policy, load_agent
+from vecenv.train.policy import describe_policy, env_of, load_agent
 from vecenv.wrappers import RecordInfos
 
 __all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
@@ -402,7 +402,7 @@ def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def name_of(options: Any) -> str:
     """Return what the options call the env."""
-    return getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
+    return env_of(options) or options.save.name
 
 
 def title_of(options: Any) -> str:
