@@ -19,7 +19,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector.utils import batch_space
 
-from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options, load_weights
@@ -148,7 +148,9 @@ class PlaySpaces:
         return self._masks
 
 
-def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
+def load_policy(
+    path: str | Path, *, code: str | Path | None = None, vecnormalize: str | Path | None = None
+) -> Policy:
     """Load a trained policy, to be called with observations; makes no envs.
 
     Args:
@@ -156,6 +158,9 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
             stable-baselines3 has written, which can run code: give only those that you trust.
         code: The file of a trainer of your own, if one made the run: it is imported. The folder
             remembers the path, but only a file that is named here is ever run.
+        vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
+            those beside it, see `vecenv.cage.saved.find_vecnormalize`. The log says if there are
+            none.
 
     Raises:
         FileNotFoundError: There is no such run, or it has saved nothing yet.
@@ -171,7 +176,9 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; expected a run folder of vecenv train")
     if is_sb3_file(path):
-        return _load_sb3(path)
+        return _load_sb3(path, vecnormalize)
+    if vecnormalize is not None:
+        raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
     home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
     if home is None:
         raise ValueError(
@@ -251,9 +258,15 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _load_sb3(path: Path) -> Policy:
+def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
-    loaded = load_sb3_model(path, None)
+    loaded = load_sb3_model(path, vecnormalize)
+    if vecnormalize is None and find_vecnormalize(path) is None:
+        _logger.warning(
+            "no vecnormalize.pkl is beside %s: it is given observations as they are, which is "
+            "wrong if it was trained under VecNormalize; name its file by vecnormalize=",
+            path,
+        )
     model = loaded[0]
     spaces = PlaySpaces(model.observation_space, model.action_space)
     spaces.has_memory = hasattr(model.policy, "lstm_actor")
