@@ -21,7 +21,7 @@ from buffers.core.arguments import (
 )
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import action_leaf, build_tree, space_leaves
-from buffers.rollout.layout import parse_autoreset_mode
+from buffers.rollout.storage import parse_autoreset_mode
 
 __all__ = ["TransitionWriter"]
 

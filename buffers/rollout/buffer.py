@@ -33,10 +33,17 @@ from buffers.core.state import (
     contradiction,
 )
 from buffers.rollout.gae import GaeInputs, estimate
-from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
 from buffers.rollout.rows import RolloutRows
-from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage
+from buffers.rollout.storage import (
+    RESULTS,
+    UNWRITTEN,
+    RolloutLayout,
+    RolloutSlot,
+    RolloutStorage,
+    parse_autoreset_mode,
+    plan_rollout,
+)
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 

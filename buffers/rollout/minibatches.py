@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +75,8 @@ class RolloutSequenceBatch(Batch):
 class _Plan(NamedTuple):
     """How one pass goes through the rows."""
 
-    columns: dict[str, Tensor]  # (T * N, ...), or fewer rows of games, by path
-    states: dict[str, Tensor]  # (T * N, ...), of which sequences have the first row
+    paths: list[str]  # of the columns to gather
+    states: tuple[str, ...]  # of which sequences have the first row
     row_bytes: int  # of a batch
     split: Split
     length: int | None  # of sequences; None: batches have single rows
@@ -88,8 +88,16 @@ class Sampler:
     """Draws the passes through a finished rollout, one at a time."""
 
     def __init__(self, storage: RolloutStorage, rows: RolloutRows):
-        self._storage, self._rows = storage, rows
-        self._num_passes = 0
+        self._storage, self._rows, self._num_passes = storage, rows, 0
+        layout, tensors = storage.layout, storage.tensors
+        self._obs = [leaf.path for leaf in layout.obs_leaves]
+        self._extras = (*layout.extras, *layout.games)
+        self._names = (*_COLUMNS, *self._extras)
+        # (T * N, ...), of games fewer.
+        self._flat = {
+            path: tensors[path][: layout.num_steps].flatten(0, 1)
+            for path in (*self._obs, "is_first", *self._names)
+        }
 
     def draw(
         self,
@@ -100,11 +108,10 @@ class Sampler:
         normalizes: bool,
         is_fixed: bool = True,
         length: int | None = None,
-        states: Collection[str] = (),
+        states: tuple[str, ...] = (),
     ) -> Iterator[Any]:
         """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
-        layout, tensors, kind = self._storage.layout, self._storage.tensors, "transitions"
-        names = (*_COLUMNS, *layout.extras, *layout.games)
+        layout, names, kind = self._storage.layout, self._names, "transitions"
         num_items = layout.num_steps * layout.num_envs
         if length is not None:
             names = ("is_first", *names)
@@ -113,25 +120,24 @@ class Sampler:
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
                     "smaller, or leave it out for sequences of all steps"
                 )
-            num_chunks = -(-layout.num_steps // length)
-            kind, num_items = f"sequences of {length} steps", num_chunks * layout.num_envs
+            kind = f"sequences of {length} steps"
+            num_items = -(-layout.num_steps // length) * layout.num_envs
         kept = read_columns(columns, ("obs", *names, "indices", "weights"))
         if normalizes and kept is not None and "advantages" not in kept:
             raise BufferMisuseError(
                 "normalize_advantages=True needs advantages, but columns does not name them; add "
                 '"advantages" to columns'
             )
-        paths = [leaf.path for leaf in layout.obs_leaves if kept is None or "obs" in kept]
+        paths = [*self._obs] if kept is None or "obs" in kept else []
         paths += [n for n in names if kept is None or n in kept or n == "is_first"]
-        flat = {p: tensors[p][: layout.num_steps].flatten(0, 1) for p in (*paths, *states)}
-        found = {path: flat[path] for path in paths if path not in states}
-        row_bytes = sum(column[:1].nbytes for column in found.values())
+        paths = [path for path in paths if path not in states]
+        flat = [self._flat[path] for path in paths]
+        row_bytes = sum(column.nbytes // len(column) for column in flat)
         split = _read_split(num_minibatches, batch_size, num_items, kind)
-        size, device = split.size * (length or 1), self._storage.device
+        size = split.size * (length or 1)
         advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {size} rows", size * row_bytes, device, advice)
-        initial = {name: flat[name] for name in states}
-        plan = _Plan(found, initial, row_bytes, split, length, is_fixed, normalizes)
+        check_fits(f"a batch of {size} rows", size * row_bytes, self._storage.device, advice)
+        plan = _Plan(paths, states, row_bytes, split, length, is_fixed, normalizes)
         return self._go(plan, self._rows.num_changes)
 
     def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
@@ -144,18 +150,15 @@ class Sampler:
             sizes, parts = self._rows.sequences(plan.split, plan.length)
         if self._storage.is_apart:
             parts = [_sent(part, self._storage.device) for part in parts]
-        # Not `split`, here and below: autograd would take a batch that is changed in place for a
-        # change of the whole block, and refuse gradients of the others.
-        own = zip(*(part.unsafe_split_with_sizes(sizes) for part in parts), strict=True)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
         most = max(sizes, default=1) * max(1, plan.row_bytes)
         at_once, start = max(1, _BLOCK_BYTES // most), 0
         for first in range(0, len(sizes), at_once):
             block = sizes[first : first + at_once]
-            rows = [part[start : start + sum(block)] for part in parts]
-            start += sum(block)
+            stop = start + sum(block)
             self._require(begun)
-            made = self._gather(plan, block, rows, islice(own, len(block)))[::-1]
+            made = self._gather(plan, block, *(part[start:stop] for part in parts))
+            start = stop
             while made:  # a batch that is handed out is named nowhere here, to be freed by the user
                 self._require(begun)
                 yield made.pop()
@@ -170,34 +173,38 @@ class Sampler:
             )
 
     def _gather(
-        self, plan: _Plan, sizes: list[int], rows: list[Tensor], own: Iterable[Any]
+        self, plan: _Plan, sizes: list[int], rows: Tensor, weights: Tensor | None = None
     ) -> list[Any]:
-        """Batches of rows int64 (K,), with weights if any, which have `own` parts of both."""
+        """Batches, the last first, of rows int64 (K,), with their weights float32 (K,) if any."""
         layout, length = self._storage.layout, plan.length
-        shared = rows[0] // layout.agents_per_game if layout.games else rows[0]
-        columns = {
-            path: column.index_select(0, shared if path in layout.games else rows[0])
-            for path, column in plan.columns.items()
+        shared = rows // layout.agents_per_game if layout.games else rows
+        columns: dict[str, Tensor] = {
+            path: self._flat[path].index_select(0, shared if path in layout.games else rows)
+            for path in plan.paths
         }
         if plan.normalizes:
-            _normalize(columns["advantages"], sizes, *rows[1:])
-        parts = {path: column.unsafe_split_with_sizes(sizes) for path, column in columns.items()}
-        extras, leaves = (*layout.extras, *layout.games), [leaf.path for leaf in layout.obs_leaves]
-        batches = []
-        for k, (indices, *weights) in enumerate(own):
-            found: dict[str, Any] = {path: part[k] for path, part in parts.items()}
-            found |= {"indices": indices, "weights": weights[0] if weights else None}
+            _normalize(columns["advantages"], sizes, weights)
+        # Copies, as autograd takes a batch that is changed in place for a change of all parts of
+        # what it is a view of. Not `split` for the same reason.
+        columns["indices"] = rows.clone()
+        if weights is not None:
+            columns["weights"] = weights.clone()
+        kind, batches = RolloutBatch if length is None else RolloutSequenceBatch, []
+        split = [column.unsafe_split_with_sizes(sizes) for column in columns.values()]
+        for parts in zip(*split, strict=True):
+            found: dict[str, Any] = dict(zip(columns, parts, strict=True))
             if length is not None:
-                shape, first = (length, plan.split.size), indices[: plan.split.size]
-                found = {path: part.view(*shape, *part.shape[1:]) for path, part in found.items()}
-                states = {name: state.index_select(0, first) for name, state in plan.states.items()}
-                found["initial_states"] = states
-            if leaves[0] in found:
-                found["obs"] = self._storage.nest(found.pop(path) for path in leaves)
-            found["extras"] = {name: found.pop(name) for name in extras if name in found}
-            kind = RolloutBatch if length is None else RolloutSequenceBatch
+                first = found["indices"][: plan.split.size]
+                found = {k: x.view(length, len(first), *x.shape[1:]) for k, x in found.items()}
+                found["initial_states"] = {
+                    name: self._flat[name].index_select(0, first) for name in plan.states
+                }
+            if self._obs[0] in found:
+                found["obs"] = self._storage.nest(found.pop(path) for path in self._obs)
+            found["extras"] = {name: found.pop(name) for name in self._extras if name in found}
+            found.setdefault("weights", None)
             batches.append(kind._made_of(found))
-        return batches
+        return batches[::-1]
 
 
 def _sent(part: Tensor, device: torch.device) -> Tensor:
@@ -237,12 +244,15 @@ def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = No
         count = len(list(batches))
         stop = start + count * size
         part = advantages[start:stop].view(count, size)
-        numbers = part.double()
-        own = torch.ones_like(numbers) if weights is None else weights[start:stop].view_as(numbers)
-        number = own.sum(1, keepdim=True)
+        numbers, number, own = part.double(), size, None
+        if weights is not None:
+            own = weights[start:stop].view_as(numbers)
+            number = own.sum(1, keepdim=True)
         # Sums from the first row to the last, which are the same on every processor.
-        errors = numbers - (numbers * own).cumsum(1)[:, -1:] / number
-        squares = (errors.square() * own).cumsum(1)[:, -1:]
-        deviation = (squares / (number - 1).clamp(min=1)).sqrt()
+        weighted = numbers if own is None else numbers * own
+        errors = numbers - weighted.cumsum(1)[:, -1:] / number
+        squares = errors.square() if own is None else errors.square() * own
+        number = max(1, size - 1) if own is None else (number - 1).clamp(min=1)
+        deviation = (squares.cumsum(1)[:, -1:] / number).sqrt()
         part.copy_(errors * (1.0 / (deviation + _EPSILON)))
         start = stop

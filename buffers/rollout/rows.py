@@ -21,7 +21,7 @@ from buffers.core.kernels import bounded, random_word
 from buffers.rollout.gae import discounted_sums
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
-__all__ = ["RolloutRows", "Split", "shuffle"]
+__all__ = ["RolloutRows", "Split", "shuffle", "sum_episodes"]
 
 _ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _NO_FINAL = 5
@@ -149,35 +149,32 @@ class RolloutRows:
 
     def count_episodes(self, *, is_finished: bool = False) -> None:
         """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
-        is_done = self.is_counted
         if self.is_on_host:
-            if bool(is_done):
-                return
-            if not is_finished:
-                self.finish()
+            if not bool(self.is_counted):
+                if not is_finished:
+                    self.finish()
+                columns = self._rewards, self._valid, self._ends, self._cuts
+                tensors = *columns, *self._running, self._episodes
+                sum_episodes(*[tensor.numpy() for tensor in tensors])
         else:
             self.mark_valid()
-        over, sums = self._ends | self._cuts, self._episodes
-        if not self.is_on_host:
-            sums = torch.empty_like(sums)
-        sums[:, 0] = torch.where(self._valid, self._rewards, 0.0)
-        sums[:, 1] = self._valid
+            self._count_there(self.is_counted)
+        self.is_counted.fill_(True)
+
+    def _count_there(self, is_done: Tensor) -> None:
+        """As `sum_episodes`, by operations of torch, unless it was done."""
+        over = self._ends | self._cuts
+        sums = torch.stack([torch.where(self._valid, self._rewards, 0.0), self._valid], 1).double()
         for k, running in enumerate(self._running):
             sums[0, k] += running
-        goes_on = (~over[:-1, None]).double()
-        if self.is_on_host:
-            for before, row, factor in zip(sums, sums[1:], goes_on, strict=False):
-                row.addcmul_(before, factor)
-        else:  # backwards, in fewer operations
-            factors = pad(goes_on.flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
-            sums = discounted_sums(sums.flip(0), factors.contiguous()).flip(0)
+        # Backwards, where `discounted_sums` adds up what comes later.
+        goes_on = pad((~over[:-1, None]).double().flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
+        sums = discounted_sums(sums.flip(0), goes_on.contiguous()).flip(0)
         for k, running in enumerate(self._running):
             left = torch.where(over[-1], 0.0, sums[-1, k]).to(running.dtype)
             torch.where(is_done, running, left, out=running)
         sums.masked_fill_(~(over & self._valid)[:, None], 0.0)
-        if not self.is_on_host:
-            torch.where(is_done, self._episodes, sums, out=self._episodes)
-        is_done.fill_(True)
+        torch.where(is_done, self._episodes, sums, out=self._episodes)
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
@@ -258,7 +255,7 @@ class RolloutRows:
             number, count = split.number(len(rows)), len(rows)
             if not is_fixed:
                 sizes = [count // number + (k < count % number) for k in range(number)]
-                return sizes, [rows.clone()]
+                return sizes, [rows]
         else:
             rows = self._shuffled(self._valid.reshape(-1))
         order, weights = _pad(rows, count, number, split.size)
@@ -295,6 +292,29 @@ class RolloutRows:
         keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
+
+
+@njit(nogil=True, cache=True)
+def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
+    """Add up the episodes of a rollout, rows of valid steps alone.
+
+    Args:
+        rewards, valid, terminations, truncations: (T, N).
+        returns, lengths: float64 and int64 (N,), of the episodes under way; changed.
+        episodes: float64 (T, 2, N), written: return and length where one ends, else zeros.
+    """
+    episodes[:] = 0.0
+    for t in range(rewards.shape[0]):
+        for i in range(rewards.shape[1]):
+            if valid[t, i]:
+                returns[i] += rewards[t, i]
+                lengths[i] += 1
+            if terminations[t, i] | truncations[t, i]:
+                if valid[t, i]:
+                    episodes[t, 0, i] = returns[i]
+                    episodes[t, 1, i] = lengths[i]
+                returns[i] = 0.0
+                lengths[i] = 0
 
 
 @njit(nogil=True, cache=True)

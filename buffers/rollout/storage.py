@@ -1,4 +1,4 @@
-"""The memory of a rollout buffer, and the views of it that are handed out step by step.
+"""The memory of a rollout buffer: its columns, and the views that are handed out step by step.
 
 ::
 
@@ -9,25 +9,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 
-from buffers.core.arguments import as_tensor
-from buffers.core.columns import Allocate, allocate_columns
+from buffers.core.arguments import as_tensor, check_count
+from buffers.core.columns import Allocate, ColumnSpec, allocate_columns
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import build_tree
-from buffers.rollout.layout import RolloutLayout
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from vecenv.core.arguments import read_autoreset_mode
 
-__all__ = ["RESULTS", "UNWRITTEN", "UNWRITTEN_FLAG", "RolloutSlot", "RolloutStorage"]
+__all__ = [
+    "RESULTS", "UNWRITTEN", "UNWRITTEN_FLAG", "RolloutLayout", "RolloutSlot", "RolloutStorage",
+    "parse_autoreset_mode", "plan_rollout",
+]  # fmt: skip
 
 RESULTS = ("rewards", "terminations", "truncations")
 # Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
 UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
+
+_MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
+
+# Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
+# the step in `put(t, ...)`.
+_TAKEN = frozenset((
+    "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
+    "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
+    "running_lengths", "episodes", "has_final", "indices", "extras", "minibatches", "memory",
+    "size", "self", "t", "weights", "is_first", "initial_states", "acting",
+))  # fmt: skip
+
+
+class RolloutLayout(NamedTuple):
+    """Sizes and columns of a rollout buffer; nothing is allocated yet."""
+
+    num_steps: int
+    num_envs: int
+    observation_space: Space
+    obs_leaves: list[Leaf]
+    extras: list[str]
+    games: list[str]  # the columns with one row per game
+    agents_per_game: int  # rows of a step that share one of these
+    autoreset_mode: AutoresetMode
+    columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
+
+
+def plan_rollout(
+    num_steps: int,
+    num_envs: int,
+    observation_space: Space,
+    action_space: Space,
+    *,
+    autoreset_mode: AutoresetMode | str,
+    extra_columns: Mapping[str, Space] | None,
+    game_columns: Mapping[str, Space] | None,
+    agents_per_game: int | None,
+) -> RolloutLayout:
+    """Plan the columns of a rollout buffer.
+
+    Raises:
+        BufferMisuseError: A size, space, mode or name that does not do.
+    """
+    num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
+    if num_steps * num_envs > _MAX_ROWS:
+        raise BufferMisuseError(
+            f"num_steps * num_envs is {num_steps * num_envs}, expected at most {_MAX_ROWS}; "
+            "use shorter rollouts"
+        )
+    obs = space_leaves(observation_space, "obs")
+    if not obs:
+        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    action, extras = action_leaf(action_space), extra_leaves(extra_columns, _TAKEN)
+    if game_columns and agents_per_game is None:
+        raise BufferMisuseError(
+            "game_columns needs agents_per_game, the number of agents whose rows share one of a "
+            "game column; pass it too"
+        )
+    agents = 1 if agents_per_game is None else check_count("agents_per_game", agents_per_game)
+    if num_envs % agents:
+        raise BufferMisuseError(
+            f"agents_per_game is {agents}, which does not divide num_envs = {num_envs}; expected "
+            "num_envs to be the number of games times that of agents of each"
+        )
+    games = extra_leaves(game_columns, _TAKEN | {leaf.path for leaf in extras}, "game column")
+    mode = parse_autoreset_mode(autoreset_mode)
+
+    steps, later = (num_steps, num_envs), (num_steps + 1, num_envs)
+    columns = [ColumnSpec(o.path, (*later, *o.shape), o.dtype, "both", True) for o in obs]
+    columns.append(ColumnSpec("actions", (*steps, *action.shape), action.dtype, "both", True))
+
+    def add(place: Any, dtype: Any, shape: tuple[int, ...], *names: str, is_shared: bool = False):
+        columns.extend(ColumnSpec(n, shape, np.dtype(dtype), place, is_shared) for n in names)
+
+    add("both", "f4", steps, "rewards", is_shared=True)
+    add("both", "?", steps, "terminations", "truncations", is_shared=True)
+    add("host", "?", steps, "acting", is_shared=True)
+    add("both", "?", steps, "valid")
+    add("both", "?", later, "is_first")
+    add("device", "f4", steps, "log_probs", "advantages", "returns")
+    add("device", "f4", later, "values")
+    add("host", "i8", (num_steps * num_envs,), "rows")  # the valid ones
+    add("host", "?", (num_envs,), "over_before")
+    add("host", "f8", (num_envs,), "running_returns")
+    add("host", "i8", (num_envs,), "running_lengths")
+    # Returns and lengths where episodes ended, else zeros.
+    add("host", "f8", (num_steps, 2, num_envs), "episodes")
+    for count, leaves in ((num_envs, extras), (num_envs // agents, games)):
+        for leaf in leaves:
+            add("device", leaf.dtype, (num_steps, count, *leaf.shape), leaf.path)
+    if mode is not AutoresetMode.NEXT_STEP:
+        add("device", "f4", steps, "final_values")
+        add("host", "?", steps, "has_final")
+    own, shared = ([leaf.path for leaf in leaves] for leaves in (extras, games))
+    return RolloutLayout(
+        num_steps, num_envs, observation_space, obs, own, shared, agents, mode, columns
+    )
+
+
+def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    """Return the mode of an enum member, or of its name or value in any spelling.
+
+    Raises:
+        BufferMisuseError: There is no such mode.
+    """
+    try:
+        return read_autoreset_mode(mode)
+    except ValueError as error:
+        raise BufferMisuseError(
+            f'{error}; pass envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
+        ) from None
 
 
 class RolloutSlot(NamedTuple):
@@ -102,18 +219,18 @@ class RolloutStorage:
             advice="use fewer steps or envs, or smaller observations",
         )  # fmt: skip
         self.tensors = {name: column.tensor for name, column in self.columns.items()}
-        self.at_env = dict(self.tensors)
-        if self.is_apart:
-            for name, column in self.columns.items():
-                if column.is_twofold:
-                    self.at_env[name] = torch.from_numpy(column.host)
+        self.at_env = {
+            name: torch.from_numpy(column.host) if column.is_twofold else column.tensor
+            for name, column in self.columns.items()
+        }
         self.is_marked = False
         self.acting = self.at_env["acting"].view(torch.uint8)
         self.acting.fill_(UNWRITTEN_FLAG)
         self._paths = [leaf.path for leaf in layout.obs_leaves]
+        self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
         self.obs = self.nest(self.tensors[path] for path in self._paths)
-        rows = (self.tensors[path].unbind(0) for path in self._paths)
-        self.obs_rows = [self.nest(leaves) for leaves in zip(*rows, strict=True)]
+        obs_rows = zip(*(self.rows[path] for path in self._paths), strict=True)
+        self.obs_rows = [self.nest(leaves) for leaves in obs_rows]
         obs = zip(*map(self._rows_at_env, self._paths), strict=True)
         written = map(self._rows_at_env, (*RESULTS, "acting"))
         self.slots = []
@@ -122,11 +239,9 @@ class RolloutStorage:
             slot.valid, slot.autoreset_mode = acting, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env("actions")
-        self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
 
     def _rows_at_env(self, name: str) -> list[Any]:
-        column = self.columns[name]
-        return list(column.rows() if self.is_on_device else column.host)
+        return list(self.rows[name] if self.is_on_device else self.columns[name].host)
 
     def nest(self, leaves: Any) -> Any:
         """Observations of leaves, nested like the space."""
