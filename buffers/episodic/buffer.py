@@ -24,8 +24,7 @@ from buffers.core.arguments import (
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import check_fits
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, row_views
 from buffers.core.sequences import (
     SequenceBatch,
     SequenceOptions,
@@ -45,10 +44,10 @@ from buffers.core.state import (
 )
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
-from buffers.episodic.gather import NO_MATTER_BYTES, Columns, Gather
+from buffers.episodic.gather import Columns, Gather
 from buffers.episodic.goals import GoalFunction, Relabelling
 from buffers.episodic.open_episodes import OpenEpisodes
-from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout, rooms_of
+from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout
 
 __all__ = ["EpisodicReplayBuffer"]
 
@@ -224,13 +223,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
-        self._table.block(count + 1)[count] = 0
-        fields = self._table.fields
+        rows = np.zeros((count + 1, self._row.num_words), np.int64)
+        fields = row_views(rows, self._row.fields)
         for path, array in arrays.items():
             fields[path][:count] = array
         for path, array in last.items():
             fields[path][count] = array[0]
-        self._table.insert(np.array([count]))
+        self._table.insert(rows, np.array([count]))
 
     @exclusive
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
@@ -276,7 +275,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         opened.check_continuity(ids)
         is_over = arrays["terminations"] | arrays["truncations"]
         ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
-        opened.reserve(count, ends)
+        opened.reserve(count)
         self._open, self.num_envs = opened, opened.num_envs
         opened.close(left)
         opened.append(ids)
@@ -462,7 +461,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
         chosen, length = self._chosen(columns, SequenceBatch), options.length
-        self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
@@ -514,12 +512,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 "steps until an episode ends, or end open ones by cut_episodes()"
             )
 
-    def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
-        """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
-        needed = batch_size * rows_each * self._row.stride
-        if needed > NO_MATTER_BYTES:
-            check_fits(f"a batch of {batch_size} {what}", needed, self.device, "draw fewer at once")
-
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
         return self._row, self._table.columns
 
@@ -548,7 +540,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
-        self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
         ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
         lists = torch.stack([
@@ -611,10 +602,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-        relabelling = Relabelling.of(
-            self._row, (achieved, desired), functions, self._chosen(columns, GoalBatch),
-            pass_tensors,
-        )  # fmt: skip
+        chosen = self._chosen(columns, GoalBatch)
+        relabelling = Relabelling(self._row, (achieved, desired), functions, chosen, pass_tensors)
+        needed = relabelling.needed()
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(f"strategy is {strategy!r}, expected one of {[*STRATEGIES]}")
         relabel_ratio = read_number("relabel_ratio", relabel_ratio)
@@ -625,22 +615,24 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 "which 'future' and 'bound' have"
             )
         law = strategy, relabel_ratio, discount
-        return relabelling.apply(self._goals(batch_size, over, *law, relabelling.needed(self._row)))
+        return relabelling.apply(self._goals(batch_size, over, law, needed))
 
     @exclusive
     def _goals(
-        self, batch_size: int, over: str, strategy: str, relabel_ratio: float, discount: float,
+        self,
+        batch_size: int,
+        over: str,
+        law: tuple[str, float, float],
         columns: frozenset[str] | None,
-    ) -> GoalBatch:  # fmt: skip
+    ) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
-        self._check_room(batch_size, 5, "goals")
-        if strategy == "bound":
+        if law[0] == "bound":
             by_episode = is_by_episode(over)
             self._check_pairs()
             steps = self._draws.steps(PAIRS, 1, batch_size, by_episode)
         else:
             steps = self._draw_windows(batch_size, _ANY_STEP, over)
-        offsets, relabelled = self._draws.goals(steps, strategy, relabel_ratio, discount)
+        offsets, relabelled = self._draws.goals(steps, *law)
         lists = torch.stack([self._draws.rows(steps, later) for later in (0, 1, offsets)])
         wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
         found = self._gather.take(wanted, lists, (batch_size,))
@@ -718,10 +710,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         bools = [(f.offset, f.nbytes) for f in fields if f.dtype == np.bool_]
         check_bools("rows", large["rows"], bools)
         check_bools("open_rows", [small["open_rows"]], bools)
-        rooms, expected, _ = rooms_of(self._row, large["rows"], lengths)
-        if not np.array_equal(rooms, expected):
-            row = int(np.argmax(rooms != expected))
-            raise contradiction(f"row {row} says wrongly how far its bound is")
 
     def _take(self, state: LoadedState) -> None:
         small, opened = state.small, self._open

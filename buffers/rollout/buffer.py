@@ -38,10 +38,8 @@ from buffers.rollout.rows import RolloutRows
 from buffers.rollout.storage import (
     RESULTS,
     UNWRITTEN,
-    RolloutLayout,
     RolloutSlot,
     RolloutStorage,
-    parse_autoreset_mode,
     plan_rollout,
 )
 
@@ -62,8 +60,7 @@ class _Progress:
     """How far a rollout has come."""
 
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
-    policy: set[int] = field(default_factory=set)  # steps that went through `put`
-    extras: dict[str, set[int]] = field(default_factory=dict)  # the same of extra columns
+    put: dict[str, set[int]] = field(default_factory=dict)  # steps by the columns that were `put`
     uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
     num_taken: int = 0  # steps whose slots were taken
     num_sent: int = 0  # steps whose results are on the device
@@ -101,20 +98,18 @@ class RolloutBuffer(StatefulBuffer):
     `set_final_values`. To leave out more rows set elements of `valid_pages` (of envs on a device:
     `valid`) to False before `compute_advantages`.
 
-    Where rows are agents of games, some die before their game ends, and others come later. The
-    environment then writes into `slot(t).valid`, of all steps or none, which rows acted in step t;
-    the others are no transitions. The value of the observation an agent's life was cut off with is
-    that of the next row, unless its game was reset in that step: then give it to
-    `set_final_values`.
+    Of agents in games, which die before their game ends or come later, the env writes into
+    `slot(t).valid`, of all steps or none, which rows acted; the others are no transitions. The
+    value of the observation an agent's life was cut off with is that of the next row, unless its
+    game was reset in that step: then give it to `set_final_values`.
 
     Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
     `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
-    `env_actions` wait for the actions.
-
-    With `allocate=envs.allocate` of envs on the same device nothing passes through the host. No
-    call waits but `check`, which raises what would be an error, `episodes`, `num_valid`,
-    `state_dict` and `set_final_values` with ids, and all from `obs_at` to `advance` can be captured
-    in CUDA graphs (register `generator` with that of the minibatches, which have to be `fixed`).
+    `env_actions` wait for the actions. With `allocate=envs.allocate` of envs on the same device
+    nothing passes through the host. No call waits but `check`, which raises what would be an error,
+    `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids, and all from `obs_at` to
+    `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
+    which have to be `fixed`).
 
     Attributes:
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
@@ -137,8 +132,8 @@ class RolloutBuffer(StatefulBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. With
-            `allocate=envs.allocate`, and in `step(out=rollout.slot(t))`, envs compare it to theirs.
+        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. In
+            `step(out=rollout.slot(t))` envs compare it to theirs.
         gamma, gae_lambda: Discount, and lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
@@ -193,11 +188,14 @@ class RolloutBuffer(StatefulBuffer):
     ):
         self.gamma = read_number("gamma", gamma)
         self.gae_lambda = read_number("gae_lambda", gae_lambda)
-        layout = self._layout = plan_rollout(
-            num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
-        _check_mode_of_owner(allocate, layout)
+        columns: Any = {
+            "extra_columns": extra_columns,
+            "game_columns": game_columns,
+            "agents_per_game": agents_per_game,
+        }
+        sizes = num_steps, num_envs, observation_space, action_space
+        layout = plan_rollout(*sizes, autoreset_mode=autoreset_mode, **columns)
+        self._layout = layout
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.autoreset_mode, self.device = layout.autoreset_mode, resolve_device(device)
@@ -214,11 +212,8 @@ class RolloutBuffer(StatefulBuffer):
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
-        self._remember(
-            RolloutBuffer, num_steps, num_envs, observation_space, action_space,
-            autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
+        options = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, **columns}
+        self._remember(RolloutBuffer, *sizes, autoreset_mode=autoreset_mode, **options)
 
     @classmethod
     def nbytes_for(
@@ -297,8 +292,7 @@ class RolloutBuffer(StatefulBuffer):
             Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
             the copy of host pages is enqueued, if that is another memory.
         """
-        if not (0 <= t <= self.num_steps and self._is_started):
-            raise self._refusal("obs_at", t, self.num_steps)
+        t = self._step("obs_at", t, self.num_steps, self.num_steps)
         if self._storage.is_apart and self._at.open_steps:
             self._storage.upload_obs(t)
             self._at.uploaded.add(t)
@@ -316,24 +310,17 @@ class RolloutBuffer(StatefulBuffer):
         Returns:
             bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
         """
-        if not (0 <= t <= self.num_steps and self._is_started):
-            raise self._refusal("is_first_at", t, self.num_steps)
-        t = operator.index(t)
+        t = self._step("is_first_at", t, self.num_steps, self.num_steps)
         if t > 0:
             self._rows.mark_first(t, t + 1)
         self._storage.upload("is_first", slice(t, t + 1))
         return self._storage.tensors["is_first"][t]
 
     def _read_obs(self, obs: Any) -> list[Any]:
-        own = self.obs
-        if (  # nothing passes through the host
-            self._storage.is_on_device
-            and isinstance(obs, torch.Tensor)
-            and isinstance(own, torch.Tensor)
-            and (obs.device, obs.dtype, obs.shape) == (own.device, own.dtype, own.shape[1:])
-        ):
-            return [obs.detach()]
-        leaves = self._layout.obs_leaves
+        own, leaves = self._storage.obs_rows[0], self._layout.obs_leaves
+        are_tensors = isinstance(obs, torch.Tensor) and isinstance(own, torch.Tensor)
+        if self._storage.is_on_device and are_tensors and _kind(obs) == _kind(own):
+            return [obs.detach()]  # nothing passes through the host
         return read_nest("obs", obs, self.observation_space, leaves, self.num_envs, self.device)
 
     def write_obs(self, t: int, obs: Any) -> None:
@@ -343,9 +330,7 @@ class RolloutBuffer(StatefulBuffer):
             t: 0 to T.
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
         """
-        if not (0 <= t <= self.num_steps and self._at.open_steps):
-            raise self._refusal("write_obs", t, self.num_steps)
-        t = operator.index(t)  # what is equal to an integer indexes otherwise
+        t = self._step("write_obs", t, self.num_steps, self._at.open_steps)
         leaves = self._read_obs(obs)
         self._take_back_obs(t)
         self._storage.write_obs(t, leaves)
@@ -384,44 +369,38 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: t out of range or at the wrong time, wrong shape or dtype, an unknown
                 column; nothing was changed.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("put", t, self.num_steps - 1)
-        outputs = {"actions": actions, "log_probs": log_probs, "values": values}
-        missing = [name for name, given in outputs.items() if given is None]
-        if missing and not (extras and len(missing) == len(outputs)):
-            raise BufferMisuseError(
-                f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
-                "log_probs and values together, or extra columns alone"
-            )
-        given = extras if missing else {**outputs, **extras}
+        t = self._step("put", t)
+        given = {"actions": actions, "log_probs": log_probs, "values": values, **extras}
+        missing = [name for name, column in given.items() if column is None]
+        if missing:
+            if not extras or len(missing) < 3:
+                raise BufferMisuseError(
+                    f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
+                    "log_probs and values together, or extra columns alone"
+                )
+            given = extras
         for name in extras:
             if name not in self.extras:
-                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
                 raise BufferMisuseError(
-                    f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
-                    "game_columns of the constructor"
+                    f"there is no extra column {name!r}, only {sorted(self.extras)}; name it in "
+                    "extra_columns or game_columns of the constructor"
                 )
-        rows = [self._storage.rows[name][t] for name in given]
-        found = [
-            read_tensor(name, column, row.shape, row.dtype)
-            for row, (name, column) in zip(rows, given.items(), strict=True)
-        ]
-        for row, column in zip(rows, found, strict=True):
+        pairs = []
+        for name, column in given.items():
+            row = self._storage.rows[name][t]
+            pairs.append((row, read_tensor(name, column, row.shape, row.dtype)))
+        for row, column in pairs:
             row.copy_(column)
-        for name in extras:
-            self._at.extras.setdefault(name, set()).add(t)
-        if missing:
-            return self._storage.action_rows[t]
-        self._at.policy.add(t)
-        return self.env_actions(t)
+        for name in extras if missing else ("values", *extras):
+            self._at.put.setdefault(name, set()).add(t)
+        return self._storage.action_rows[t] if missing else self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
         """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
 
         `put` returns them too; this is for actions written into `actions[t]` directly.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("env_actions", t, self.num_steps - 1)
+        t = self._step("env_actions", t)
         if self._storage.is_apart:
             self._storage.at_env["actions"][t].copy_(self.actions[t])
         return self._storage.action_rows[t]
@@ -434,13 +413,11 @@ class RolloutBuffer(StatefulBuffer):
         `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
         environment that raised. Take the slot again then, and step into it.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("slot", t, self.num_steps - 1)
+        t = self._step("slot", t)
         storage, at = self._storage, self._at
         if not storage.is_marked:
             storage.mark_results()
         if storage.is_apart:
-            t = operator.index(t)
             self._take_back_obs(t + 1)
             at.num_taken, at.num_sent = max(at.num_taken, t + 1), min(at.num_sent, t)
         return storage.slots[t]
@@ -469,8 +446,7 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: t, env_ids or values do not fit, or the mode is NEXT_STEP, where the
                 next row has the value already. Nothing was changed.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("set_final_values", t, self.num_steps - 1)
+        t = self._step("set_final_values", t)
         if self.final_values is None:
             raise BufferMisuseError(
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
@@ -481,25 +457,20 @@ class RolloutBuffer(StatefulBuffer):
                 "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
                 'mask such as infos["_final_obs"]'
             )
-        row, has_final = self.final_values[operator.index(t)], self._rows.has_final
-        assert has_final is not None
-        if (
-            self._storage.is_on_device
-            and isinstance(env_ids, torch.Tensor)
-            and (env_ids.device, env_ids.dtype) == (row.device, torch.bool)
-            and env_ids.shape == row.shape
-        ):
-            mask, found = env_ids, read_tensor("values", values, row.shape, row.dtype)
+        row = self.final_values[t]
+        mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
+        if self._storage.is_on_device and isinstance(env_ids, torch.Tensor):
+            is_mask = _kind(env_ids) == (row.device, torch.bool, row.shape)
+            mask = env_ids if is_mask else mask
+        if mask is env_ids:  # nothing passes through the host
+            found = read_tensor("values", values, row.shape, row.dtype)
         else:
             ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
-            given = read_tensor("values", values, ids.shape, row.dtype)
-            mask, found = (
-                torch.zeros(row.shape, dtype=torch.bool, device="cpu"),
-                torch.zeros(row.shape, device="cpu"),
-            )
-            mask[ids], found[ids] = True, given.to("cpu", row.dtype)
+            given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
+            mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)
         torch.where(mask.to(row.device), found.to(row.device, row.dtype), row, out=row)
-        has_final[operator.index(t)].logical_or_(mask.to(has_final.device))
+        has_final = self._rows.has_final[t]
+        has_final.logical_or_(mask.to(has_final.device))
 
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
@@ -536,10 +507,10 @@ class RolloutBuffer(StatefulBuffer):
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
         rows.finish()
-        is_unsure = storage.is_on_device or len(self._at.policy) < self.num_steps
-        for name, marks in self._at.extras.items() if policy_outputs else ():
+        is_unsure = storage.is_on_device or len(self._at.put.get("values", ())) < self.num_steps
+        for name, marks in self._at.put.items() if policy_outputs else ():
             # If there is none at all it was written into `extras` directly.
-            if missing := sorted({*range(self.num_steps)} - marks):
+            if name in self.extras and (missing := sorted({*range(self.num_steps)} - marks)):
                 raise BufferMisuseError(
                     f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
                     f"{name}=... to put(t, ...) for every step"
@@ -553,9 +524,8 @@ class RolloutBuffer(StatefulBuffer):
         self.values[-1].copy_(last)
         rows.fill_final(self.final_values, self.values)
         if storage.is_apart:
-            for t in range(self.num_steps + 1):
-                if t not in self._at.uploaded:
-                    storage.upload_obs(t)
+            for t in {*range(self.num_steps + 1)} - self._at.uploaded:
+                storage.upload_obs(t)
             storage.upload("valid")
         flags = self.terminations, self.truncations, self.final_values, self.valid
         estimate(
@@ -695,25 +665,28 @@ class RolloutBuffer(StatefulBuffer):
     def _require(self, method: str, *, is_computed: bool = False) -> None:
         """Raise unless the rollout was started, or computed (on devices a graph may do that)."""
         if not self._is_started:
-            raise self._refusal(method, 0, 0)
+            raise BufferMisuseError(
+                f"{method} before the first rollout; call start(obs) with the observations of a "
+                "reset first"
+            )
         if is_computed and not self._at.is_computed and self._rows.is_on_host:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
 
-    def _refusal(self, method: str, t: Any, last: int) -> BufferMisuseError:
-        """The error for a call with a step out of range or at the wrong time."""
-        if not self._is_started:
-            return BufferMisuseError(
-                f"{method} before the first rollout; call start(obs) with the observations of a "
-                "reset first"
-            )
+    def _step(self, method: str, t: Any, last: int | None = None, is_open: int = 0) -> int:
+        """A step from 0 to `last`, or T - 1; raise if there is none or it is the wrong time."""
+        if last is None:
+            last, is_open = self.num_steps - 1, self._at.open_steps
+        if 0 <= t <= last and self._is_started and is_open:
+            return operator.index(t)  # what is equal to an integer indexes otherwise
+        self._require(method)
         if 0 <= t <= last:
-            return BufferMisuseError(
+            raise BufferMisuseError(
                 f"{method}: this rollout is complete; call advance() to go on where it ended, or "
                 "start(obs) after a reset"
             )
-        return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
+        raise BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
     def _check_copyable(self) -> None:
         if self._storage.is_on_device:
@@ -756,7 +729,7 @@ class RolloutBuffer(StatefulBuffer):
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
         has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
-        if not at.open_steps or at.policy or has_results:
+        if not at.open_steps or "values" in at.put or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
@@ -804,12 +777,5 @@ class RolloutBuffer(StatefulBuffer):
         self._begin()
 
 
-def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
-    """Raise BufferMisuseError if `allocate` is a method of a vector env of another mode."""
-    envs = getattr(allocate, "__self__", None)
-    given = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
-    if given is not None and (mode := parse_autoreset_mode(given)) is not layout.autoreset_mode:
-        raise BufferMisuseError(
-            f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
-            f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
-        )
+def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype, torch.Size]:
+    return tensor.device, tensor.dtype, tensor.shape

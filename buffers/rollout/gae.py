@@ -12,7 +12,7 @@ from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 
-__all__ = ["GaeInputs", "discounted_sums", "estimate", "fill_advantages", "gae"]
+__all__ = ["GaeInputs", "discounted_sums", "estimate", "fill_advantages", "gae", "sum_episodes"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
@@ -197,6 +197,28 @@ def fill_advantages(
         later = advantages[t]
 
 
+@njit(nogil=True, cache=True)
+def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
+    """Add up the episodes of a rollout (T, N), of rows that are valid alone.
+
+    Args:
+        returns, lengths: float64 and int64 (N,), of the episodes under way; changed.
+        episodes: float64 (T, 2, N), written: return and length where one ends, else zeros.
+    """
+    episodes[:] = 0.0
+    for t in range(rewards.shape[0]):
+        for i in range(rewards.shape[1]):
+            if valid[t, i]:
+                returns[i] += rewards[t, i]
+                lengths[i] += 1
+            if terminations[t, i] | truncations[t, i]:
+                if valid[t, i]:
+                    episodes[t, 0, i] = returns[i]
+                    episodes[t, 1, i] = lengths[i]
+                returns[i] = 0.0
+                lengths[i] = 0
+
+
 def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     """What solves sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); both are changed.
 
@@ -253,9 +275,9 @@ def _read(
         if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = read_flags(name, tensor)
         is_there = kind is np.ndarray or tensor.device == rewards.device
-        if is_there and (tensor.dtype, tensor.layout) == (dtype, torch.strided):
-            if tensor.shape == shape:
-                return tensor
+        found = tensor.dtype, tensor.layout, tuple(tensor.shape)
+        if is_there and found == (dtype, torch.strided, shape):
+            return tensor
     place = f" on {rewards.device}" if kind is Tensor else ""
     raise BufferMisuseError(
         f"{name} is {_described(array)}, expected {kind.__name__} "

@@ -18,10 +18,10 @@ from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.kernels import bounded, random_word
-from buffers.rollout.gae import discounted_sums
+from buffers.rollout.gae import discounted_sums, sum_episodes
 from buffers.rollout.storage import UNWRITTEN, UNWRITTEN_FLAG, RolloutStorage
 
-__all__ = ["RolloutRows", "Split", "shuffle", "sum_episodes"]
+__all__ = ["RolloutRows", "Split", "shuffle"]
 
 _ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _NO_FINAL = 5
@@ -292,29 +292,6 @@ class RolloutRows:
         keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
-
-
-@njit(nogil=True, cache=True)
-def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
-    """Add up the episodes of a rollout, rows of valid steps alone.
-
-    Args:
-        rewards, valid, terminations, truncations: (T, N).
-        returns, lengths: float64 and int64 (N,), of the episodes under way; changed.
-        episodes: float64 (T, 2, N), written: return and length where one ends, else zeros.
-    """
-    episodes[:] = 0.0
-    for t in range(rewards.shape[0]):
-        for i in range(rewards.shape[1]):
-            if valid[t, i]:
-                returns[i] += rewards[t, i]
-                lengths[i] += 1
-            if terminations[t, i] | truncations[t, i]:
-                if valid[t, i]:
-                    episodes[t, 0, i] = returns[i]
-                    episodes[t, 1, i] = lengths[i]
-                returns[i] = 0.0
-                lengths[i] = 0
 
 
 @njit(nogil=True, cache=True)
