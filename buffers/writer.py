@@ -62,7 +62,6 @@ class TransitionWriter:
         buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
             terminations, truncations`, and `env_ids` if `add` has a parameter of that name; or
             with `add_episode(episode)` alone.
-        pass_env_ids: Whether to pass `env_ids`; None finds out.
 
     Raises:
         BufferMisuseError: The autoreset mode is missing or unknown, or the buffer is for another,
@@ -85,14 +84,14 @@ class TransitionWriter:
     True
     """
 
-    def __init__(self, envs: Any, buffer: Any, *, pass_env_ids: bool | None = None):
+    def __init__(self, envs: Any, buffer: Any):
         metadata = getattr(envs, "metadata", None) or {}
         self.autoreset_mode = parse_autoreset_mode(metadata.get("autoreset_mode", "missing"))
-        expected = getattr(buffer, "autoreset_mode", None)
-        if expected is not None and parse_autoreset_mode(expected) is not self.autoreset_mode:
+        expected = parse_autoreset_mode(getattr(buffer, "autoreset_mode", self.autoreset_mode))
+        if expected is not self.autoreset_mode:
             raise BufferMisuseError(
-                f"the buffer has autoreset mode {parse_autoreset_mode(expected).value!r}, but the "
-                f"envs have {self.autoreset_mode.value!r}; make the buffer for the envs' mode"
+                f"the buffer has autoreset mode {expected.value!r}, but the envs have "
+                f"{self.autoreset_mode.value!r}; make the buffer for the envs' mode"
             )
         self.num_envs, self.num_transitions = int(envs.num_envs), 0
         self._space = envs.single_observation_space
@@ -103,19 +102,16 @@ class TransitionWriter:
         self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
         self._device = getattr(envs, "device", None)  # where their results lie
-        if pass_env_ids is None:
-            pass_env_ids = "env_ids" in inspect.signature(buffer.add).parameters
-        self._passes_ids = pass_env_ids
-        shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
+        self._passes_ids = "env_ids" in inspect.signature(buffer.add).parameters
         # The newest observations, where `add` is given them as those before a step.
-        self._obs = [np.zeros(s, leaf.dtype) for s, leaf in zip(shapes, self._leaves, strict=True)]
-        self._obs_tree = build_tree(self._space, self._obs)
+        self._obs = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._there: torch.Tensor | None = None  # the same on the device, instead
         self._all = np.arange(self.num_envs)
         self._is_known, self._is_over, self._is_sent = np.zeros((3, self.num_envs), np.bool_)
         self._sent: dict[str, np.ndarray] = {}  # (N, ...), what was sent of envs in flight
         takes_steps = getattr(buffer, "takes_steps", None)  # None: no buffer of ours
-        self._is_checked = takes_steps is not None and self._obs_tree is self._obs[0]
+        is_flat = build_tree(self._space, self._obs) is self._obs[0]
+        self._is_checked = takes_steps is not None and is_flat
         self._step_ids = None if takes_steps else self._all
         self._goes_on = False  # all envs are in the middle of episodes
 
@@ -157,8 +153,7 @@ class TransitionWriter:
     def _take_back_obs(self) -> None:
         """Let the observations lie on the host again; waits for the device if they did not."""
         if self._there is not None:
-            self._obs[0][...] = self._there.cpu().numpy()
-            self._there = None
+            self._obs[0][...], self._there = self._there.cpu().numpy(), None
 
     def _note_state(self) -> None:
         """Find out whether all envs are in the middle of episodes, and none is in flight."""
@@ -194,9 +189,18 @@ class TransitionWriter:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
                 changed, neither here nor in the buffer.
         """
-        is_plain = self._goes_on and valid is None and not extras
-        if is_plain and self._step_on(actions, obs, rewards, terminations, truncations):
-            return
+        if self._goes_on and valid is None and not extras:
+            newest = self._obs[0]
+            # Most steps are such, in all autoreset modes; a buffer of ours checks the columns.
+            is_plain = obs.__class__ is np.ndarray and obs.shape == newest.shape
+            if is_plain and _is_none(terminations) and _is_none(truncations):
+                self._add(
+                    obs=newest, next_obs=obs, actions=actions, rewards=rewards,
+                    terminations=terminations, truncations=truncations, env_ids=self._step_ids,
+                )  # fmt: skip
+                newest[...] = obs
+                self.num_transitions += self.num_envs
+                return
         if self._is_sent.any():
             raise BufferMisuseError(
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
@@ -207,35 +211,8 @@ class TransitionWriter:
             given = {"actions": actions, **result, **extras}
             if self._step_there(self._there, given, obs, infos):
                 return
-        self._write(
-            None, self._read_sent(actions, extras, self.num_envs), obs, result, infos, valid
-        )
-
-    def _step_on(
-        self, actions: Any, obs: Any, rewards: Any, terminations: Any, truncations: Any
-    ) -> bool:
-        """Add a step in which no episode ended to a buffer that checks its columns itself.
-
-        Most steps are such, in all autoreset modes.
-
-        Returns:
-            Whether that was done; else it is another step, and nothing was changed.
-        """
-        newest = self._obs[0]
-        if obs.__class__ is not np.ndarray or obs.shape != newest.shape:
-            return False
-        for flags in (terminations, truncations):
-            if flags.__class__ is not np.ndarray or flags.dtype is not _BOOL:
-                return False
-            if b"\x01" in flags.tobytes():
-                return False
-        self._add(
-            obs=newest, next_obs=obs, actions=actions, rewards=rewards,
-            terminations=terminations, truncations=truncations, env_ids=self._step_ids,
-        )  # fmt: skip
-        newest[...] = obs
-        self.num_transitions += self.num_envs
-        return True
+        columns = self._read_sent(actions, extras, self.num_envs)
+        self._write(None, columns, obs, result, infos, valid)
 
     def _step_there(
         self, before: torch.Tensor, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]
@@ -253,12 +230,12 @@ class TransitionWriter:
             isinstance(tensor, torch.Tensor)
             and tensor.device == before.device
             and tensor.shape[:1] == (self.num_envs,)
-            for tensor in (*columns.values(), obs, finals, is_final)
+            for tensor in (*columns.values(), obs, *found)
         )
         like = before.shape, before.dtype
-        if not fits or (obs.shape, obs.dtype) != like or (finals.shape, finals.dtype) != like:
+        if not fits or {(x.shape, x.dtype) for x in (obs, finals)} != {like}:
             return False
-        if is_final.ndim != 1 or is_final.dtype != torch.bool:
+        if (is_final.ndim, is_final.dtype) != (1, torch.bool):
             return False
         mask = is_final.view(-1, *[1] * (obs.ndim - 1))
         self._add(obs=before, next_obs=torch.where(mask, finals, obs), **columns)
@@ -286,10 +263,9 @@ class TransitionWriter:
         columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
         columns["actions"] = columns["actions"].astype(self._action.dtype, copy=False)
         shapes, expected = (
-            {name: column.shape[1:] for name, column in part.items() if name != "actions"}
-            for part in (columns, kept)
+            {name: column.shape[1:] for name, column in part.items()} for part in (columns, kept)
         )
-        if shapes != expected or not kept:
+        if shapes != expected:
             if self._is_sent.any():
                 raise BufferMisuseError(
                     f"extra columns have the shapes {shapes} per env, expected {expected} as for "
@@ -346,16 +322,12 @@ class TransitionWriter:
     ) -> None:
         """Add the rows that are transitions, then remember the observations.
 
-        Args:
-            env_ids: int64 (B,); None for all.
-            columns: Actions and extra columns, read.
-            obs: As of `step`, like all that follows.
-            result: Rewards and flags.
-            infos: See above.
-            valid: See above.
+        The envs are int64 (B,), None for all; columns are actions and extra columns that were read,
+        result are rewards and flags, the rest is as of `step`.
         """
         self._take_back_obs()
-        ids, where = (self._all, slice(None)) if env_ids is None else (env_ids, env_ids)
+        ids = self._all if env_ids is None else env_ids
+        where = slice(None) if env_ids is None else env_ids
         count, leaves = len(ids), self._read_obs(obs, len(ids))
         for name, column in result.items():
             dtype = _BOOL if name in _FLAGS else np.dtype(np.float64)
@@ -367,16 +339,16 @@ class TransitionWriter:
             over, is_left = over & is_valid, is_left | ~is_valid
         following, goes_on = self._successors(leaves, over, ids, infos, is_valid is not None)
         before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
+        where_added = ids
         if is_left.any():  # NEXT_STEP: the row only resets; or an agent that is dead
-            rows, where_added = np.flatnonzero(~is_left), ids[~is_left]
+            rows = np.flatnonzero(~is_left)
             columns = {name: column[rows] for name, column in columns.items()}
             before, following = ([leaf[rows] for leaf in part] for part in (before, following))
-        else:
-            where_added = ids
+            where_added = ids[rows]
         if len(where_added):
             added = {"env_ids": where_added} if self._passes_ids else {}
-            trees = (build_tree(self._space, part) for part in (before, following))
-            self._add(**dict(zip(("obs", "next_obs"), trees, strict=True)), **columns, **added)
+            obs, next_obs = (build_tree(self._space, part) for part in (before, following))
+            self._add(obs=obs, next_obs=next_obs, **columns, **added)
             self.num_transitions += len(where_added)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
@@ -437,21 +409,25 @@ class TransitionWriter:
         if self.autoreset_mode is NEXT_STEP:
             return
         is_stuck = self._is_over[ids] if is_valid is None else self._is_over[ids] & is_valid
-        if is_stuck.any() and self.autoreset_mode is DISABLED:
-            raise BufferMisuseError(
-                f"the episodes of envs {ids[is_stuck].tolist()} have ended and autoreset is "
-                "disabled; call reset(obs, mask) with what envs.reset returned after resetting "
-                "them. Of agents that have ended in a game that goes on, pass valid=envs.valid"
-            )
         if is_stuck.any():
-            raise BufferMisuseError(
-                f"the agents in rows {ids[is_stuck].tolist()} ended in their last step and act "
-                "again, so their game was reset in it, but infos['final_obs'] had nothing for "
+            advice = (
+                "autoreset is disabled; call reset(obs, mask) with what envs.reset returned after "
+                "resetting them. Of agents that have ended in a game that goes on, pass "
+                "valid=envs.valid"
+                if self.autoreset_mode is DISABLED
+                else "act again, so their game was reset, but infos['final_obs'] had nothing for "
                 "them; with autoreset SAME_STEP pass the infos of the step as they are"
             )
+            stuck = ids[is_stuck].tolist()
+            raise BufferMisuseError(f"the episodes of rows {stuck} have ended and {advice}")
 
     def _read_obs(self, obs: Any, count: int) -> list[np.ndarray]:
         return read_nest("obs", obs, self._space, self._leaves, count, self._device)
+
+
+def _is_none(flags: Any) -> bool:
+    """Whether flags are an array of bools, none of which is set."""
+    return flags.__class__ is np.ndarray and flags.dtype is _BOOL and b"\x01" not in flags.tobytes()
 
 
 def _read_extras(

@@ -288,7 +288,7 @@ def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():
     writer.reset(obs)
     ended = np.array([True, False])
     writer.step(np.zeros(2, int), obs, np.zeros(2), ended, no, {}, valid=~no)
-    with pytest.raises(BufferMisuseError, match=r"rows \[0\] ended in their last step and act"):
+    with pytest.raises(BufferMisuseError, match=r"rows \[0\] have ended and act again"):
         writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~ended)
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)  # begun anew meanwhile
@@ -308,7 +308,7 @@ def test_a_writer_under_disabled_refuses_rows_that_act_after_their_end():
 
     writer.reset(np.array([[1.0], [11.0]], np.float32))
     step(2, ended, ~no)
-    with pytest.raises(BufferMisuseError, match=r"episodes of envs \[1\] have ended.*pass valid="):
+    with pytest.raises(BufferMisuseError, match=r"episodes of rows \[1\] have ended.*pass valid="):
         step(3, no, ~no)
     step(3, no, ~ended)  # the other agent plays on
     step(4, ended, ~no)

@@ -280,7 +280,7 @@ def test_calls_out_of_order_are_refused():
         writer.step(actions, *result)
     writer.reset(obs)
     writer.step(actions, *result)
-    with pytest.raises(BufferMisuseError, match=r"envs \[1\] have ended and autoreset is disabled"):
+    with pytest.raises(BufferMisuseError, match=r"rows \[1\] have ended and autoreset is disabled"):
         writer.step(actions, *result)
     with pytest.raises(BufferMisuseError, match="call sent"):
         writer.received(SimpleNamespace(env_ids=np.array([0])))
