@@ -40,6 +40,10 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
+def _column(name: str, doc: str) -> Any:
+    return property(lambda self: self[name], doc=f"All {doc}; views, which `update` overwrites.")
+
+
 class TrajectoryBuffer(Rebuilt):
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
@@ -154,30 +158,11 @@ class TrajectoryBuffer(Rebuilt):
             return views[self._num_obs + self._others.index(name)]
         raise BufferMisuseError(f"no column {name!r}, only {sorted(['obs', *self._others])}")
 
-    @property
-    def obs(self) -> Any:
-        """All observations (num_steps, *obs_shape), nested like the space; views, as all here."""
-        return self["obs"]
-
-    @property
-    def actions(self) -> torch.Tensor:
-        """Actions of the steps, (num_steps, *action_shape)."""
-        return self["actions"]
-
-    @property
-    def rewards(self) -> torch.Tensor:
-        """Rewards of the steps, float32 (num_steps,)."""
-        return self["rewards"]
-
-    @property
-    def terminations(self) -> torch.Tensor:
-        """Where episodes terminated, bool (num_steps,)."""
-        return self["terminations"]
-
-    @property
-    def truncations(self) -> torch.Tensor:
-        """Where episodes were cut off, bool (num_steps,)."""
-        return self["truncations"]
+    obs = _column("obs", "observations (num_steps, *obs_shape), nested like the space")
+    actions = _column("actions", "actions (num_steps, *action_shape)")
+    rewards = _column("rewards", "rewards float32 (num_steps,)")
+    terminations = _column("terminations", "flags bool (num_steps,), where episodes terminated")
+    truncations = _column("truncations", "flags bool (num_steps,), where episodes were cut off")
 
     @property
     def extras(self) -> dict[str, torch.Tensor]:
@@ -230,7 +215,8 @@ class TrajectoryBuffer(Rebuilt):
             )
         values = tree_leaves(self.observation_space, trajectory["obs"], "obs")
         values += [trajectory[name] for name in self._others]
-        steps, what, found = _count(trajectory["rewards"]), f"trajectory {number}: ", []
+        rewards, what, found = trajectory["rewards"], f"trajectory {number}: ", []
+        steps = len(rewards) if getattr(rewards, "ndim", isinstance(rewards, Sequence)) else -1
         chosen = trajectory.get("valid")
         if chosen is not None:
             chosen = read_tensor(f"{what}valid", chosen, (steps,), torch.bool)
@@ -261,14 +247,13 @@ class TrajectoryBuffer(Rebuilt):
         check_fits(what, needed, self.device, advice)
         self._offsets, self._capacity = np.zeros(1, np.int64), 0
         self._storage = [column[:0].clone() for column in self._storage]
+        place: Any = {"device": self.device}
         with (
             allocation(what, needed, self.device, advice, is_checked=True),
             torch.inference_mode(False),
         ):
             self._storage = [
-                torch.empty(
-                    (capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=self.device
-                )
+                torch.empty((capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), **place)
                 for leaf in self._leaves
             ]
         self._capacity = capacity
@@ -289,11 +274,3 @@ def _plan(
 
 def _step_bytes(leaves: list[Leaf]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _count(rewards: Any) -> int:
-    """Number of steps, or -1 if the rewards are no list of any kind."""
-    try:
-        return len(rewards)
-    except TypeError:
-        return -1
