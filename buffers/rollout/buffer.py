@@ -34,7 +34,6 @@ from buffers.core.state import (
 )
 from buffers.rollout.gae import GaeInputs, estimate
 from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
-from buffers.rollout.rows import RolloutRows
 from buffers.rollout.storage import (
     RESULTS,
     UNWRITTEN,
@@ -202,8 +201,7 @@ class RolloutBuffer(StatefulBuffer):
         is_apart = self._is_apart or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
             storage = RolloutStorage(layout, self.device, allocate, is_apart=is_apart)
-            self._rows = RolloutRows(storage, seed)
-        self._storage, self._sampler = storage, Sampler(storage, self._rows)
+            self._storage, self._sampler = storage, Sampler(storage, seed)
         tensors = storage.tensors
         self.obs, self.actions = storage.obs, tensors["actions"]
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
@@ -255,12 +253,12 @@ class RolloutBuffer(StatefulBuffer):
     def num_valid(self) -> int:
         """Number of valid rows, which `minibatches` draws from; after `compute_advantages`."""
         self._require("num_valid", is_computed=True)
-        return int(self._rows.num_valid)
+        return int(self._storage.num_valid)
 
     @property
     def generator(self) -> torch.Generator | None:
         """That of minibatches, to register with a CUDA graph; None if envs are on the CPU."""
-        return self._rows.generator.torch if self._storage.is_on_device else None
+        return self._sampler.generator.torch if self._storage.is_on_device else None
 
     # Collecting.
 
@@ -276,13 +274,12 @@ class RolloutBuffer(StatefulBuffer):
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
         self._storage.write_obs(0, leaves)
-        self._rows.start()
+        self._storage.start()
         self._begin()
 
     def _begin(self) -> None:
         """Open all steps for writing; the device has been waited for."""
         self._storage.begin()
-        self._rows.begin()
         self._is_started, self._at = True, _Progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
@@ -312,7 +309,7 @@ class RolloutBuffer(StatefulBuffer):
         """
         t = self._step("is_first_at", t, self.num_steps, self.num_steps)
         if t > 0:
-            self._rows.mark_first(t, t + 1)
+            self._storage.mark_first(t, t + 1)
         self._storage.upload("is_first", slice(t, t + 1))
         return self._storage.tensors["is_first"][t]
 
@@ -469,7 +466,7 @@ class RolloutBuffer(StatefulBuffer):
             given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
             mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)
         torch.where(mask.to(row.device), found.to(row.device, row.dtype), row, out=row)
-        has_final = self._rows.has_final[t]
+        has_final = self._storage.has_final[t]
         has_final.logical_or_(mask.to(has_final.device))
 
     def advance(self) -> None:
@@ -481,10 +478,10 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._require("advance")
-        self._rows.count_episodes()
+        self._storage.count_episodes()
         self._storage.wait_for_device()
         self._storage.carry_obs()
-        self._rows.advance()
+        self._storage.advance()
         self._begin()
 
     # Learning.
@@ -505,8 +502,8 @@ class RolloutBuffer(StatefulBuffer):
         """
         self._require("compute_advantages")
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
-        rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
-        rows.finish()
+        storage, outputs = self._storage, (self.log_probs, self.values)
+        storage.finish()
         is_unsure = storage.is_on_device or len(self._at.put.get("values", ())) < self.num_steps
         for name, marks in self._at.put.items() if policy_outputs else ():
             # If there is none at all it was written into `extras` directly.
@@ -515,14 +512,14 @@ class RolloutBuffer(StatefulBuffer):
                     f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
                     f"{name}=... to put(t, ...) for every step"
                 )
-        rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
-        rows.count_episodes(is_finished=True)
+        storage.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
+        storage.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
             for column in outputs:
                 bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
-        rows.fill_final(self.final_values, self.values)
+        storage.fill_final(self.final_values, self.values)
         if storage.is_apart:
             for t in {*range(self.num_steps + 1)} - self._at.uploaded:
                 storage.upload_obs(t)
@@ -533,7 +530,7 @@ class RolloutBuffer(StatefulBuffer):
             self.gamma, self.gae_lambda,
             is_compiled=not (storage.is_apart or storage.is_on_device),
         )  # fmt: skip
-        rows.list_valid()
+        storage.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
     def check(self) -> None:
@@ -542,12 +539,12 @@ class RolloutBuffer(StatefulBuffer):
         Raises:
             BufferMisuseError: As by `compute_advantages`, which raises it at once of other envs.
         """
-        self._rows.raise_faults()
+        self._storage.raise_faults()
 
     def count_episodes(self) -> None:
         """Add up the episodes for `episodes`, before rewards are changed, say; without waiting."""
         self._require("count_episodes")
-        self._rows.count_episodes()
+        self._storage.count_episodes()
 
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
@@ -560,9 +557,9 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
         """
         self._require("episodes")
-        if self._rows.is_on_host:
-            self._rows.count_episodes()
-        return EpisodeStats(*self._rows.episodes())
+        if self._storage.is_on_host:
+            self._storage.count_episodes()
+        return EpisodeStats(*self._storage.episodes())
 
     def minibatches(
         self,
@@ -602,7 +599,7 @@ class RolloutBuffer(StatefulBuffer):
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require("minibatches", is_computed=True)
-        if not (fixed or self._rows.is_on_host):
+        if not (fixed or self._storage.is_on_host):
             raise BufferMisuseError(
                 "the host does not know how many rows are valid of envs on a device; pass "
                 "fixed=True"
@@ -658,7 +655,7 @@ class RolloutBuffer(StatefulBuffer):
             num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
-        self._rows.mark_first(1, self.num_steps + 1)
+        self._storage.mark_first(1, self.num_steps + 1)
         self._storage.upload("is_first")
         return batches
 
@@ -669,7 +666,7 @@ class RolloutBuffer(StatefulBuffer):
                 f"{method} before the first rollout; call start(obs) with the observations of a "
                 "reset first"
             )
-        if is_computed and not self._at.is_computed and self._rows.is_on_host:
+        if is_computed and not self._at.is_computed and self._storage.is_on_host:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
@@ -701,9 +698,9 @@ class RolloutBuffer(StatefulBuffer):
             "columns": {name: column.copied_pages() for name, column in columns.items()},
             "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
             "is_marked": self._storage.is_marked,
-            "generator": self._rows.generator.get_state(),
-            "num_valid": int(self._rows.num_valid),
-            "is_counted": bool(self._rows.is_counted),
+            "generator": self._sampler.generator.get_state(),
+            "num_valid": int(self._storage.num_valid),
+            "is_counted": bool(self._storage.is_counted),
         }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -712,9 +709,9 @@ class RolloutBuffer(StatefulBuffer):
         progress = copy.deepcopy(state["progress"])
         self._is_started, self._at, self.gamma, self.gae_lambda = progress
         self._storage.is_marked = state["is_marked"]
-        self._rows.generator.set_state(state["generator"])
-        self._rows.num_valid.fill_(state["num_valid"])
-        self._rows.is_counted.fill_(state["is_counted"])
+        self._sampler.generator.set_state(state["generator"])
+        self._storage.num_valid.fill_(state["num_valid"])
+        self._storage.is_counted.fill_(state["is_counted"])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
@@ -754,7 +751,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         rows = {name: row.cpu().numpy() for name, row in self._carried().items()}
-        rows["generator"] = self._rows.generator.get_state()
+        rows["generator"] = self._sampler.generator.get_state()
         return {name: [row] for name, row in rows.items()}
 
     def _wanted_arrays(self) -> Wanted:
@@ -766,14 +763,14 @@ class RolloutBuffer(StatefulBuffer):
             check_bools(name, [row] if row.dtype == np.bool_ else [])
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
-        if not self._rows.generator.accepts_state(state.small["generator"]):
+        if not self._sampler.generator.accepts_state(state.small["generator"]):
             raise other_generator()
 
     def _take(self, state: LoadedState) -> None:
         self._storage.wait_for_device()
         for name, row in self._carried().items():
             row.copy_(torch.from_numpy(np.array(state.small[name])))
-        self._rows.generator.set_state(state.small["generator"])
+        self._sampler.generator.set_state(state.small["generator"])
         self._begin()
 
 

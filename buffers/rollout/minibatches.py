@@ -7,20 +7,25 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from buffers.core.arguments import check_count, read_columns
 from buffers.core.batches import Batch
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.kernels import bounded, random_word
 from buffers.core.memory import check_fits
-from buffers.rollout.rows import RolloutRows, Split
 from buffers.rollout.storage import RolloutStorage
 
-__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler"]
+__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler", "Split", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
+_ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
 
@@ -72,6 +77,18 @@ class RolloutSequenceBatch(Batch):
         return (self.actions if self.indices is None else self.indices).shape[1]
 
 
+class Split(NamedTuple):
+    """How a pass is cut into batches."""
+
+    size: int  # of batches
+    most: int  # batches there can be
+    is_by_size: bool  # the user gave the size
+
+    def number(self, count: int) -> int:
+        """How many batches `count` rows make."""
+        return -(-count // self.size) if self.is_by_size else min(self.most, count)
+
+
 class _Plan(NamedTuple):
     """How one pass goes through the rows."""
 
@@ -85,10 +102,16 @@ class _Plan(NamedTuple):
 
 
 class Sampler:
-    """Draws the passes through a finished rollout, one at a time."""
+    """Draws the passes through a finished rollout, one at a time.
 
-    def __init__(self, storage: RolloutStorage, rows: RolloutRows):
-        self._storage, self._rows, self._num_passes = storage, rows, 0
+    Attributes:
+        generator: Of the order of rows.
+    """
+
+    def __init__(self, storage: RolloutStorage, seed: int | None):
+        self._storage, self._num_passes, device = storage, 0, storage.num_valid.device
+        made = HostGenerator(seed) if storage.is_on_host else DeviceGenerator(seed, device)
+        self.generator: Any = made
         layout, tensors = storage.layout, storage.tensors
         self._obs = [leaf.path for leaf in layout.obs_leaves]
         self._extras = (*layout.extras, *layout.games)
@@ -138,18 +161,18 @@ class Sampler:
         advice = "use more minibatches, or keep fewer"
         check_fits(f"a batch of {size} rows", size * row_bytes, self._storage.device, advice)
         plan = _Plan(paths, states, row_bytes, split, length, is_fixed, normalizes)
-        return self._go(plan, self._rows.num_changes)
+        return self._go(plan, self._storage.num_changes)
 
     def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
         self._require((self._num_passes, num_changes))
         self._num_passes += 1
         begun = self._num_passes, num_changes
         if plan.length is None:
-            sizes, parts = self._rows.order(plan.split, is_fixed=plan.is_fixed)
+            sizes, parts = self._order(plan.split, is_fixed=plan.is_fixed)
         else:
-            sizes, parts = self._rows.sequences(plan.split, plan.length)
+            sizes, parts = self._sequences(plan.split, plan.length)
         if self._storage.is_apart:
-            parts = [_sent(part, self._storage.device) for part in parts]
+            parts = [part.to(self._storage.device, non_blocking=True) for part in parts]
         # A call of torch takes longer than copying a small batch, so those are gathered together.
         most = max(sizes, default=1) * max(1, plan.row_bytes)
         at_once, start = max(1, _BLOCK_BYTES // most), 0
@@ -165,7 +188,7 @@ class Sampler:
 
     def _require(self, begun: tuple[int, int]) -> None:
         """Raise BufferMisuseError if a pass is over."""
-        if begun != (self._num_passes, self._rows.num_changes):
+        if begun != (self._num_passes, self._storage.num_changes):
             raise BufferMisuseError(
                 "these minibatches are over: another pass or rollout has begun since, or "
                 "advantages were computed again; go through one pass at a time, "
@@ -206,12 +229,86 @@ class Sampler:
             batches.append(kind._made_of(found))
         return batches[::-1]
 
+    def _order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
+        """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
 
-def _sent(part: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device of a part of an order, for which nobody waits."""
-    if device.type == "cuda":
-        part = part.pin_memory()  # torch keeps the pages until the copy has left them
-    return part.to(device, non_blocking=True)
+        If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
+        repeated to fill a batch.
+        """
+        number, count = split.most, self._storage.num_valid
+        if self._storage.is_on_host:
+            rows = self._storage.at_env["rows"][: int(count)]
+            shuffle(rows.numpy(), self.generator.words)
+            number, count = split.number(len(rows)), len(rows)
+            if not is_fixed:
+                sizes = [count // number + (k < count % number) for k in range(number)]
+                return sizes, [rows]
+        else:
+            rows = self._shuffled(self._storage.at_env["valid"].reshape(-1))
+        order, weights = _pad(rows, count, number, split.size)
+        return [split.size] * number, [order, weights.float()]
+
+    def _sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
+        """The rows of sequences that have a valid one, in random order, in batches of one size.
+
+        Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
+        sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
+        """
+        layout, valid, number = self._storage.layout, self._storage.at_env["valid"], split.most
+        num_steps, num_envs = layout.num_steps, layout.num_envs
+        num_chunks = -(-num_steps // length)
+        missing = num_chunks * length - num_steps
+        chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
+        has_row = chunks.any(1).reshape(-1)
+        if self._storage.is_on_host:
+            ids = has_row.nonzero()[:, 0]
+            shuffle(ids.numpy(), self.generator.words)
+            count: Any = len(ids)
+            number = split.number(count)
+        else:
+            ids, count = self._shuffled(has_row), has_row.sum()
+        ids, is_own = _pad(ids, count, number, split.size)
+        ids, is_own = (part.view(number, 1, split.size) for part in (ids, is_own))
+        step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
+        last = step.clamp(max=num_steps - 1)
+        rows = (last * num_envs + ids % num_envs).reshape(-1)
+        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
+        return [length * split.size] * number, [rows, weights.float()]
+
+    def _shuffled(self, mask: Tensor) -> Tensor:
+        """Places in a mask bool (K,), in random order, those where it is set first."""
+        keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
+        keys.random_(generator=self.generator.torch)
+        return keys.masked_fill_(~mask, _LAST_KEY).argsort()
+
+
+@njit(nogil=True, cache=True)
+def shuffle(rows, generator):
+    """Shuffle rows int64 (K,), K < 2**31, in place; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
+    for last in range(rows.shape[0] - 1, 0, -1):
+        chosen = bounded(random_word(key, counter), last + 1)
+        counter = np.add(counter, _ONE)
+        rows[last], rows[chosen] = rows[chosen], rows[last]
+    generator[1] = counter
+
+
+def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
+    """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
+
+    Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
+    a bool says which come first. Where there are too few, a batch has one of another batch.
+    """
+    batch = torch.arange(num_batches, device=rows.device)[:, None]
+    place = torch.arange(size, device=rows.device)[None]
+    each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
+    own = each + (batch < longer)
+    start = batch * each + batch.clamp(max=longer)
+    # Up to and with a place ceil((place + 1) * own / size) rows are taken.
+    taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
+    weights = (taken > before) | ((own == 0) & (place == 0))
+    chosen = (start + taken - 1).clamp_(min=0)
+    return rows[chosen.reshape(-1)], weights.reshape(-1)
 
 
 def _read_split(

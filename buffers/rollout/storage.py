@@ -1,10 +1,13 @@
-"""The memory of a rollout buffer: its columns, and the views that are handed out step by step.
+"""The memory of a rollout, and what follows from its steps: rows that count, episodes, faults.
 
 ::
 
     envs on the CPU, device "cpu"       one memory: arrays for the envs, tensors for the learner
     envs on the CPU, another device     host pages for the envs; tensors on the device, copied to
     envs on the device                  one memory: tensors there for both
+
+What follows is operations of torch on the memory that envs write to. On a device nothing is read
+back, so that it can be captured in a CUDA graph; what is wrong is noted there until somebody asks.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
+from torch import Tensor
+from torch.nn.functional import pad
 
 from buffers.core.arguments import as_tensor, check_count
 from buffers.core.columns import Allocate, ColumnSpec, allocate_columns
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from buffers.rollout.gae import discounted_sums, sum_episodes
 from vecenv.core.arguments import read_autoreset_mode
 
 __all__ = [
@@ -34,6 +40,18 @@ RESULTS = ("rewards", "terminations", "truncations")
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
 UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
+
+_NO_FINAL = 5
+_PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
+    "compute_advantages(..., policy_outputs=False) take zeros where nothing was written"
+)
+_FAULTS = (
+    "no results; step the environment into slot(t) for each step",
+    "no valid, but others have; an env that writes into slot(t).valid must write all its rows",
+    "a reward that is not finite; find what makes it, or leave the row out of `valid`",
+    f"no log_probs; {_PUT}",
+    f"no values; {_PUT}",
+)
 
 _MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
 
@@ -191,6 +209,11 @@ class RolloutStorage:
         is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`.
+        has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
+        num_valid: int64 (), of the rollout that was computed last.
+        is_counted: bool (), whether the episodes of this rollout were added up.
+        num_changes: How often the rows became others: passes through them are over then.
+        faults: int64 (6,), by kind, the first row that lacks something, or T * N.
     """
 
     def __init__(
@@ -226,6 +249,19 @@ class RolloutStorage:
         self.is_marked = False
         self.acting = self.at_env["acting"].view(torch.uint8)
         self.acting.fill_(UNWRITTEN_FLAG)
+        columns, self.is_on_host = self.at_env, not self.is_on_device
+        self._is_next_step = layout.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._num_rows = layout.num_steps * layout.num_envs
+        self._rewards, self._valid = columns["rewards"], columns["valid"]
+        self._ends, self._cuts = columns["terminations"], columns["truncations"]
+        self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
+        self._over_before, self._episodes = columns["over_before"], columns["episodes"]
+        self._running = columns["running_returns"], columns["running_lengths"]
+        like = {"device": self._rewards.device}
+        self.is_counted = torch.zeros((), dtype=torch.bool, **like)
+        self.num_valid = torch.zeros((), dtype=torch.int64, **like)
+        self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, **like)
+        self.num_changes = 0
         self._paths = [leaf.path for leaf in layout.obs_leaves]
         self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
         self.obs = self.nest(self.tensors[path] for path in self._paths)
@@ -248,10 +284,15 @@ class RolloutStorage:
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
-        """Mark log_probs and values as not written yet; they read as NaN."""
+        """Mark log_probs and values as not written yet; forget what was known of the last steps."""
         self.is_marked = False
         for name in ("log_probs", "values"):
             self.tensors[name].view(torch.int32).fill_(UNWRITTEN)
+        self._valid.fill_(True)
+        self.is_counted.fill_(False)
+        self.num_changes += 1
+        if self.has_final is not None:
+            self.has_final.fill_(False)
 
     def mark_results(self) -> None:
         """Mark rewards, and which rows acted, as not written yet."""
@@ -288,3 +329,151 @@ class RolloutStorage:
         """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
         if self.is_apart and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def start(self) -> None:
+        """Forget episodes under way, as after a reset of all envs."""
+        for tensor in (self._over_before, *self._running):
+            tensor.zero_()
+        self._is_first[0] = True
+
+    def advance(self) -> None:
+        """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        last = self.mark_first(self.layout.num_steps, self.layout.num_steps + 1)
+        self._over_before.copy_(self._ends[-1] | self._cuts[-1])
+        self._is_first[0].copy_(last[0])
+
+    def mark_first(self, first: int, stop: int) -> Tensor:
+        """Write and return whether observations begin episodes, of steps 1 <= first to stop - 1.
+
+        See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
+        """
+        rows = self._is_first[first:stop]
+        lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
+        steps = slice(max(first - lag, 0), stop - lag)
+        begins = self._ends[steps] | self._cuts[steps]
+        if first < lag:
+            begins = torch.cat([self._over_before[None], begins])
+        before = slice(first - 1, stop - 1)
+        acting = self.acting[before]
+        if self.has_final is not None:
+            is_known = self.has_final[before] | (acting == UNWRITTEN_FLAG)
+            begins = self._ends[before] | (self._cuts[before] & is_known)
+        return rows.copy_(begins | (acting == 0))
+
+    def mark_valid(self) -> None:
+        """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
+        if self._is_next_step:
+            self._valid[0].logical_and_(~self._over_before)
+            self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
+        self._valid.logical_and_(self.acting != 0)
+
+    def list_valid(self) -> None:
+        """Count the valid rows, and list them on the host."""
+        self.num_changes += 1
+        if self.is_on_host:
+            found = self._valid.reshape(-1).nonzero()[:, 0]
+            self.at_env["rows"][: len(found)] = found
+            self.num_valid.fill_(len(found))
+        else:
+            self.num_valid.copy_(self._valid.sum())
+
+    def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
+        """Take the next rows' values for those not given, where agents' games go on."""
+        if self.has_final is not None and final_values is not None:
+            is_given = (self.has_final | (self.acting == UNWRITTEN_FLAG)).to(values.device)
+            torch.where(is_given, final_values, values[1:], out=final_values)
+
+    # Episodes.
+
+    def count_episodes(self, *, is_finished: bool = False) -> None:
+        """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
+        if self.is_on_host:
+            if not bool(self.is_counted):
+                if not is_finished:
+                    self.finish()
+                columns = self._rewards, self._valid, self._ends, self._cuts
+                tensors = *columns, *self._running, self._episodes
+                sum_episodes(*[tensor.numpy() for tensor in tensors])
+        else:
+            self.mark_valid()
+            self._count_there(self.is_counted)
+        self.is_counted.fill_(True)
+
+    def _count_there(self, is_done: Tensor) -> None:
+        """As `sum_episodes`, by operations of torch, unless it was done."""
+        over = self._ends | self._cuts
+        sums = torch.stack([torch.where(self._valid, self._rewards, 0.0), self._valid], 1).double()
+        for k, running in enumerate(self._running):
+            sums[0, k] += running
+        # Backwards, where `discounted_sums` adds up what comes later.
+        goes_on = pad((~over[:-1, None]).double().flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
+        sums = discounted_sums(sums.flip(0), goes_on.contiguous()).flip(0)
+        for k, running in enumerate(self._running):
+            left = torch.where(over[-1], 0.0, sums[-1, k]).to(running.dtype)
+            torch.where(is_done, running, left, out=running)
+        sums.masked_fill_(~(over & self._valid)[:, None], 0.0)
+        torch.where(is_done, self._episodes, sums, out=self._episodes)
+
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
+        has_ended = self._episodes[:, 1] > 0
+        returns, lengths = (self._episodes[:, k][has_ended].cpu() for k in range(2))
+        return returns.numpy(), lengths.long().numpy()
+
+    # Faults.
+
+    def finish(self) -> None:
+        """Complete `valid`; note what the env did not write, and wrong rewards."""
+        self._note(0, self.unwritten_rewards())
+        unwritten = self.acting == UNWRITTEN_FLAG
+        self._note(1, unwritten & ~unwritten.all())
+        self.raise_faults(waits=False)  # before flags that nobody wrote clear `valid`
+        self.mark_valid()
+        self._note(2, ~torch.isfinite(self._rewards) & self._valid)
+        self.raise_faults(waits=False)
+
+    def look_for_gaps(self, *outputs: Tensor) -> None:
+        """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
+
+        And truncated episodes whose final observation is not the next row, and has no value.
+        """
+        valid, unwritten = self._valid, self.acting == UNWRITTEN_FLAG
+        if outputs:
+            missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
+            self._note(3, missing[0].to(valid.device) & valid)
+            needed = valid | unwritten  # values in dead steps too, as those of final observations
+            needed[1:] |= valid[:-1]
+            self._note(4, missing[1].to(valid.device) & needed)
+        if self.has_final is not None:
+            cut_off = self._cuts & ~self._ends & valid & ~self.has_final
+            # An agent that acts in the next step, too, was in a game that was reset, so that its
+            # next row has another observation; in the last step that is not known.
+            cut_off[:-1] &= self.acting[1:] != 0
+            cut_off[-1] &= unwritten[-1]
+            self._note(_NO_FINAL, cut_off)
+        self.raise_faults(waits=False)
+
+    def _note(self, kind: int, mask: Tensor) -> None:
+        if self.is_on_host and not bool(mask.any()):
+            return
+        places = torch.arange(self._num_rows, device=mask.device)
+        first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
+        self.faults[kind] = torch.minimum(self.faults[kind], first)
+
+    def raise_faults(self, *, waits: bool = True) -> None:
+        """Raise BufferMisuseError for what was noted, and forget it; without waiting, if asked."""
+        if not (waits or self.is_on_host):
+            return
+        found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
+        if not found:
+            return
+        self.faults.fill_(self._num_rows)
+        kind, (t, env_id) = found[0][0], divmod(found[0][1], self.layout.num_envs)
+        if kind == _NO_FINAL:
+            raise BufferMisuseError(
+                f"env {env_id} was truncated in step {t}, but the value of its final observation "
+                f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
+                f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
+            )
+        late = "" if self.is_on_host else "; the advantages of that rollout were wrong"
+        raise BufferMisuseError(f"env {env_id} in step {t} had {_FAULTS[kind]}{late}")

@@ -309,32 +309,30 @@ GOOD = random_rollout(np.random.default_rng(6), 4, 3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": [1.0]}, "rewards is list, expected a NumPy array or a torch tensor"),
-        ({"rewards": GOOD[0][0]}, r"rewards has shape \(3,\), expected \(T, N\)"),
-        ({"rewards": GOOD[0][:0]}, r"rewards has shape \(0, 3\), expected \(T, N\)"),
-        ({"rewards": GOOD[0].astype(np.int64)}, "dtype int64, expected float32 or float64"),
-        ({"rewards": GOOD[0].astype(np.float16)}, "dtype float16, expected float32 or float64"),
-        ({"values": GOOD[1][:-1]}, r"values has shape \(4, 3\), expected \(5, 3\); it has one row"),
-        ({"values": GOOD[1].astype(np.float64)}, "values has dtype float64, expected float32"),
-        ({"values": torch.from_numpy(GOOD[1])}, "values is Tensor, expected ndarray like rewards"),
-        ({"terminations": GOOD[2][:, :2]}, r"terminations has shape \(4, 2\), expected \(4, 3\)"),
+        ({"rewards": [1.0]}, "rewards is list, expected an array or tensor"),
+        ({"rewards": GOOD[0][0]}, r"rewards is .* \(3,\), expected .* \(T, N\)"),
+        ({"rewards": GOOD[0][:0]}, r"rewards is .* \(0, 3\), expected .* one step"),
+        ({"rewards": GOOD[0].astype(np.float16)}, "is ndarray float16 .*, expected .* float32 or"),
+        ({"values": GOOD[1][:-1]}, r"values is .* \(4, 3\), expected .* \(5, 3\)"),
+        ({"values": GOOD[1].astype(np.float64)}, "values is .*float64 .*, expected .* float32"),
+        ({"values": torch.from_numpy(GOOD[1])}, "values is Tensor .*, expected ndarray float32"),
         (
             {"truncations": GOOD[3].astype(np.float32)},
-            "truncations has dtype float32, expected bool",
+            "truncations is .* float32 .*, expected .* bool",
         ),
         ({"truncations": None}, "truncations is NoneType, expected ndarray"),
-        ({"final_values": GOOD[4][:2]}, r"final_values has shape \(2, 3\), expected \(4, 3\)"),
-        ({"valid": GOOD[4]}, "valid has dtype float32, expected bool"),
+        ({"final_values": GOOD[4][:2]}, r"final_values is .* \(2, 3\), expected .* \(4, 3\)"),
+        ({"valid": GOOD[4]}, "valid is ndarray float32 .*, expected ndarray bool"),
         ({"gamma": 1.5}, "gamma is 1.5, expected a number from 0 to 1"),
         ({"gae_lambda": float("nan")}, "gae_lambda is nan, expected a number from 0 to 1"),
-        ({"out": np.empty((4, 3))}, r"out is ndarray, expected a pair"),
-        ({"out": (np.empty((4, 3)), np.empty((4, 3)))}, "advantages has dtype float64, expected"),
-        ({"out": (np.empty((3, 3)),) * 2}, r"advantages has shape \(3, 3\), expected \(4, 3\)"),
-        ({"out": (np.empty((3, 4), "f4").T,) * 2}, "must be C-contiguous, aligned, writeable and"),
-        ({"out": (np.empty((4, 3), ">f4"),) * 2}, "writeable and of this machine's byte order"),
-        ({"out": (np.empty((4, 3), "f4"),) * 2}, "out shares memory with itself"),
-        ({"out": (np.empty((4, 3), "f4"), GOOD[0])}, "out shares memory with rewards"),
-        ({"out": (GOOD[1][1:], np.empty((4, 3), "f4"))}, "out shares memory with values"),
+        ({"out": np.empty((4, 3))}, r"out is ndarray .*, expected a pair"),
+        ({"out": (np.empty((4, 3)),) * 2}, "advantages is .* float64 .*, expected"),
+        ({"out": (np.empty((3, 3)),) * 2}, r"advantages is .* \(3, 3\), expected .* \(4, 3\)"),
+        ({"out": (np.empty((3, 4), "f4").T,) * 2}, "must be C-contiguous, aligned, writeable"),
+        ({"out": (np.empty((4, 3), ">f4"),) * 2}, "writeable, of this machine's byte order"),
+        ({"out": (np.empty((4, 3), "f4"),) * 2}, "no memory with inputs, as it does with itself"),
+        ({"out": (np.empty((4, 3), "f4"), GOOD[0])}, "as it does with rewards"),
+        ({"out": (GOOD[1][1:], np.empty((4, 3), "f4"))}, "as it does with values"),
     ],
 )
 def test_mistakes_are_named(changes, message):
@@ -348,13 +346,13 @@ def test_mistakes_are_named(changes, message):
 def test_overlapping_tensors_are_refused():
     tensors = [torch.from_numpy(array.copy()) for array in GOOD[:4]]
     out = tensors[1][1:], torch.empty(4, 3)
-    with pytest.raises(BufferMisuseError, match="out shares memory with values"):
+    with pytest.raises(BufferMisuseError, match="as it does with values"):
         gae(*tensors, out=out)
 
 
 def test_other_devices_are_refused_where_they_cannot_work():
     tensors = [torch.from_numpy(array) for array in GOOD[:4]]
-    with pytest.raises(BufferMisuseError, match="values is on meta, expected cpu"):
+    with pytest.raises(BufferMisuseError, match=r"values is Tensor .* on meta, expected .* on cpu"):
         gae(tensors[0], tensors[1].to("meta"), *tensors[2:])
     with pytest.raises(BufferMisuseError, match="compiled=True needs memory of the CPU"):
         gae(*(tensor.to("meta") for tensor in tensors), compiled=True)
@@ -392,7 +390,7 @@ def test_signature_is_as_documented():
 def test_tensors_that_numpy_has_no_float_for_are_refused(dtype):
     rewards, flags = torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.bool)
     values = torch.zeros(3, 1, dtype=torch.float64)
-    with pytest.raises(BufferMisuseError, match=f"values has dtype {dtype}, expected float64"):
+    with pytest.raises(BufferMisuseError, match=f"values is .*{str(dtype)[6:]} .*, expected"):
         gae(rewards, values.to(dtype), flags, flags)
-    with pytest.raises(BufferMisuseError, match=f"rewards has dtype {dtype}, expected float32"):
+    with pytest.raises(BufferMisuseError, match=f"rewards is .*{str(dtype)[6:]} .*, expected"):
         gae(rewards.to(dtype), values.to(dtype), flags, flags)

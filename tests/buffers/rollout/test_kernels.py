@@ -8,7 +8,7 @@ from staged_rollouts import make_rollout
 
 from buffers import BufferMisuseError
 from buffers.core import kernels as core_kernels
-from buffers.rollout import rows as rollout_rows
+from buffers.rollout import minibatches
 from buffers.rollout.minibatches import _normalize
 
 RATES = [0.0, 0.3, 1.0]
@@ -81,7 +81,7 @@ def test_the_first_missing_final_value_is_named(seed):
 @pytest.mark.parametrize("size", [0, 1, 2, 50])
 def test_shuffle_permutes(load_kernels, size):
     rows, generator = np.arange(size), np.array([3, 0], np.uint64)
-    load_kernels(rollout_rows).shuffle(rows, generator)
+    load_kernels(minibatches).shuffle(rows, generator)
     assert sorted(rows.tolist()) == list(range(size))
     assert size < 50 or rows.tolist() != list(range(size))
     assert generator.tolist() == [3, max(0, size - 1)]
@@ -104,7 +104,7 @@ def test_shuffle_is_fair():
     draws = 24_000
     for _ in range(draws):
         rows[:] = range(4)
-        rollout_rows.shuffle(rows, generator)
+        minibatches.shuffle(rows, generator)
         counts[np.arange(4), rows] += 1
     assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
 
