@@ -106,15 +106,6 @@ def test_updates_take_no_further_memory():
     assert allocated < 1000
 
 
-def test_nested_observations():
-    space = spaces.Dict(a=SPACE, b=spaces.Tuple([spaces.Discrete(3)]))
-    buffer = make_buffer(space=space)
-    trajectory = {**make_trajectory(4), "obs": {"a": np.ones((4, 3)), "b": (np.arange(4) % 3,)}}
-    buffer.update([trajectory, trajectory])
-    assert buffer["obs"]["b"][0].tolist() == [0, 1, 2, 0] * 2
-    assert buffer["obs"]["a"].dtype == torch.float32
-
-
 GOOD = make_trajectory(4)
 BAD = {
     "missing": ({k: GOOD[k] for k in GOOD if k != "actions"}, r"trajectory 1 has the columns"),
@@ -157,11 +148,3 @@ def test_bad_arguments_are_refused(set_free_bytes):
     with pytest.raises(BufferMemoryError, match="a trajectory buffer of 8 steps needs"):
         buffer.update([GOOD, GOOD])
     assert buffer["rewards"].tolist() == GOOD["rewards"].tolist()
-
-
-def test_gradients_are_dropped():
-    trajectory = make_trajectory(4, as_tensors=True)
-    trajectory["log_probs"].requires_grad_()
-    buffer = make_buffer()
-    buffer.update([trajectory])
-    assert not buffer["log_probs"].requires_grad

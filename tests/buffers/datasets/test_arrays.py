@@ -1,7 +1,5 @@
 """Flat arrays into buffers and back: where episodes end, and what is refused."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from buffers import (
     RolloutBuffer,
     SharedReplayBuffer,
 )
-from buffers.datasets import DatasetError, EpisodeDataset, from_arrays, from_buffer
+from buffers.datasets import DatasetError, from_arrays, from_buffer
 
 OBS = spaces.Dict(
     place=spaces.Box(-99, 99, (2,), np.float32),
@@ -79,14 +77,6 @@ def test_episodes_come_back_bit_for_bit_from_every_buffer(tmp_path):
     disk = data.to_buffer(SharedReplayBuffer, storage="memmap", folder=tmp_path / "replay")
     assert_same(data, from_buffer(disk))
     disk.close()
-
-
-def test_rings_for_each_env_get_episodes_in_turn():
-    data = opened(flat([3, 10, 11, 29], 40))
-    ring = data.to_buffer(PerEnvReplayBuffer, num_envs=2)
-    assert ring.capacity == 25 and ring.counts.tolist() == [15, 25]
-    episodes = list(data)
-    assert_same([episodes[k] for k in (0, 2, 4, 1, 3)], from_buffer(ring))
 
 
 def test_a_ring_of_several_envs_gives_the_episodes_of_each():
@@ -301,39 +291,6 @@ def test_a_buffer_that_does_not_fit_is_refused():
     for wrong in ("2", -2, 1.5, 0):
         with pytest.raises(BufferMisuseError, match=r"num_envs .*, got"):
             data.to_buffer(PerEnvReplayBuffer, num_envs=wrong)
-
-
-def test_a_filled_buffer_goes_on_with_steps_of_running_envs():
-    data = opened(flat([3], 9))
-    ring = SharedReplayBuffer(
-        99, OBS, ACTIONS, num_envs=1, n_step=3, gamma=0.5, extra_columns=EXTRA
-    )
-    data.fill(ring)
-    episode = flattened(next(iter(data)))
-    ring.add(**nested({name: column[:1] for name, column in episode.items()}))
-    batch = ring.get([7, 8])  # their windows end with the data
-    np.testing.assert_allclose(batch.discounts.numpy(), [0.25, 0.5])
-    assert_same([*data, *data], list(from_buffer(data.fill(data.fill(ring_of(18))))))
-
-
-def ring_of(capacity):
-    return EpisodicReplayBuffer(capacity, OBS, ACTIONS, extra_columns=EXTRA)
-
-
-def test_data_that_changes_between_two_readings_is_checked_again():
-    arrays = flat([3], 9)
-    data = opened(arrays)
-    assert data.num_steps == 9
-    arrays["rewards"][2] = np.inf
-    with pytest.raises(DatasetError, match=re.escape("step 2: rewards is inf")):
-        data.to_buffer(EpisodicReplayBuffer)
-
-
-def test_a_data_set_is_not_made_of_anything_else():
-    for source in ({}, 3, SharedReplayBuffer):
-        with pytest.raises((DatasetError, TypeError)):
-            from_buffer(source)
-    assert isinstance(opened(flat([3], 9)), EpisodeDataset)
 
 
 def stacked(ends, count, axis=0, *, with_next=True, seed=0):
