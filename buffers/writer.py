@@ -217,12 +217,9 @@ class TransitionWriter:
     def _step_there(
         self, before: torch.Tensor, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]
     ) -> bool:
-        """Add a step whose results are on the device, for which nothing waits.
+        """Add a step whose results are on the device, without waiting; return whether it fits.
 
         Under SAME_STEP each row is a transition, so that the host need not know its flags.
-
-        Returns:
-            Whether that was done; else something does not fit, and nothing was changed.
         """
         found: Any = [infos.get(name) for name in ("final_obs", "_final_obs")]
         finals, is_final = found
@@ -368,11 +365,10 @@ class TransitionWriter:
         infos: Mapping[str, Any],
         has_agents: bool,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The true next observations: under SAME_STEP the final ones where episodes ended.
+        """The true next observations, under SAME_STEP the final ones where episodes ended.
 
-        Returns:
-            The leaves; and bool (B,), agents that ended while their game goes on: their row has the
-            final observation itself.
+        And bool (B,), agents that ended while their game goes on: their row has the final
+        observation itself.
         """
         goes_on = np.zeros(len(ids), np.bool_)
         if self.autoreset_mode is not SAME_STEP or not over.any():
@@ -456,13 +452,7 @@ def _row_of(finals: Any, row: int) -> Any:
 
 
 class _EpisodeLists:
-    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone.
-
-    Args:
-        buffer: Has `add_episode(episode)`, with `obs` of T + 1 rows and the other columns of T.
-        num_envs: N.
-        observation_space: Of a single environment.
-    """
+    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone."""
 
     def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
         self._buffer, self._space = buffer, observation_space

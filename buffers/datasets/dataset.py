@@ -46,11 +46,7 @@ class RawEpisode(NamedTuple):
 
 
 def load_library(module: str) -> ModuleType:
-    """Import a module of an optional library.
-
-    Raises:
-        ModuleNotFoundError: The library is not installed; says how to install it.
-    """
+    """Import a module of an optional library; ModuleNotFoundError says how to install it."""
     library = module.partition(".")[0]
     try:
         return importlib.import_module(module)

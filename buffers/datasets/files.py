@@ -215,28 +215,17 @@ def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
     """A column as an array (K, ...); lists of lists have as many axes more."""
     column, shape = batch.column(key), [batch.num_rows]
 
-    def place(is_wrong: np.ndarray) -> str:
-        """What messages call the first row with something wrong in its lists."""
-        row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
-        names = ("episode_index", "frame_index")
-        if {*names} <= set(batch.schema.names):
-            numbers = [batch.column(name)[row].as_py() for name in names]
-            return f"{file}, episode {numbers[0]}, step {numbers[1]}"
-        return f"{file}, row {begin + row}"
+    def refuse(is_wrong: np.ndarray, what: str) -> None:
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
+            raise DatasetError(f"{file}, row {begin + row}: {key} {what}")
 
     while hasattr(column.type, "value_type") and not column.null_count:
         lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
         shape.append(int(lengths[0]) if len(lengths) else 0)
-        is_other = lengths != shape[-1]
-        if is_other.any():
-            raise DatasetError(
-                f"{place(is_other)}: {key} has {lengths[is_other][0]} numbers, but {shape[-1]} "
-                "before; expected as many in each row"
-            )
+        refuse(lengths != shape[-1], f"has not {shape[-1]} numbers as the rows before")
         column = column.flatten()
-    if column.null_count:
-        missing = column.is_null().to_numpy(zero_copy_only=False)
-        raise DatasetError(f"{place(missing)}: {key} is missing (null)")
+    refuse(column.is_null().to_numpy(zero_copy_only=False), "is missing (null)")
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in "biuf":
         raise DatasetError(f"{file}: {key} is of type {batch.column(key).type}, expected numbers")

@@ -99,12 +99,12 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
         for begin in range(0, len(rows), size):
             has_before = begin > 0  # the row before tells whether the first goes on
             block = _gather(buffer, rows[begin - has_before : begin + size], obs, names)
-            starts = block["terminations"] | block["truncations"]
-            starts = np.concatenate([[True], starts[:-1]])
+            starts = np.ones(len(block["rewards"]), np.bool_)
+            starts[1:] = (block["terminations"] | block["truncations"])[:-1]
             for path in obs:
-                after, now = block[f"next_{path}"][:-1], block[path][1:]
-                if len(now):
-                    starts[1:] |= (_bytes(after) != _bytes(now)).any(1)
+                if len(starts) > 1:
+                    after, now = _bytes(block[f"next_{path}"][:-1]), _bytes(block[path][1:])
+                    starts[1:] |= (after != now).any(1)
             block = {name: column[has_before:] for name, column in block.items()}
             block["episode_index"] = number + np.cumsum(starts[has_before:])
             number = int(block["episode_index"][-1])

@@ -121,9 +121,10 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
     exported = (
         kind(id=number, **_exported(episode, axes)) for number, episode in enumerate(dataset)
     )
-    options = {"jpeg_encoding": False, **options, "env": env}
-    single = dataset.observation_space, dataset.action_space
-    options |= dict(zip(("observation_space", "action_space"), single, strict=True))
+    options = {
+        "jpeg_encoding": False, **options, "env": env, "action_space": dataset.action_space,
+        "observation_space": dataset.observation_space,
+    }  # fmt: skip
     try:
         return minari.create_dataset_from_buffers(dataset_id, exported, **options)
     except BaseException:

@@ -44,11 +44,7 @@ class Taken(NamedTuple):
 
 
 class Gather:
-    """Copies columns of rows.
-
-    Args:
-        table: Has the rows.
-    """
+    """Copies columns of the rows of a table."""
 
     def __init__(self, table: EpisodeTable):
         self._table, self._layout = table, table.layout.row
@@ -75,12 +71,7 @@ class Gather:
         return Taken(self, wanted, tensors, block, plan.copies)
 
     def fill(self, taken: Taken, lists: Any) -> None:
-        """Copy rows into columns.
-
-        Args:
-            taken: From `new`.
-            lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
-        """
+        """Copy rows int64 (J, K), an array where they are the host's, into what `new` returned."""
         if taken.block is not None:
             rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
             gather(self._words, rows, taken.copies, taken.block)
@@ -124,13 +115,9 @@ class Gather:
 
 @njit(nogil=True, cache=True)
 def gather(rows, lists, copies, block):
-    """Copy fields of rows.
+    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) of `Plan` say.
 
-    Args:
-        rows: int64 (R, W).
-        lists: int64 (J, K), row numbers.
-        copies: int64 (F, 4), as in `Plan`.
-        block: uint8, written.
+    lists int64 (J, K) are row numbers.
     """
     row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
     for f in range(copies.shape[0]):

@@ -22,21 +22,13 @@ _COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
 class Relabelling(NamedTuple):
-    """What to do with the goals of a batch.
-
-    Args:
-        row: Of the buffer.
-        keys: Of the goals reached and wanted.
-        functions: By their names; None for those that are not given.
-        chosen: Columns that the caller wants, None for all.
-        pass_tensors: To the functions.
-    """
+    """What to do with the goals of a batch of a buffer with some rows."""
 
     row: RowLayout
-    keys: tuple[str, str]
-    functions: Mapping[str, GoalFunction | None]
-    chosen: frozenset[str] | None
-    pass_tensors: bool
+    keys: tuple[str, str]  # of the goals reached and wanted
+    functions: Mapping[str, GoalFunction | None]  # by their names
+    chosen: frozenset[str] | None  # columns that the caller wants, None for all
+    pass_tensors: bool  # to the functions
 
     @property
     def has_goals(self) -> bool:

@@ -20,10 +20,6 @@ class OpenEpisodes:
     The pool holds the steps of all open episodes together and doubles when it is full, so an env
     with long episodes takes no memory for the others. Rows that become free are used again.
 
-    Args:
-        num_envs: N.
-        table: Where episodes go when they are over.
-
     Attributes:
         num_envs: N.
         lengths: int64 (N,), steps of the open episodes.
@@ -57,8 +53,7 @@ class OpenEpisodes:
     def check_continuity(self, env_ids: np.ndarray) -> None:
         """Raise BufferMisuseError if an env's `obs` is not its last `next_obs`, byte for byte.
 
-        Args:
-            env_ids: int64 (B,), whose rows were written to `fields`.
+        Of envs int64 (B,), whose rows were written to `fields`.
         """
         new, words = self._new[: len(env_ids)], self._obs_words
         is_broken = (new[:, :words] != self._newest[env_ids, :words]).any(1)
@@ -71,11 +66,7 @@ class OpenEpisodes:
             )
 
     def reserve(self, count: int) -> None:
-        """See to the memory for some steps more; the rows of the pool stay where they are.
-
-        Raises:
-            BufferMemoryError: Memory is missing; nothing was changed.
-        """
+        """See to the memory for some steps more; raise BufferMemoryError if there is none."""
         old = len(self._pool)
         if count <= len(self._free):
             return
@@ -123,15 +114,10 @@ class OpenEpisodes:
         return self.lengths.copy(), self._collect(np.flatnonzero(self.lengths))[0]
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
-        """Replace the open episodes.
+        """Replace the open episodes; raise BufferMemoryError if memory is missing.
 
-        Args:
-            lengths: int64 (N,).
-            rows: int64 (K, W), env after env with an open episode: its steps, then a row with the
-                last observation.
-
-        Raises:
-            BufferMemoryError: Memory is missing; nothing was changed.
+        Of lengths int64 (N,) and rows int64 (K, W), env after env with an open episode: its steps,
+        then a row with the last observation.
         """
         count, env_ids = int(lengths.sum()), np.flatnonzero(lengths)
         self.reserve(count - len(self._pool) + len(self._free))
@@ -154,13 +140,10 @@ def _split(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(nogil=True, cache=True)
 def follow(previous, lasts, lengths, rows):
-    """List the rows of chains, each from the first to the last.
+    """List the rows of chains, each from the first to the last, in rows int64 (K,).
 
-    Args:
-        previous: int64 (P,), the row before each.
-        lasts: int64 (B,), where the chains end.
-        lengths: int64 (B,), rows of each.
-        rows: int64 (K,), written.
+    previous int64 (P,) is the row before each; chains end in lasts int64 (B,), and have lengths
+    int64 (B,).
     """
     end = 0
     for b in range(lasts.shape[0]):

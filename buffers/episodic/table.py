@@ -80,11 +80,7 @@ def plan_layout(
     max_episodes: Any = None,
     extra_columns: Mapping[str, Space] | None = None,
 ) -> Layout:
-    """Plan an episodic buffer.
-
-    Raises:
-        BufferMisuseError: A size that is no positive integer, or a space that does not fit.
-    """
+    """Plan an episodic buffer; raise BufferMisuseError if a size or a space does not fit."""
     capacity = check_count("capacity", capacity)
     if max_episodes is None:
         max_episodes = min(capacity, max(_FEW_EPISODES, capacity // 8))
@@ -127,16 +123,12 @@ class Live(NamedTuple):
 class EpisodeTable:
     """Rows and table of whole episodes, as `layout` describes them.
 
-    Args:
-        layout: Sizes.
-        device: Where rows and the table that draws read lie.
-        is_staged: These are other memory than what the host writes.
+    If staged, rows and the table that draws read are other memory than what the host writes.
 
     Attributes:
         rows: int64 (R, words), on the device.
         columns: Views (R, *shape) of the fields of all rows, by path.
-        table: int64 (7, S), of the host.
-        there: The same on the device; the same memory if not staged.
+        table, there: int64 (7, S), of the host; and on the device, the same if not staged.
         live_there: int64 (2,), `live.begin` and `live.end` on the device.
         num_restored: How often episodes were loaded or cleared.
     """
@@ -215,10 +207,8 @@ class EpisodeTable:
 
         Of more episodes than the buffer holds the newest stay, whole.
 
-        Args:
-            rows: int64 (K, words), C-contiguous: episode after episode, each with its last
-                observation as one row more.
-            lengths: int64 (E,), at least 1 and at most the capacity each.
+        Of rows int64 (K, words), C-contiguous, episode after episode, each with its last
+        observation as one row more; and lengths int64 (E,), 1 to the capacity each.
         """
         capacity, most = self.layout.capacity, self.layout.max_episodes
         behind = np.cumsum(lengths[::-1])
@@ -321,11 +311,9 @@ def fill_rooms(boundaries, lengths, rooms, holes):
     The bound of step t is the second next boundary at or after t, else the next, else the last
     step. So two steps of an episode have no room: the last one, and the last boundary.
 
-    Args:
-        boundaries: bool (K,), of the rows of episodes, each of which has one row more.
-        lengths: int64 (E,), steps of each.
-        rooms: int32 (K,), written: bound - t; 0 in the rows behind the episodes.
-        holes: int64 (E,), written: the last boundary, or a number beyond all steps.
+    Of boundaries bool (K,), of the rows of episodes, each of which has one row more, and lengths
+    int64 (E,). Written are rooms int32 (K,), bound - t, 0 in the rows behind the episodes; and
+    holes int64 (E,), the last boundary, or a number beyond all steps.
     """
     begin = 0
     for e in range(lengths.shape[0]):

@@ -34,13 +34,7 @@ from buffers.core.state import (
 )
 from buffers.rollout.gae import GaeInputs, estimate
 from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
-from buffers.rollout.storage import (
-    RESULTS,
-    UNWRITTEN,
-    RolloutSlot,
-    RolloutStorage,
-    plan_rollout,
-)
+from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage, plan_rollout
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 
@@ -434,8 +428,9 @@ class RolloutBuffer(StatefulBuffer):
 
         Args:
             t: 0 to T - 1.
-            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`. A
-                tensor on a device is waited for, unless it is a mask and the envs are there too.
+            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`; None
+                for all. A tensor on a device is waited for, unless it is a mask and the envs are
+                there too.
             values: float (K,), estimated values of their final observations. With such a mask on
                 the device: (N,), of which those are taken.
 
@@ -448,11 +443,6 @@ class RolloutBuffer(StatefulBuffer):
             raise BufferMisuseError(
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
                 "the next row, and values[t + 1] its value; leave the call out"
-            )
-        if env_ids is None:
-            raise BufferMisuseError(
-                "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
-                'mask such as infos["_final_obs"]'
             )
         row = self.final_values[t]
         mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")

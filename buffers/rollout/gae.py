@@ -177,14 +177,10 @@ def fill_advantages(
 ):  # fmt: skip
     """Fill advantages and returns of a whole rollout.
 
-    Rows are handed on one by one, as one-dimensional views: only in this form does LLVM turn the
-    loop into vector instructions (a two-dimensional one with the same body takes four times as
-    long). One thread: at 128 x 2048 that takes as long as copying the inputs.
-
-    Args:
-        rewards, values, ...: As of `gae`, C-contiguous; flags are uint8.
-        gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
-        advantages, returns: float (T, N), written; they must not overlap the inputs.
+    Arrays are as of `gae`, C-contiguous, flags uint8, and gamma and decay, discount * lambda, of
+    the dtype of rewards. Rows are handed on one by one, as one-dimensional views: only in this form
+    does LLVM turn the loop into vector instructions (a two-dimensional one with the same body takes
+    four times as long). One thread: at 128 x 2048 that takes as long as copying the inputs.
     """
     zero, later = gamma - gamma, np.zeros_like(values[0])
     for t in range(rewards.shape[0] - 1, -1, -1):
@@ -201,9 +197,8 @@ def fill_advantages(
 def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
     """Add up the episodes of a rollout (T, N), of rows that are valid alone.
 
-    Args:
-        returns, lengths: float64 and int64 (N,), of the episodes under way; changed.
-        episodes: float64 (T, 2, N), written: return and length where one ends, else zeros.
+    Of those under way returns and lengths, float64 and int64 (N,), are changed; in episodes float64
+    (T, 2, N) both are written where one ends, else zeros.
     """
     episodes[:] = 0.0
     for t in range(rewards.shape[0]):

@@ -90,11 +90,7 @@ def plan_rollout(
     game_columns: Mapping[str, Space] | None,
     agents_per_game: int | None,
 ) -> RolloutLayout:
-    """Plan the columns of a rollout buffer.
-
-    Raises:
-        BufferMisuseError: A size, space, mode or name that does not do.
-    """
+    """Plan the columns of a rollout buffer; raise BufferMisuseError for what does not do."""
     num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
     if num_steps * num_envs > _MAX_ROWS:
         raise BufferMisuseError(
@@ -152,11 +148,7 @@ def plan_rollout(
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """Return the mode of an enum member, or of its name or value in any spelling.
-
-    Raises:
-        BufferMisuseError: There is no such mode.
-    """
+    """The mode of an enum member, or of its name or value; raise BufferMisuseError for others."""
     try:
         return read_autoreset_mode(mode)
     except ValueError as error:
@@ -199,10 +191,9 @@ class RolloutStorage:
         is_on_device: Envs write tensors on the device.
         is_apart: Envs write host pages, which are copied to the device.
         columns: All columns by name.
-        tensors: Those of the learner, on the device; of what only the host has, there.
-        at_env: The same, but of what envs write and what follows from it alone, where they do.
-        obs: Those of observations, nested like the space.
-        obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
+        tensors, at_env: The tensors of all columns, where the learner has them; and where the env
+            has those that it writes, and what follows from them alone.
+        obs, obs_rows: Observations, nested like the space; and T + 1 nests (N, *obs_shape).
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
         rows: Views of the learner's tensors, one for each step.
