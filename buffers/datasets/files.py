@@ -218,7 +218,11 @@ def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
     def refuse(is_wrong: np.ndarray, what: str) -> None:
         if is_wrong.any():
             row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
-            raise DatasetError(f"{file}, row {begin + row}: {key} {what}")
+            where, names = f"row {begin + row}", ("episode_index", "frame_index")
+            if {*names} <= set(batch.schema.names):
+                episode, step = (batch.column(name)[row].as_py() for name in names)
+                where = f"episode {episode}, step {step}"
+            raise DatasetError(f"{file}, {where}: {key} {what}")
 
     while hasattr(column.type, "value_type") and not column.null_count:
         lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)

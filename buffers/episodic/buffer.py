@@ -130,9 +130,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        self.num_envs = None
-        if num_envs is not None:
-            self.num_envs = check_count("num_envs", num_envs, MAX_COUNT)
+        known = None if num_envs is None else check_count("num_envs", num_envs, MAX_COUNT)
         self._guard = Guard(self.device)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
@@ -140,10 +138,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
         self._row = layout.row
         self._all_pairs = self._wanted(None, **_PAIRS)
-        self._given_envs = self.num_envs  # states with open episodes of another number are refused
-        self._open: OpenEpisodes | None = None
-        if self.num_envs is not None:
-            self._open = OpenEpisodes(self.num_envs, self._table)
+        self.num_envs = self._given_envs = (
+            known  # states with open episodes of another number are refused
+        )
+        self._open = None if known is None else OpenEpisodes(known, self._table)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
             max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
@@ -254,7 +252,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
         arrays = read_steps(columns, self._row, self.device, {"boundaries"})
         count = len(arrays["rewards"])
         is_valid = None if valid is None else read_valid(valid, count, self.device)
-        opened = self._opened(env_ids, count)
+        opened = self._open
+        if opened is None:
+            if env_ids is not None or count == 0:
+                raise BufferMisuseError(
+                    "the number of environments is not known; give num_envs to the constructor, or "
+                    "add one step of all environments first"
+                )
+            opened = OpenEpisodes(count, self._table)
         ids = read_distinct_ids(env_ids, opened.num_envs, self.device)
         if len(ids) != count:
             raise BufferMisuseError(
@@ -266,7 +271,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         if is_valid is not None:
             arrays = {path: array[is_valid] for path, array in arrays.items()}
             ids, left, count = ids[is_valid], ids[~is_valid], int(is_valid.sum())
-            left = left[opened.lengths[left] > 0]
         for path, field in opened.fields.items():
             if path != "room":
                 field[:count] = arrays[path]
@@ -280,16 +284,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         opened.close(left)
         opened.append(ids)
         opened.close(ends)
-
-    def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
-        if self._open is not None:
-            return self._open
-        if env_ids is not None or count == 0:
-            raise BufferMisuseError(
-                "the number of environments is not known; give num_envs to the constructor, or add "
-                "one step of all environments first"
-            )
-        return OpenEpisodes(count, self._table)
 
     @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -308,7 +302,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
         ids = read_distinct_ids(env_ids, num_envs, self.device)
         if self._open is not None:
-            self._open.close(ids[self._open.lengths[ids] > 0])
+            self._open.close(ids)
 
     @exclusive
     def episode(self, index: int) -> dict[str, Any]:
@@ -399,13 +393,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _check_out(self, out: Any, batch_size: int, wanted: Columns | None) -> Any:
         """The memory of a batch that is to be written again, if it fits."""
         memory = out.memory if isinstance(out, PairBatch) else None
-        if memory is None or memory[0].owner is not self._gather:
+        if memory is None or memory[0].owner is not self._gather or len(out) != batch_size:
+            size = f" of {len(out)} rows" if isinstance(out, PairBatch) else ""
             raise BufferMisuseError(
-                f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
-                "returned"
+                f"out is {type(out).__name__}{size}, expected a PairBatch of {batch_size} rows "
+                "that sample of this buffer returned"
             )
-        if len(out) != batch_size:
-            raise BufferMisuseError(f"out has {len(out)} rows, expected {batch_size}")
         if wanted is not None and {*wanted} != {*memory[0].wanted}:
             raise BufferMisuseError(
                 f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
@@ -643,21 +636,17 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """Forget all episodes, open ones too; memory and generator stay."""
         self._table.clear()
         if self._open is not None:
-            none = np.zeros(self._open.num_envs, np.int64)
-            self._open.restore(none, np.zeros((0, self._row.num_words), np.int64))
+            self._open = OpenEpisodes(self._open.num_envs, self._table)
 
     def _described(self) -> dict[str, Any]:
         fields = self._row.describe()
         return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        version = meta.get("state_version")
-        if type(version) is not int or version != _VERSION:
-            raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
-        fields = meta.get("fields"), self._row.describe()
+        fields, first = (meta.get("fields"), self._row.describe()), meta.get("first_episode")
+        check_settings({"state_version": meta.get("state_version")}, {"state_version": _VERSION})
         check_settings(*({"field": name_fields(described)} for described in fields))
         check_settings(*({"layout": described} for described in fields))
-        first = meta.get("first_episode")
         if type(first) is not int or not 0 <= first <= _MOST_ADDED:
             raise contradiction(f"its first episode is {first!r:.99}")
 
@@ -675,13 +664,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def _wanted_arrays(self) -> Wanted:
         generator, int64 = self._generator.get_state(), np.dtype(np.int64)
-        return {
-            "lengths": (int64, (None,)),
-            "open_lengths": (int64, (None,)),
-            "open_rows": (int64, (None, self._row.num_words)),
-            "generator": (generator.dtype, generator.shape),
-            "rows": (int64, (None, self._row.num_words)),
-        }
+        lengths: Wanted = dict.fromkeys(("lengths", "open_lengths"), (int64, (None,)))
+        rows: Wanted = dict.fromkeys(("open_rows", "rows"), (int64, (None, self._row.num_words)))
+        return {**lengths, "generator": (generator.dtype, generator.shape), **rows}
 
     def _check_arrays(self, state: LoadedState) -> None:
         _, small, large = state
@@ -698,27 +683,25 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
                 f"{self.max_episodes} of {self.capacity}; load it into a larger one"
             )
-        num_rows = sum(map(len, large["rows"]))
-        if num_rows != steps + len(lengths):
-            raise contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
         if open_lengths.max(initial=0) >= self.capacity:  # would have been stored
             raise contradiction("it has open episodes as long as the buffer")
-        num_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
-        if len(small["open_rows"]) != num_rows:
-            raise contradiction(f"it has {len(small['open_rows'])} rows of open episodes")
-        fields = self._row.fields.values()
-        bools = [(f.offset, f.nbytes) for f in fields if f.dtype == np.bool_]
-        check_bools("rows", large["rows"], bools)
-        check_bools("open_rows", [small["open_rows"]], bools)
+        bools = [(f.offset, f.nbytes) for f in self._row.fields.values() if f.dtype == np.bool_]
+        opened = open_lengths[open_lengths > 0]
+        for name, numbers, blocks in (
+            ("rows", lengths, large["rows"]), ("open_rows", opened, [small["open_rows"]])
+        ):  # fmt: skip
+            if sum(map(len, blocks)) != int((numbers + 1).sum()):
+                raise contradiction(f"its {name} are not those of {len(numbers)} episodes")
+            check_bools(name, blocks, bools)
 
     def _take(self, state: LoadedState) -> None:
         small, opened = state.small, self._open
-        lengths, rows = small["open_lengths"], small["open_rows"]
+        lengths = small["open_lengths"]
         if len(lengths) and (opened is None or opened.num_envs != len(lengths)):
             opened = OpenEpisodes(len(lengths), self._table)
         if opened is not None:
             lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
-            opened.restore(lengths, rows)
+            opened.restore(lengths, small["open_rows"])
             self._open, self.num_envs = opened, opened.num_envs
         self._table.restore(state.large["rows"], small["lengths"], state.meta["first_episode"])
         self._generator.set_state(small["generator"])

@@ -92,7 +92,8 @@ class OpenEpisodes:
         self.lengths[env_ids] += 1
 
     def close(self, env_ids: np.ndarray) -> None:
-        """Move the open episodes of some envs, with one step at least each, to the table."""
+        """Move the open episodes of some envs to the table."""
+        env_ids = env_ids[self.lengths[env_ids] > 0]
         if len(env_ids):
             block, rows = self._collect(env_ids)
             self._table.insert(block, self.lengths[env_ids])

@@ -308,7 +308,7 @@ def test_out_is_overwritten_and_refused_if_it_does_not_fit(staged):
     before = batch.obs.clone()
     assert buffer.sample(8, 0.9, out=batch) is batch
     assert not torch.equal(before, batch.obs)
-    with pytest.raises(BufferMisuseError, match="out has 8 rows, expected 9"):
+    with pytest.raises(BufferMisuseError, match="PairBatch of 8 rows, expected a PairBatch of 9 rows"):
         buffer.sample(9, 0.9, out=batch)
     with pytest.raises(BufferMisuseError, match="expected a PairBatch"):
         fill(make_buffer(150)).sample(8, 0.9, out=batch)

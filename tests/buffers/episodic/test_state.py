@@ -269,7 +269,7 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"state_version": 7}, "version 7"),
+        ({"state_version": 7}, "version is 7, expected 2"),
         ({"lengths": torch.tensor([3])}, "contradicts itself"),
         ({"open_lengths": torch.tensor([3])}, "num_envs is 1, expected 3"),
         ({"open_lengths": torch.tensor([3, 0, 0])}, "contradicts itself"),
