@@ -23,6 +23,7 @@ from buffers.core.arguments import (
 from buffers.core.columns import Allocate, spec_bytes
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
+from buffers.core.sequences import read_states
 from buffers.core.state import (
     Block,
     LoadedState,
@@ -105,17 +106,16 @@ class RolloutBuffer(StatefulBuffer):
     which have to be `fixed`).
 
     Attributes:
-        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
-            to be written into; putting another in its place has no effect, or is an error.
+        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, to
+            be written into; putting another in its place has no effect, or is an error.
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs, advantages, returns: float32 (T, N); the last are advantages + values.
         values: float32 (T + 1, N).
-        rewards: float32 (T, N). On another device than the env's, a look at this, or the next two,
-            enqueues the copy of steps written since; what is then changed there counts.
-        terminations, truncations: bool (T, N).
+        rewards, terminations, truncations: float32 and bool (T, N). On another device than the
+            env's a look at one enqueues the copy of steps written since; what is then changed there
+            counts.
         valid: bool (T, N), complete after `compute_advantages`.
-        valid_pages: The same as a NumPy array of host pages, for rows to leave out; None if envs
-            are on a device.
+        valid_pages: The same as a NumPy array; None if envs are on a device.
         final_values: float32 (T, N), or None under NEXT_STEP.
         extras: The extra columns by name, (T, N, ...); and game columns, (T, N / A, ...).
 
@@ -526,8 +526,7 @@ class RolloutBuffer(StatefulBuffer):
     def check(self) -> None:
         """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
 
-        Raises:
-            BufferMisuseError: As by `compute_advantages`, which raises it at once of other envs.
+        Of other envs `compute_advantages` raises the BufferMisuseError itself.
         """
         self._storage.raise_faults()
 
@@ -564,24 +563,24 @@ class RolloutBuffer(StatefulBuffer):
 
         The batches of one pass differ in size by one row at most. With `fixed` all batches of all
         rollouts have one size instead, so that a compiled learner sees one shape: `batch_size`, or
-        T * N / num_minibatches rounded up. Valid rows are spread as evenly as without, and some of
-        a batch are repeated, evenly too, to fill it. `batch.weights` float32 (B,) is 1 where a row
-        comes first, at least one of a batch, and 0 where it is repeated, so that means are
-        ``(weights * x).sum() / weights.sum()``. Without `fixed` weights are None.
+        T * N / num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
+        `batch.weights` float32 (B,) is 1 where a row comes first, at least one of a batch, and 0
+        where it is repeated, so that means are ``(weights * x).sum() / weights.sum()``. Without
+        `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             batch_size: Instead: the largest size of a batch, 1 to T * N.
             fixed: Make all batches of one size; needed if envs are on a device.
             normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
-                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as in
-                baselines, CleanRL and stable-baselines3. `rollout.advantages` remain.
+                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as
+                stable-baselines3 does. `rollout.advantages` remain.
             columns: Names of the columns to gather, extra and game columns among them; None for
                 all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
-            Batches in memory of their own. One pass at a time: beginning another, of `sequences`
-            too, shuffles the rows anew, and going on with the first then is an error.
+            Batches in memory of their own. One pass at a time: going on with one after another, of
+            `sequences` too, has begun is an error.
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
@@ -613,8 +612,8 @@ class RolloutBuffer(StatefulBuffer):
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
         (L, S, ...): where a sequence is shorter its last step is repeated, and where sequences are
         too few for the batches some are repeated. `batch.weights` float32 (L, S) is 0 there and
-        where rows are not valid (the step of NEXT_STEP that only resets), and 1 elsewhere.
-        Sequences without valid row are left out, so that each batch has a weight of 1.
+        where rows are not valid, and 1 elsewhere; each batch has a 1. Where `is_first` bool (L, S)
+        is True the policy begins with a new state.
 
         Args:
             num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
@@ -623,24 +622,11 @@ class RolloutBuffer(StatefulBuffer):
             length: L, 1 to T; None for T, which splits the rollout by environments.
             initial_states: Names of extra columns with the policy's state before each step: of
                 these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
-            normalize_advantages: As in `minibatches`, over the rows of weight 1.
+            normalize_advantages: As in `minibatches`, like what is yielded and raised.
             columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
-
-        Yields:
-            Batches with `is_first` bool (L, S): where True the policy begins with a new state.
-            Their memory is like that of `minibatches`; one pass at a time.
-
-        Raises:
-            BufferMisuseError, BufferMemoryError: As by `minibatches`.
         """
         self._require("sequences", is_computed=True)
-        names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
-        for name in names:
-            if name not in self._layout.extras:
-                raise BufferMisuseError(
-                    f"initial_states has {name!r}, expected names of extra columns, which are "
-                    f"{sorted(self._layout.extras)}; name it in extra_columns of the constructor"
-                )
+        names = read_states(initial_states, self._layout.extras)
         batches = self._sampler.draw(
             num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
@@ -683,14 +669,12 @@ class RolloutBuffer(StatefulBuffer):
             )
 
     def _copied_state(self) -> dict[str, Any]:
-        columns = self._storage.columns
+        storage, columns = self._storage, self._storage.columns
         return {
             "columns": {name: column.copied_pages() for name, column in columns.items()},
             "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
-            "is_marked": self._storage.is_marked,
+            "storage": (storage.is_marked, int(storage.num_valid), bool(storage.is_counted)),
             "generator": self._sampler.generator.get_state(),
-            "num_valid": int(self._storage.num_valid),
-            "is_counted": bool(self._storage.is_counted),
         }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -698,18 +682,15 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.columns[name].take_copied_pages(pages)
         progress = copy.deepcopy(state["progress"])
         self._is_started, self._at, self.gamma, self.gae_lambda = progress
-        self._storage.is_marked = state["is_marked"]
+        self._storage.is_marked, num_valid, is_counted = state["storage"]
+        self._storage.num_valid.fill_(num_valid)
+        self._storage.is_counted.fill_(is_counted)
         self._sampler.generator.set_state(state["generator"])
-        self._storage.num_valid.fill_(state["num_valid"])
-        self._storage.is_counted.fill_(state["is_counted"])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Steps are not saved: call it between rollouts, right after `advance` or `start`.
-
-        Raises:
-            BufferMisuseError: A rollout is in progress or complete, or none was started.
+        Steps are not saved: BufferMisuseError, unless it is right after `advance` or `start`.
         """
         return super().state_dict()
 
@@ -725,7 +706,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _settings(self) -> dict[str, Any]:
         """Version, and settings that a state must share with the buffer it is loaded into."""
-        _, _, made = self._made_by  # gamma and lambda may have been changed since
+        made = self._made_by[2]  # gamma and lambda may have been changed since
         settings = {name: made[name] for name in ("gamma", "gae_lambda")}
         return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **settings}
 

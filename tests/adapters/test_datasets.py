@@ -391,7 +391,7 @@ def replaced(place, value):
     ({"frame_index": replaced(6, 2)}, r"file-001.parquet, episode 1, step 1: frame_index is 2, "),
     ({"action": replaced(6, [0.0, np.nan, 0.0])}, r"episode 1, step 1: actions\[1\] is nan"),
     ({"action": replaced(6, None)}, r"file-001.parquet, episode 1, step 1: action is missing"),
-    ({"observation__state": replaced(9, [1.0])}, "episode 2, step 1: observation.state has not 3"),
+    ({"observation__state": replaced(9, [1.0])}, "episode 2, step 1: observation.state has not 2"),
     ({"observation__state": replaced(9, [1.0, 10.0])}, "episode 2, step 1: .* is 10.0, expected"),
     ({"episode_index": replaced(9, 0)}, "episode_index goes from 2 back to 0"),
 ])  # fmt: skip
