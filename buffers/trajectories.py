@@ -108,23 +108,6 @@ class TrajectoryBuffer(Rebuilt):
             fill_block(column[: len(pages)], pages)
         self._offsets = np.array(state["offsets"])
 
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        extra_columns: Mapping[str, Space] | None = None,
-    ) -> int:
-        """Bytes the constructor would allocate; allocates nothing.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> TrajectoryBuffer.nbytes_for(1000, Box(-1, 1, (52,)), Discrete(7))
-        222000
-        """
-        _, leaves = _plan(observation_space, action_space, extra_columns)
-        return check_count("capacity", capacity) * _step_bytes(leaves)
-
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column."""
         leaves = zip(self._leaves, self._storage, strict=True)
@@ -242,7 +225,8 @@ class TrajectoryBuffer(Rebuilt):
 
     def _allocate(self, capacity: int) -> None:
         """Replace the storage; what was in it need not be kept, so it is given back first."""
-        needed = capacity * _step_bytes(self._leaves) - sum(c.nbytes for c in self._storage)
+        step = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self._leaves)
+        needed = capacity * step - sum(column.nbytes for column in self._storage)
         what, advice = f"a trajectory buffer of {capacity} steps", "lay in fewer steps at once"
         check_fits(what, needed, self.device, advice)
         self._offsets, self._capacity = np.zeros(1, np.int64), 0
@@ -270,7 +254,3 @@ def _plan(
     extras = extra_leaves(extra_columns, _TAKEN)
     rewards = Leaf("rewards", (), _FLOAT32)
     return len(obs), [*obs, action_leaf(action_space), rewards, *flags, *extras]
-
-
-def _step_bytes(leaves: list[Leaf]) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

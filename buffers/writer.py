@@ -87,7 +87,9 @@ class TransitionWriter:
     def __init__(self, envs: Any, buffer: Any):
         metadata = getattr(envs, "metadata", None) or {}
         self.autoreset_mode = parse_autoreset_mode(metadata.get("autoreset_mode", "missing"))
-        expected = parse_autoreset_mode(getattr(buffer, "autoreset_mode", self.autoreset_mode))
+        expected = parse_autoreset_mode(
+            getattr(buffer, "autoreset_mode", None) or self.autoreset_mode
+        )
         if expected is not self.autoreset_mode:
             raise BufferMisuseError(
                 f"the buffer has autoreset mode {expected.value!r}, but the envs have "
@@ -119,8 +121,7 @@ class TransitionWriter:
         """Take note of the observations of a reset, of all environments or some.
 
         Episodes of these environments that are open in the buffer are cut, if it can do that, also
-        those the writer does not know of, as in a buffer that was loaded: what is written from now
-        on never joins them.
+        those the writer does not know of, as in a buffer that was loaded.
 
         Args:
             obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
@@ -181,8 +182,7 @@ class TransitionWriter:
             terminations: bool (N,).
             truncations: bool (N,).
             infos: For `final_obs`, under SAME_STEP.
-            valid: bool (N,), the rows that acted in this step; None for all but those that only
-                reset.
+            valid: bool (N,), the rows that acted; None for all but those that only reset.
             extras: The extra columns of the buffer, (N, ...), of the same rows as `actions`.
 
         Raises:
@@ -377,9 +377,7 @@ class TransitionWriter:
             found.cpu() if isinstance(found, torch.Tensor) else found
             for found in (infos.get("final_obs"), infos.get("_final_obs"))
         )
-        following = [
-            np.array(array, leaf.dtype) for array, leaf in zip(leaves, self._leaves, strict=True)
-        ]
+        following = [np.array(a, leaf.dtype) for a, leaf in zip(leaves, self._leaves, strict=True)]
         for row in np.flatnonzero(over).tolist():
             final = _row_of(finals, row)
             if has_agents and (final is None or not (is_given is None or is_given[row])):
@@ -456,17 +454,17 @@ class _EpisodeLists:
 
     def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
         self._buffer, self._space = buffer, observation_space
-        # Of each step the leaves before it, those after it, and the other columns by name.
-        self._steps: list[list[tuple[list[Any], list[Any], dict[str, Any]]]]
+        # Of each step the other columns by name, the leaves before it, and those after it.
+        self._steps: list[list[tuple[dict[str, Any], list[Any], list[Any]]]]
         self._steps = [[] for _ in range(num_envs)]
 
     def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
         """Append one step per environment; hand over the episodes that end."""
         trees = [tree_leaves(self._space, tree, "obs") for tree in (obs, next_obs)]
         for row, env_id in enumerate(env_ids.tolist()):
-            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
             step = {name: column[row].copy() for name, column in columns.items()}
-            self._steps[env_id].append((before, after, step))
+            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
+            self._steps[env_id].append((step, before, after))
             if step["terminations"] or step["truncations"]:
                 self.cut_episodes(np.array([env_id]))
 
@@ -475,9 +473,9 @@ class _EpisodeLists:
         for env_id in env_ids.tolist():
             steps, self._steps[env_id] = self._steps[env_id], []
             if steps:
-                rows = [before for before, _, _ in steps] + [steps[-1][1]]
+                rows = [before for _, before, _ in steps] + [steps[-1][2]]
                 obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
                 columns = {
-                    name: np.stack([step[name] for *_, step in steps]) for name in steps[0][2]
+                    name: np.stack([step[name] for step, *_ in steps]) for name in steps[0][0]
                 }
                 self._buffer.add_episode({"obs": build_tree(self._space, obs), **columns})

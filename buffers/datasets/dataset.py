@@ -85,8 +85,7 @@ class EpisodeDataset:
 
     Attributes:
         name: Of the file or data set, for messages.
-        observation_space: Of a single environment.
-        action_space: Of a single environment.
+        observation_space, action_space: Of a single environment.
         extra_columns: Names and spaces of further values per step.
     """
 
@@ -204,13 +203,12 @@ class EpisodeDataset:
         return self._fill(kind(**{**own, **options}), lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
-        """Add all episodes to a buffer, one by one, after all were checked.
+        """Add all episodes to a buffer, one by one, after all were checked: data is read twice.
 
-        So the data is read twice, and a buffer is never left half filled by data that does not
-        fit, unless the data changes meanwhile. Rings that know their envs get episode k as of env k
-        modulo `num_envs`; open episodes of theirs are cut. An episode that ends without a flag
-        counts as cut. Where an episode terminates with its last observation repeated, as of data
-        without next observations, a buffer with `frame_stack` gets the newest frame repeated.
+        Rings that know their envs get episode k as of env k modulo `num_envs`; open episodes of
+        theirs are cut. An episode that ends without a flag counts as cut. Where an episode
+        terminates with its last observation repeated, as of data without next observations, a
+        buffer with `frame_stack` gets the newest frame repeated.
 
         Args:
             buffer: An `EpisodicReplayBuffer` or a replay buffer with the same spaces and extra

@@ -233,8 +233,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
-        A step with `terminations` or `truncations` ends its episode, which then is stored. An
-        episode that reaches the capacity is stored and goes on as another.
+        An episode that ends is stored; one that reaches the capacity, too, and goes on as another.
 
         Args:
             env_ids: int (B,), distinct; None for all environments in order.
@@ -412,9 +411,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
         """The columns to gather: those chosen, or all.
 
-        Args:
-            chosen: Their names; None for all.
-            lists: Which list of rows each column is of; extra columns are of the first.
+        `lists` says which list of rows each column is of; extra columns are of the first.
         """
         lists |= dict.fromkeys(self._row.extras, 0)
         return tuple(pair for pair in lists.items() if chosen is None or pair[0] in chosen)
@@ -442,8 +439,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             burn_in: As in `SharedReplayBuffer.sample_sequences`, like all that follow: number of
                 steps that are not learned from.
             overlap: Number of steps shared with the next run.
-            pad: Whether runs may end with the episode. Otherwise all are full, and episodes shorter
-                than L are never drawn.
+            pad: Whether runs may end with the episode; else episodes shorter than L are not drawn.
             initial_states: Names of extra columns.
             columns: Names of those to draw.
 
@@ -576,11 +572,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 nested, both alike.
             compute_reward: Called as `compute_reward(achieved, desired, extras)` on NumPy arrays
                 (B, ...) of the next observations, nested like the goals, and a dict of the extra
-                columns in place of infos, as the `compute_reward` of Gymnasium-Robotics. The arrays
-                are copies, the function's to change. Its numbers (B,) replace `rewards` where the
-                goal was replaced. None leaves rewards as they were.
-            compute_terminated: The same for `terminations`: whether the goal that a step now has
-                ends the episode. None leaves them as they were.
+                columns in place of infos: copies, the function's to change. Its numbers (B,)
+                replace `rewards` where the goal was replaced. None leaves rewards as they were.
+            compute_terminated: The same for `terminations`.
             pass_tensors: Pass both functions tensors on the device instead, copies too.
             columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
                 always there; a function whose column is not drawn is not called.
@@ -630,13 +624,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
         found = self._gather.take(wanted, lists, (batch_size,))
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
-
-    @exclusive
-    def clear(self) -> None:
-        """Forget all episodes, open ones too; memory and generator stay."""
-        self._table.clear()
-        if self._open is not None:
-            self._open = OpenEpisodes(self._open.num_envs, self._table)
 
     def _described(self) -> dict[str, Any]:
         fields = self._row.describe()

@@ -130,7 +130,7 @@ class EpisodeTable:
         columns: Views (R, *shape) of the fields of all rows, by path.
         table, there: int64 (7, S), of the host; and on the device, the same if not staged.
         live_there: int64 (2,), `live.begin` and `live.end` on the device.
-        num_restored: How often episodes were loaded or cleared.
+        num_restored: How often episodes were loaded.
     """
 
     def __init__(self, layout: Layout, device: torch.device, is_staged: bool):
@@ -145,20 +145,19 @@ class EpisodeTable:
         check_room("an episodic buffer", layout.capacity, bytes_for, device)
         what, needed = f"an episodic buffer of {layout.capacity} steps", bytes_for(layout.capacity)
         with allocation(what, needed, device, "use a smaller capacity", is_checked=True):
-            shape, stride = (7, layout.num_slots), layout.row.stride
-            if device.type == "cpu":
-                pages = zeroed_bytes(layout.num_rows * stride)
-            else:
-                pages = torch.zeros(layout.num_rows * stride, dtype=torch.uint8, device=device)
-            self.rows = pages.view(layout.num_rows, stride).view(torch.int64)
-            self.table = np.zeros(shape, np.int64)
-            self.there = torch.from_numpy(self.table)
+            size, shape = layout.num_rows * layout.row.stride, (7, layout.num_slots)
+            is_host = device.type == "cpu"
+            pages = (
+                zeroed_bytes(size)
+                if is_host
+                else torch.zeros(size, dtype=torch.uint8, device=device)
+            )
+            self.rows = pages.view(layout.num_rows, -1).view(torch.int64)
+            self.table, self._slots = np.zeros(shape, np.int64), np.zeros(2, np.int64)
+            there = [torch.from_numpy(part) for part in (self.table, self._slots)]
             if is_staged:
-                self.there = torch.zeros(shape, dtype=torch.int64, device=device)
-            self._slots = np.zeros(2, np.int64)
-            self.live_there = torch.from_numpy(self._slots)
-            if is_staged:
-                self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
+                there = [torch.zeros(x.shape, dtype=x.dtype, device=device) for x in there]
+            self.there, self.live_there = there
         fields = layout.row.fields
         views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
         self.columns = dict(zip(fields, views, strict=True))
@@ -294,14 +293,10 @@ class EpisodeTable:
         self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
     ) -> None:
         """Replace all episodes by those in blocks of rows that follow one another."""
-        self.clear()
-        self._store(blocks, lengths, Live(first_episode=first_episode))
-
-    def clear(self) -> None:
-        """Forget all episodes; their memory stays."""
         self._set(Live())
         self._refill(0)
         self.num_restored += 1
+        self._store(blocks, lengths, Live(first_episode=first_episode))
 
 
 @njit(nogil=True, cache=True)

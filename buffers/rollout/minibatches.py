@@ -315,20 +315,17 @@ def _read_split(
     num_minibatches: int | None, batch_size: int | None, num_items: int, kind: str
 ) -> Split:
     """How `num_items` of a kind are split, from the one number that was given."""
-    is_by_size = num_minibatches is None
-    name, given = ("batch_size", batch_size) if is_by_size else ("num_minibatches", num_minibatches)
-    if is_by_size == (batch_size is None):
-        raise BufferMisuseError(
-            "give either num_minibatches or batch_size, got "
-            f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-        )
-    number = check_count(name, given)
+    given = {"num_minibatches": num_minibatches, "batch_size": batch_size}
+    numbers = [(name, number) for name, number in given.items() if number is not None]
+    if len(numbers) != 1:
+        raise BufferMisuseError(f"give either num_minibatches or batch_size, got {given}")
+    name, number = numbers[0][0], check_count(*numbers[0])
     if number > num_items:
         raise BufferMisuseError(
             f"{name} is {number}, but the rollout has {num_items} {kind}; make it smaller"
         )
     other = -(-num_items // number)
-    return Split(number, other, True) if is_by_size else Split(other, number, False)
+    return Split(other, number, False) if batch_size is None else Split(number, other, True)
 
 
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:

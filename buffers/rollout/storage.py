@@ -142,9 +142,8 @@ def plan_rollout(
         add("device", "f4", steps, "final_values")
         add("host", "?", steps, "has_final")
     own, shared = ([leaf.path for leaf in leaves] for leaves in (extras, games))
-    return RolloutLayout(
-        num_steps, num_envs, observation_space, obs, own, shared, agents, mode, columns
-    )
+    space = observation_space
+    return RolloutLayout(num_steps, num_envs, space, obs, own, shared, agents, mode, columns)
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -308,7 +308,9 @@ def test_out_is_overwritten_and_refused_if_it_does_not_fit(staged):
     before = batch.obs.clone()
     assert buffer.sample(8, 0.9, out=batch) is batch
     assert not torch.equal(before, batch.obs)
-    with pytest.raises(BufferMisuseError, match="PairBatch of 8 rows, expected a PairBatch of 9 rows"):
+    with pytest.raises(
+        BufferMisuseError, match="PairBatch of 8 rows, expected a PairBatch of 9 rows"
+    ):
         buffer.sample(9, 0.9, out=batch)
     with pytest.raises(BufferMisuseError, match="expected a PairBatch"):
         fill(make_buffer(150)).sample(8, 0.9, out=batch)
@@ -360,7 +362,7 @@ def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(stage
     assert buffer.episode_lengths.tolist() == [20, 20]
     assert [buffer.episode(i)["actions"][0].item() for i in range(2)] == [4, 5]
     assert buffer.first_episode == 4
-    buffer.clear()
+    buffer = make_buffer()
     assert (len(buffer), buffer.num_episodes) == (0, 0)
 
 
