@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from agent_games import DISABLED, MODES, SAME_STEP, AgentGames
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_model import (
@@ -282,23 +282,3 @@ def test_a_writer_under_disabled_refuses_rows_that_act_after_their_end():
     step(3, no, ~ended)  # the other agent plays on
     step(4, ended, ~no)
     assert episodes_of(buffer) == [([11.0, 12.0], True, False), ([13.0, 14.0], True, False)]
-
-
-@pytest.mark.parametrize("has_mask", [True, False])
-def test_nested_final_obs_are_told_apart_by_the_mask(has_mask):
-    space = Dict({"seen": SEEN})
-    envs = SimpleNamespace(
-        metadata={"autoreset_mode": SAME_STEP}, num_envs=2, single_observation_space=space,
-        single_action_space=Discrete(3),
-    )  # fmt: skip
-    buffer = SharedReplayBuffer(50, space, Discrete(3))
-    writer = TransitionWriter(envs, buffer)
-    obs = {"seen": np.array([[1.0], [2.0]], np.float32)}
-    writer.reset(obs)
-    infos = {"final_obs": {"seen": np.array([[7.0], [0.0]], np.float32)}}
-    if has_mask:
-        infos["_final_obs"] = np.array([True, False])
-    yes, no = np.ones(2, bool), np.zeros(2, bool)
-    writer.step(np.zeros(2, int), obs, np.zeros(2), yes, no, infos, valid=yes)
-    found = buffer.get(buffer.order()).next_obs["seen"][:, 0].tolist()
-    assert found == [7.0, 2.0 if has_mask else 0.0]

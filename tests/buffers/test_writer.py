@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import buffers
 import vecenv
-from buffers import BufferMisuseError, EpisodicReplayBuffer, TransitionWriter
+from buffers import BufferMisuseError, EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 LENGTHS = [3, 1, 5, 2]
@@ -273,82 +273,6 @@ def test_calls_out_of_order_are_refused():
         writer.sent(np.zeros(1), [0])
 
 
-def test_env_ids_are_passed_only_to_buffers_that_take_them():
-    class Plain:
-        def add(self, *, obs, next_obs, actions, rewards, terminations, truncations):
-            self.count = len(obs)
-
-    envs = make_envs("gymnasium", NEXT_STEP)
-    plain = Plain()
-    writer = TransitionWriter(envs, plain)
-    writer.reset(envs.reset(seed=0)[0])
-    for expected in (4, 3):  # env 1 ended in the first step
-        writer.step(np.zeros(4, int), *envs.step(np.zeros(4, int)))
-        assert plain.count == expected
-
-
-class Endless:
-    """Envs whose episodes never end and whose observations never change."""
-
-    metadata = {"autoreset_mode": NEXT_STEP}
-    num_envs = 3
-    single_observation_space, single_action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
-    obs = np.zeros((3, 1), np.float32)
-
-    def reset(self):
-        return self.obs
-
-    def step(self, actions):
-        flags = np.zeros(3, bool)
-        return self.obs, np.full(3, 10.0), flags, flags, {}
-
-
-def run_endless(buffer, steps):
-    """Steps from a reset on, by a writer of their own."""
-    envs, actions = Endless(), np.zeros(3, int)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset())
-    for _ in range(steps):
-        writer.step(actions, *envs.step(actions))
-
-
-RING_CLASSES = [
-    buffers.SharedReplayBuffer,
-    buffers.PerEnvReplayBuffer,
-    buffers.PrioritizedReplayBuffer,
-]
-
-
-@pytest.mark.parametrize("way", ["file", "state", "same buffer"])
-@pytest.mark.parametrize("store_next", [True, False])
-@pytest.mark.parametrize("kind", RING_CLASSES)
-def test_no_window_joins_a_resumed_run_with_what_was_open_when_it_was_saved(
-    kind, store_next, way, tmp_path
-):
-    def make():
-        return kind(
-            60, Endless.single_observation_space, Endless.single_action_space, num_envs=3,
-            n_step=3, gamma=0.9, store_next=store_next,
-        )  # fmt: skip
-
-    saved = make()
-    run_endless(saved, 4)
-    resumed = saved if way == "same buffer" else make()
-    if way == "file":
-        saved.save(tmp_path / "saved")
-        resumed.load(tmp_path / "saved")
-    elif way == "state":
-        resumed.load_state_dict(saved.state_dict())
-    run_endless(resumed, 4)
-
-    rewards = np.round(resumed.get(resumed.order()).rewards.tolist(), 4).tolist()
-    assert {reward: rewards.count(reward) for reward in set(rewards)} == {
-        27.1: 2 * 2 * 3,  # whole windows: the first two steps of each run
-        19.0: 2 * 3,
-        10.0: 2 * 3,  # the last step of each run, also at the seam
-    }
-
-
 # Extra columns.
 
 EXTRA = {"twice": spaces.Box(0, 100, (2,)), "thrice": spaces.Box(-100, 100, ())}
@@ -400,22 +324,7 @@ def make_buffer(kind, envs):
     return kind() if kind in (Recorder, EpisodeRecorder) else kind(400, *given, **options)
 
 
-BUFFERS = [*RING_CLASSES, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_extra_columns_stay_with_their_transitions(kind, mode):
-    envs, rng = make_envs("vecenv", mode), np.random.default_rng(0)
-    buffer = make_buffer(kind, envs)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=0)[0])
-    for _ in range(20):
-        actions = rng.integers(0, 10, 4)
-        result = envs.step(actions)
-        writer.step(actions, *result, twice=torch.from_numpy(twice(actions)), thrice=3 * result[1])
-        reset_ended(envs, writer, result[2] | result[3])
-    check_extras(rows_of(buffer))
+BUFFERS = [SharedReplayBuffer, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
 
 
 @pytest.mark.parametrize("kind", BUFFERS)

@@ -119,32 +119,6 @@ def test_offsets_stay_within_room_for_extreme_numbers(discount):
     np.testing.assert_allclose(by_torch.numpy(), compiled, rtol=1e-6, atol=1)  # of rounding
 
 
-def test_draws_are_uniform_over_steps_or_over_episodes(staged):
-    buffer = make_buffer(staged=staged)
-    lengths = [2, 3, 1, 10, 25]
-    for number, length in enumerate(lengths):
-        buffer.add_episode(make_episode(number, length))
-    eligible = np.array(lengths) - 1  # without boundaries all but the last step
-    for over, law in (("steps", eligible), ("episodes", eligible > 0)):
-        batch = buffer.sample(40_000, 0.9, over=over)
-        counts = np.bincount(batch.obs[:, 0].numpy().astype(int), minlength=len(lengths))
-        assert chi_square_fits(counts, law)
-        steps = batch.obs[batch.obs[:, 0] == 4, 1].numpy().astype(int)
-        assert chi_square_fits(np.bincount(steps, minlength=24), np.ones(24))
-
-
-def test_oldest_episodes_make_room_and_capacity_is_exact(staged):
-    buffer = make_buffer(10, staged=staged)
-    for number, length in enumerate([4, 4, 2]):
-        buffer.add_episode(make_episode(number, length))
-    assert len(buffer) == 10
-    buffer.add_episode(make_episode(3, 1))
-    assert (len(buffer), buffer.num_episodes, buffer.first_episode) == (7, 3, 1)
-    buffer.add_episode(make_episode(4, 10))
-    assert buffer.episode_lengths.tolist() == [10]
-    assert buffer.episode(-1)["obs"][:, 0].unique().tolist() == [4]
-
-
 def lengths_by_number(buffer):
     episodes = map(buffer.episode, range(buffer.num_episodes))
     return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
@@ -211,17 +185,6 @@ def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, ov
     assert batch.learn_mask.any(1).all()
     assert torch.equal(batch.is_first, batch.mask & (batch.steps == 0))
     assert torch.equal(batch.indices >= 0, batch.mask)
-
-
-def test_episodes_of_observations_without_a_number_are_drawn(staged):
-    buffer = EpisodicReplayBuffer(20, Box(-1, 1, (3, 0)), ACTIONS, staged=staged, seed=0)
-    buffer.add_episode({**make_episode(0, 4), "obs": np.zeros((5, 3, 0), np.float32)})
-    assert buffer.sample(6).future_obs.shape == (6, 3, 0)
-    batch = buffer.sample_sequences(6, 3, pad=True)
-    assert batch.obs.shape == batch.next_obs.shape == (6, 3, 3, 0)
-    assert torch.equal(batch.rewards[batch.mask], batch.steps[batch.mask].float())
-    assert buffer.sample_stacks(6, 2).obs.shape == (6, 2, 3, 0)
-    assert buffer.sample_goals(6).goal_obs.shape == (6, 3, 0)
 
 
 def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
@@ -362,8 +325,6 @@ def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(stage
     assert buffer.episode_lengths.tolist() == [20, 20]
     assert [buffer.episode(i)["actions"][0].item() for i in range(2)] == [4, 5]
     assert buffer.first_episode == 4
-    buffer = make_buffer()
-    assert (len(buffer), buffer.num_episodes) == (0, 0)
 
 
 @pytest.mark.gpu

@@ -68,22 +68,6 @@ def test_distances_follow_the_truncated_geometric_law(strategy, discount, over, 
     assert chi_square_fits(drawn, wanted)
 
 
-def test_bound_draws_the_pairs_of_sample():
-    buffer = filled()
-    pairs, goals = buffer.sample(40_000, 0.8), buffer.sample_goals(40_000, "bound", discount=0.8)
-    counts = []
-    for batch, offsets in ((pairs, pairs.offsets), (goals, goals.goal_offsets)):
-        keys = (batch.obs[:, 0] * 400 + batch.obs[:, 1] * 20 + offsets).long()
-        counts.append(torch.bincount(keys, minlength=1200).double())
-    first, second = counts
-    both = first + second
-    often = both > 20
-    assert ((first > 0) == (second > 0))[often].all()
-    found = ((first - second)[often] ** 2 / both[often]).sum()
-    freedom = int(often.sum())
-    assert found < freedom + 5 * np.sqrt(2 * freedom)
-
-
 @pytest.mark.parametrize("strategy, discount", [
     ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
 ])  # fmt: skip

@@ -1,8 +1,5 @@
 """Rows of agents that die and come: what is learned from, against lists of the agents' lives."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -228,37 +225,6 @@ def made(mode=NEXT_STEP, num_steps=4, num_envs=3, **options):
     return rollout
 
 
-def test_valid_is_written_into_the_given_memory():
-    taken = []
-
-    def allocate(shape, dtype):
-        taken.append(np.zeros(shape, dtype))
-        return taken[-1]
-
-    rollout = made(allocate=allocate)
-    slot = rollout.slot(0)
-    assert slot.valid.dtype == np.bool_
-    assert slot.valid.shape == (3,)
-    assert slot.valid is slot.valid
-    assert sum(np.shares_memory(slot.valid, memory) for memory in taken) == 1
-    assert not np.shares_memory(slot.valid, rollout.valid_pages)
-
-
-def test_an_env_that_does_not_write_valid_is_read_as_before():
-    ends = np.zeros((4, 3), bool)
-    ends[1] = True
-    plain, looked_at = filled(made(), terminations=ends), made()
-    assert all(looked_at.slot(t).valid.shape == (3,) for t in range(4))  # as a debugger might
-    filled(looked_at, terminations=ends)
-    for rollout in (plain, looked_at):
-        rollout.compute_advantages(torch.zeros(3))
-    assert looked_at.valid.equal(plain.valid)
-    assert looked_at.valid[2].tolist() == [False] * 3
-    assert looked_at.advantages.equal(plain.advantages)
-    for t in range(5):
-        assert looked_at.is_first_at(t).equal(plain.is_first_at(t))
-
-
 @pytest.mark.parametrize("method", ["compute_advantages", "episodes", "advance"])
 def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
     rollout = filled(made(), np.ones((4, 3), bool))
@@ -290,23 +256,6 @@ def test_a_missing_final_value_of_a_game_that_was_reset_is_named(mode):
     rollout.values[2] = 9.0
     rollout.compute_advantages(torch.zeros(3))  # again, after values have changed
     assert rollout.final_values[1, [0, 2]].tolist() == [9.0, 7.0]
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))])
-def test_copies_know_which_rows_acted(copied):
-    games = AgentGames(SAME_STEP, 3, 2, 5)
-    learner = Learner(games, 6)
-    for t in range(3):
-        learner.rollout.put(
-            t, actions=np.zeros(6, int), log_probs=np.zeros(6), values=learner.values(t),
-            hidden=learner.before, state=np.zeros((3, 2)),
-        )  # fmt: skip
-        learner.write(t, games.step())
-    other = copied(learner.rollout)
-    for t in range(4):
-        assert other.is_first_at(t).equal(learner.rollout.is_first_at(t))
-    assert (other.slot(2).valid == learner.rollout.slot(2).valid).all()
-    assert not np.shares_memory(other.slot(2).valid, learner.rollout.slot(2).valid)
 
 
 @pytest.mark.parametrize(

@@ -204,20 +204,6 @@ def test_episodes_reach_across_rollouts():
         rollout.advance()
 
 
-def test_advantages_can_be_computed_again_from_new_values():
-    rollout = make_rollout(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="NextStep", gamma=1.0)
-    rollout.start(np.zeros((1, 3), np.float32))
-    for t in range(2):
-        rollout.put(t, actions=[0], log_probs=[0.0], values=[0.0])
-        rollout.slot(t).rewards[:] = 1
-    rollout.compute_advantages([0.0])
-    first = rollout.advantages.clone()
-    rollout.values[0] = 0.5
-    rollout.compute_advantages([0.0])
-    assert rollout.advantages[0].item() == first[0].item() - 0.5
-    assert rollout.num_valid == 2
-
-
 @pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
 def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
     rollout = make_rollout(2, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)

@@ -241,36 +241,6 @@ def test_a_seed_gives_one_order_and_epochs_differ():
     assert drawn(filled(seed=6), 2) != orders[0]
 
 
-def test_other_random_generators_are_not_touched():
-    torch.manual_seed(0)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  # the global one
-    drawn(filled(), 2)
-    assert torch.get_rng_state().equal(before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
-
-
-LARGE = Box(-1, 1, (16384,))  # of which no two batches are gathered together
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("space", [None, LARGE])
-def test_batches_that_are_kept_stay_as_they_are(space, staged):
-    rollout = filled(6, 5, space, staged=staged)
-    kept = list(rollout.minibatches(3)) + list(rollout.minibatches(2))
-    assert sorted(torch.cat([b.log_probs for b in kept[:3]]).tolist()) == list(range(30))
-    assert sorted(torch.cat([b.log_probs for b in kept[3:]]).tolist()) == list(range(30))
-    assert all(batch.indices.equal(batch.log_probs.long()) for batch in kept)
-    parts = [batch.obs[:2, 0] for batch in kept]  # views alone keep the memory too
-    indices = [batch.indices[1:] for batch in kept]
-    expected = [part.clone() for part in (*parts, *indices)]
-    del kept
-    for _ in range(3):
-        for _ in rollout.minibatches(3):
-            pass
-    for part, copy in zip((*parts, *indices), expected, strict=True):
-        assert part.equal(copy)
-
-
 def test_changing_a_batch_in_place_leaves_the_gradients_of_others_alone():
     """Small batches lie in one piece of memory, but are tensors of their own for autograd."""
     weight = torch.ones((), requires_grad=True)

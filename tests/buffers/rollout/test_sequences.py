@@ -201,15 +201,6 @@ def test_advantages_are_normalised_over_the_rows_of_weight_1(staged):
         torch.testing.assert_close(batch.advantages.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_no_valid_row_gives_no_sequence():
-    rollout, envs = made("NextStep", 6, 4, 0), Ages("NextStep", 4, 1)
-    rollout.start(envs.obs())
-    last_values, _ = collect(rollout, envs, Policy(), torch.zeros(4, 4))
-    rollout.valid_pages[:] = False
-    rollout.compute_advantages(last_values)
-    assert list(rollout.sequences(2)) == []
-
-
 def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
     rollout, envs = made("NextStep", 2, 2, 0), Ages("NextStep", 2, 1)
     rollout.start(envs.obs())

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from equality import assert_same
-from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector import AutoresetMode
 from staged_rollouts import make_rollout, rollout_class
 
-from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
+from buffers import BufferMisuseError
 
 SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
 FLAT = Box(-1, 1, (2,))
@@ -67,20 +67,6 @@ def test_slots_are_views_of_the_tensors():
         assert slot is rollout.slot(t), "made once"
 
 
-def test_advance_moves_the_last_observations_to_the_front():
-    rollout = started()
-    for t in range(3):
-        rollout.slot(t).obs[:], rollout.slot(t).rewards[:] = t + 1, 0
-    first = rollout.obs_at(0)
-    rollout.compute_advantages([0.0, 0.0], policy_outputs=False)
-    rollout.advance()
-    assert first.tolist() == [[3.0, 3.0], [3.0, 3.0]]
-    assert rollout.obs_at(0) is first
-    assert not rollout.rewards.any(), "what was collected can be read until it is written anew"
-    rollout.slot(1)
-    assert rollout.rewards.isnan().all()
-
-
 def test_allocate_supplies_what_the_environment_touches():
     given = {}
 
@@ -123,49 +109,7 @@ def test_memory_is_what_was_announced(mode, staged):
     assert rollout.memory()["values"] == 6 * 3 * 4
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_allocated(set_free_bytes):
-    set_free_bytes(2**30)
-    calls = []
-    with pytest.raises(BufferMemoryError) as caught:
-        make_rollout(
-            2048, 4096, Box(-1, 1, (52,)), Discrete(4), autoreset_mode="NextStep",
-            allocate=lambda *args: calls.append(args),
-        )  # fmt: skip
-    needed = RolloutBuffer.nbytes_for(2048, 4096, Box(-1, 1, (52,)), Discrete(4)) / 2**30
-    assert str(caught.value) == (
-        f"a rollout of 2048 steps of 4096 envs needs {needed:.1f} GiB on cpu, but only 1.0 GiB are "
-        "free; use fewer steps or envs, or smaller observations"
-    )
-    assert calls == []
-
-
 # Writing.
-
-
-def test_put_copies_tensors_arrays_and_lists():
-    rollout = started()
-    given = torch.tensor([1, 2])
-    actions = put(rollout, 0, actions=given)
-    given.zero_()
-    assert actions.tolist() == [1, 2]
-    put(rollout, 1, actions=np.array([3, 0], np.int32), values=np.array([1.5, 2.5]))
-    put(rollout, 2, actions=[0, 1], log_probs=[-1.0, -2.0], values=torch.ones(2).double())
-    assert rollout.actions.tolist() == [[1, 2], [3, 0], [0, 1]]
-    assert rollout.values[1:3].tolist() == [[1.5, 2.5], [1.0, 1.0]]
-    assert rollout.log_probs[2].tolist() == [-1.0, -2.0]
-
-
-def test_a_buffer_made_in_inference_mode_can_be_learned_from():
-    with torch.inference_mode():
-        rollout = started()
-        for t in range(3):
-            put(rollout, t)
-            rollout.slot(t).rewards[:] = 0
-        rollout.compute_advantages(torch.zeros(2))
-    weight = torch.ones(1, requires_grad=True)
-    for batch in rollout.minibatches(2):
-        (weight * batch.advantages * batch.values).sum().backward()
-    assert weight.grad is not None
 
 
 def test_final_values_by_index_and_by_mask():
@@ -184,11 +128,8 @@ def test_final_values_by_index_and_by_mask():
     ("changes", "message"),
     [
         ({"num_steps": 0}, "num_steps must be a positive integer, got 0"),
-        ({"num_envs": 2.0}, "num_envs must be a positive integer, got 2.0"),
         ({"num_steps": 2**20, "num_envs": 2**12}, "expected at most 2147483647"),
         ({"observation_space": Text(5)}, "obs is the space Text.* expected Box, Discrete"),
-        ({"observation_space": Dict({"x": Sequence(FLAT)})}, r"obs\['x'\] is the space Sequence"),
-        ({"observation_space": Tuple((Graph(FLAT, None),))}, r"obs\[0\] is the space Graph"),
         ({"observation_space": Dict({})}, "holds no array at all"),
         ({"observation_space": Box(-1, 1, (2,), np.longdouble)}, "which torch does not have"),
         ({"action_space": SPACE}, "action_space is Dict.* expected Box, Discrete"),
@@ -196,7 +137,6 @@ def test_final_values_by_index_and_by_mask():
             {"autoreset_mode": "Sometimes"},
             "autoreset_mode is 'Sometimes', expected one of 'NextStep",
         ),
-        ({"autoreset_mode": None}, "autoreset_mode is None, expected one of"),
         ({"gamma": 1.1}, "gamma is 1.1, expected a number from 0 to 1"),
         ({"gae_lambda": -0.1}, "gae_lambda is -0.1, expected"),
     ],
@@ -220,10 +160,7 @@ GOOD_OBS = {"a": np.ones((2, 2), "f4"), "b": (np.ones(2, int), np.ones((2, 1, 2)
     ("obs", "message"),
     [
         ([1], r"obs must be a dict with the keys \['a', 'b'\], got list"),
-        ({"a": 1}, r"obs must be a dict with the keys \['a', 'b'\], got \['a'\]"),
-        ({**GOOD_OBS, "c": 1}, r"got \['a', 'b', 'c'\]"),
         ({**GOOD_OBS, "b": 1}, r"obs\['b'\] must be a tuple of 2 items, got int"),
-        ({**GOOD_OBS, "b": (1,)}, r"obs\['b'\] must be a tuple of 2 items, got 1 items"),
         ({**GOOD_OBS, "a": np.ones((3, 2))}, r"obs\['a'\] has shape \(3, 2\), expected \(2, 2\)"),
         ({**GOOD_OBS, "b": (np.ones(2), GOOD_OBS["b"][1])}, r"obs\['b'\]\[0\] has dtype float64"),
         ({**GOOD_OBS, "b": (GOOD_OBS["b"][0], np.ones((2, 1, 2)))}, "float64, expected uint8"),
@@ -290,31 +227,6 @@ def test_nothing_works_before_start():
     for call in (rollout.advance, rollout.state_dict, lambda: rollout.minibatches(1)):
         with pytest.raises(BufferMisuseError):
             call()
-
-
-def test_unfinished_rollouts_are_refused_and_can_be_continued():
-    rollout = started(8, 2)
-    for t in range(8):
-        rollout.slot(t)
-    rollout.slot(1).rewards[:] = 0
-    for call in (lambda: rollout.compute_advantages([0.0, 0.0]), rollout.advance, rollout.episodes):
-        with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results; step"):
-            call()
-    for t in range(8):
-        rollout.slot(t).rewards[:] = 0
-    put(rollout, 3)
-    with pytest.raises(BufferMisuseError, match=r"env 0 in step 0 had no log_probs; call put\(t"):
-        rollout.compute_advantages([0.0, 0.0])
-    for t in range(8):
-        put(rollout, t)
-    with pytest.raises(BufferMisuseError, match=r"last_values has shape \(3,\), expected \(2,\)"):
-        rollout.compute_advantages([0.0] * 3)
-    with pytest.raises(BufferMisuseError, match="minibatches needs a complete rollout"):
-        rollout.minibatches(1)
-    with pytest.raises(BufferMisuseError, match="num_valid needs a complete rollout"):
-        _ = rollout.num_valid
-    rollout.compute_advantages([0.0, 0.0])
-    assert rollout.num_valid == 16
 
 
 def fill(rollout, **outputs):
