@@ -87,7 +87,13 @@ class TrajectoryBuffer(Rebuilt):
     ):
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        self._num_obs, self._leaves = _plan(observation_space, action_space, extra_columns)
+        obs = space_leaves(observation_space, "obs")
+        if not obs:
+            raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+        rewards, flags = Leaf("rewards", (), _FLOAT32), [Leaf(name, (), _BOOL) for name in _FLAGS]
+        extras = extra_leaves(extra_columns, _TAKEN)
+        self._leaves = [*obs, action_leaf(action_space), rewards, *flags, *extras]
+        self._num_obs = len(obs)
         self._others = [leaf.path for leaf in self._leaves[self._num_obs :]]
         self._storage: list[torch.Tensor] = []
         self._capacity = 0
@@ -241,16 +247,3 @@ class TrajectoryBuffer(Rebuilt):
                 for leaf in self._leaves
             ]
         self._capacity = capacity
-
-
-def _plan(
-    observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
-) -> tuple[int, list[Leaf]]:
-    """The number of leaves of observations, and the leaves of all columns, these first."""
-    obs = space_leaves(observation_space, "obs")
-    if not obs:
-        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
-    flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
-    extras = extra_leaves(extra_columns, _TAKEN)
-    rewards = Leaf("rewards", (), _FLOAT32)
-    return len(obs), [*obs, action_leaf(action_space), rewards, *flags, *extras]

@@ -494,7 +494,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return self._draws.steps(WINDOWS, options.period, batch_size, by_episode)
 
     def _require_episode(self) -> None:
-        """Raise BufferMisuseError if no episode is held, though some may be open."""
         if not self.num_episodes:
             raise BufferMisuseError(
                 "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
@@ -640,7 +639,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
         if self._open is not None:
-            lengths, rows = self._open.snapshot()
+            lengths = self.open_lengths
+            rows, _ = self._open.collect(np.flatnonzero(lengths))
         return {
             "lengths": [self.episode_lengths],
             "open_lengths": [lengths],

@@ -95,12 +95,12 @@ class OpenEpisodes:
         """Move the open episodes of some envs to the table."""
         env_ids = env_ids[self.lengths[env_ids] > 0]
         if len(env_ids):
-            block, rows = self._collect(env_ids)
+            block, rows = self.collect(env_ids)
             self._table.insert(block, self.lengths[env_ids])
             self.lengths[env_ids], self._last[env_ids] = 0, -1
             self._free = np.concatenate([self._free, rows])
 
-    def _collect(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def collect(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Open episodes, as `insert` takes them, and where they lie in the pool."""
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
@@ -109,10 +109,6 @@ class OpenEpisodes:
         is_step, lasts = _split(lengths)
         block[is_step], block[lasts] = self._pool[rows], self._newest[env_ids]
         return block, rows
-
-    def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the open episodes: lengths int64 (N,), and rows as `restore` takes them."""
-        return self.lengths.copy(), self._collect(np.flatnonzero(self.lengths))[0]
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         """Replace the open episodes; raise BufferMemoryError if memory is missing.

@@ -470,7 +470,6 @@ class RolloutBuffer(StatefulBuffer):
         self._require("advance")
         self._storage.count_episodes()
         self._storage.wait_for_device()
-        self._storage.carry_obs()
         self._storage.advance()
         self._begin()
 

@@ -59,9 +59,9 @@ _MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
 # the step in `put(t, ...)`.
 _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
-    "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
-    "running_lengths", "episodes", "has_final", "indices", "extras", "minibatches", "memory",
-    "size", "self", "t", "weights", "is_first", "initial_states", "acting",
+    "final_values", "advantages", "returns", "rows", "over_before", "running_returns", "episodes",
+    "running_lengths", "has_final", "indices", "extras", "memory", "self", "t", "weights",
+    "is_first", "initial_states", "acting",
 ))  # fmt: skip
 
 
@@ -301,10 +301,6 @@ class RolloutStorage:
         for path, leaf in zip(self._paths, leaves, strict=True):
             self.at_env[path][t].copy_(as_tensor("obs", leaf))
 
-    def carry_obs(self) -> None:
-        """Copy the last observations into the first row."""
-        self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
-
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from host pages to the device."""
         for path in self._paths:
@@ -328,6 +324,7 @@ class RolloutStorage:
 
     def advance(self) -> None:
         """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
         last = self.mark_first(self.layout.num_steps, self.layout.num_steps + 1)
         self._over_before.copy_(self._ends[-1] | self._cuts[-1])
         self._is_first[0].copy_(last[0])
