@@ -405,3 +405,59 @@ def test_bad_final_values_change_nothing(env_ids, values, message):
     with pytest.raises(BufferMisuseError, match=message):
         rollout.set_final_values(0, env_ids, values)
     assert_same(contents(rollout), before)
+
+
+def test_put_copies_tensors_arrays_and_lists():
+    rollout = started()
+    given = torch.tensor([1, 2])
+    actions = put(rollout, 0, actions=given)
+    given.zero_()
+    assert actions.tolist() == [1, 2]
+    put(rollout, 1, actions=np.array([3, 0], np.int32), values=np.array([1.5, 2.5]))
+    put(rollout, 2, actions=[0, 1], log_probs=[-1.0, -2.0], values=torch.ones(2).double())
+    assert rollout.actions.tolist() == [[1, 2], [3, 0], [0, 1]]
+    assert rollout.values[1:3].tolist() == [[1.5, 2.5], [1.0, 1.0]]
+    assert rollout.log_probs[2].tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("t", [-1, 3, 100])
+def test_steps_out_of_range_are_refused(t):
+    rollout = started(autoreset_mode="SameStep")
+    calls = {
+        "put": lambda: put(rollout, t),
+        "slot": lambda: rollout.slot(t),
+        "env_actions": lambda: rollout.env_actions(t),
+        "set_final_values": lambda: rollout.set_final_values(t, [0], [1.0]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(BufferMisuseError, match=f"{name}: step {t} is out of range, .* 0 to 2"):
+            call()
+    assert rollout.obs_at(3).shape == (2, 2)
+    for call in (rollout.obs_at, lambda t: rollout.write_obs(t, np.zeros((2, 2)))):
+        with pytest.raises(BufferMisuseError, match="is out of range, expected 0 to 3"):
+            call(t if t != 3 else 4)
+
+
+def test_unfinished_rollouts_are_refused_and_can_be_continued():
+    rollout = started(8, 2)
+    for t in range(8):
+        rollout.slot(t)
+    rollout.slot(1).rewards[:] = 0
+    for call in (lambda: rollout.compute_advantages([0.0, 0.0]), rollout.advance, rollout.episodes):
+        with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results; step"):
+            call()
+    for t in range(8):
+        rollout.slot(t).rewards[:] = 0
+    put(rollout, 3)
+    with pytest.raises(BufferMisuseError, match=r"env 0 in step 0 had no log_probs; call put\(t"):
+        rollout.compute_advantages([0.0, 0.0])
+    for t in range(8):
+        put(rollout, t)
+    with pytest.raises(BufferMisuseError, match=r"last_values has shape \(3,\), expected \(2,\)"):
+        rollout.compute_advantages([0.0] * 3)
+    with pytest.raises(BufferMisuseError, match="minibatches needs a complete rollout"):
+        rollout.minibatches(1)
+    with pytest.raises(BufferMisuseError, match="num_valid needs a complete rollout"):
+        _ = rollout.num_valid
+    rollout.compute_advantages([0.0, 0.0])
+    assert rollout.num_valid == 16
