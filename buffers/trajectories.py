@@ -166,8 +166,7 @@ class TrajectoryBuffer(Rebuilt):
             trajectories: One dict per worker: `obs` (T, *obs_shape), nested like the space,
                 `actions` (T, *action_shape), `rewards`, `terminations`, `truncations` (T,) and the
                 extra columns (T, ...); arrays, or tensors on the CPU or on `device`. T may differ
-                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True, as of
-                an agent that acted.
+                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True.
 
         Returns:
             The number of steps and the mean of their rewards (0 for none).
@@ -175,8 +174,8 @@ class TrajectoryBuffer(Rebuilt):
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
                 finite as float32; nothing was changed.
-            BufferMemoryError: Larger memory is needed than is free. The old steps are kept if that
-                was known beforehand; if the system refuses the memory later, the buffer is empty.
+            BufferMemoryError: Larger memory is needed than is free. The old steps are kept, unless
+                the system refuses the memory later.
         """
         columns = [self._read(*numbered) for numbered in enumerate(trajectories)]
         rewards = [column[self._num_obs + 1] for column in columns]

@@ -145,8 +145,11 @@ class EpisodeDataset:
         """int64 (num_episodes,), steps of each episode; the first time it reads and checks all.
 
         Later on, and in the two below, it is as when all was read the last time.
+
+        Raises:
+            DatasetError: As of iterating, or there is no step.
         """
-        lengths = self.count() if self._lengths is None else self._lengths
+        lengths = self._count(None) if self._lengths is None else self._lengths
         return lengths.copy()
 
     @property
@@ -158,14 +161,6 @@ class EpisodeDataset:
     def num_steps(self) -> int:
         """Number of steps; reads all the first time."""
         return int(self.episode_lengths.sum())
-
-    def count(self) -> np.ndarray:
-        """Read and check all; return the steps of each episode, int64 (num_episodes,).
-
-        Raises:
-            DatasetError: As of iterating, or there is no step.
-        """
-        return self._count(None)
 
     def _count(self, frames: FrameLayout | None) -> np.ndarray:
         lengths = np.array([len(e["rewards"]) for e in self._episodes(frames)], np.int64)

@@ -92,8 +92,8 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
 
     It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
-    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Some MiB
-    are in memory at a time. The file appears under its name when it is whole.
+    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. The file
+    appears under its name when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
@@ -242,8 +242,8 @@ def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
     Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
     same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
     `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
-    lengths. So `from_parquet` gives back the same episodes, bit for bit. Some MiB are in memory at
-    a time. The file appears under its name when it is whole.
+    lengths. So `from_parquet` gives back the same episodes, bit for bit. The file appears under its
+    name when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.

@@ -12,6 +12,7 @@ from buffers.core.arguments import as_tensor
 from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
+from buffers.core.spaces import space_leaves
 from buffers.episodic.batches import GoalBatch
 
 __all__ = ["GoalFunction", "Relabelling"]
@@ -37,12 +38,7 @@ class Relabelling(NamedTuple):
         return isinstance(space, spaces.Dict) and {*self.keys} <= set(space.spaces)
 
     def needed(self) -> frozenset[str] | None:
-        """The columns that this and the caller read.
-
-        Raises:
-            BufferMisuseError: There are functions, but no such goals in the observations, or the
-                two are not alike.
-        """
+        """The columns that this and the caller read; raise BufferMisuseError for unfit goals."""
         given = [name for name, compute in self.functions.items() if compute is not None]
         if given and not self.has_goals:
             raise BufferMisuseError(
@@ -51,22 +47,16 @@ class Relabelling(NamedTuple):
             )
         if not self.has_goals:
             return self.chosen
-        parts = [
-            [
-                (p.removeprefix(at), self.row.fields[p].shape)
-                for p in self.row.obs
-                if p.startswith(at)
-            ]
-            for at in (f"obs[{key!r}]" for key in self.keys)
-        ]
+        space: Any = self.row.observation_space
+        parts = [[leaf[:2] for leaf in space_leaves(space[key], "")] for key in self.keys]
         if parts[0] != parts[1]:
             raise BufferMisuseError(
                 f"{self.keys[0]} has the parts {parts[0]}, but {self.keys[1]} {parts[1]}; they "
                 "must be alike to be exchanged"
             )
-        if self.chosen is None:
-            return None
         needed = self.chosen
+        if needed is None:
+            return None
         if any(_COLUMNS[name] in needed for name in given):
             needed |= {"next_obs", *self.row.extras}
         return needed | {"goal_obs"} if {"obs", "next_obs"} & needed else needed

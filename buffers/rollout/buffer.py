@@ -400,9 +400,8 @@ class RolloutBuffer(StatefulBuffer):
         """Where the environment writes the results of step t.
 
         Observations go into row t + 1, the rest into row t, of memory that is written anew in every
-        rollout. The first slot taken in a rollout marks all rewards as not written, and
-        `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
-        environment that raised. Take the slot again then, and step into it.
+        rollout. After an environment that raised take the slot again, and step into it: until then
+        `compute_advantages`, `episodes` and `advance` refuse.
         """
         t = self._step("slot", t)
         storage, at = self._storage, self._at
@@ -456,8 +455,8 @@ class RolloutBuffer(StatefulBuffer):
             given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
             mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)
         torch.where(mask.to(row.device), found.to(row.device, row.dtype), row, out=row)
-        has_final = self._storage.has_final[t]
-        has_final.logical_or_(mask.to(has_final.device))
+        has_final: Any = self._storage.has_final
+        has_final[t].logical_or_(mask.to(has_final.device))
 
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.

@@ -338,15 +338,13 @@ def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = No
         count = len(list(batches))
         stop = start + count * size
         part = advantages[start:stop].view(count, size)
-        numbers, number, own = part.double(), size, None
+        numbers, number, fewer = part.double(), size, max(1, size - 1)
+        own: Any = 1.0 if weights is None else weights[start:stop].view_as(numbers)
         if weights is not None:
-            own = weights[start:stop].view_as(numbers)
             number = own.sum(1, keepdim=True)
+            fewer = (number - 1).clamp(min=1)
         # Sums from the first row to the last, which are the same on every processor.
-        weighted = numbers if own is None else numbers * own
-        errors = numbers - weighted.cumsum(1)[:, -1:] / number
-        squares = errors.square() if own is None else errors.square() * own
-        number = max(1, size - 1) if own is None else (number - 1).clamp(min=1)
-        deviation = (squares.cumsum(1)[:, -1:] / number).sqrt()
+        errors = numbers - (numbers * own).cumsum(1)[:, -1:] / number
+        deviation = ((errors.square() * own).cumsum(1)[:, -1:] / fewer).sqrt()
         part.copy_(errors * (1.0 / (deviation + _EPSILON)))
         start = stop

@@ -247,7 +247,7 @@ class RolloutStorage:
         self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
         self._over_before, self._episodes = columns["over_before"], columns["episodes"]
         self._running = columns["running_returns"], columns["running_lengths"]
-        like = {"device": self._rewards.device}
+        like: Any = {"device": self._rewards.device}
         self.is_counted = torch.zeros((), dtype=torch.bool, **like)
         self.num_valid = torch.zeros((), dtype=torch.int64, **like)
         self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, **like)
