@@ -56,23 +56,7 @@ class _Progress:
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
     put: dict[str, set[int]] = field(default_factory=dict)  # steps by the columns that were `put`
     uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
-    num_taken: int = 0  # steps whose slots were taken
-    num_sent: int = 0  # steps whose results are on the device
     is_computed: bool = False
-
-
-def _result(name: str) -> Any:
-    """A column of results: what the env has written is on the device when it is looked at."""
-
-    def look(self: Any) -> torch.Tensor:
-        self._send_results()
-        return self._storage.tensors[name]
-
-    def put_back(self: Any, tensor: Any) -> None:  # as `rollout.rewards /= 10` does
-        if tensor is not self._storage.tensors[name]:
-            raise AttributeError(f"{name} is memory of the buffer: write into rollout.{name}[:]")
-
-    return property(look, put_back)
 
 
 class RolloutBuffer(StatefulBuffer):
@@ -98,8 +82,8 @@ class RolloutBuffer(StatefulBuffer):
     game was reset in that step: then give it to `set_final_values`.
 
     Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
-    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
-    `env_actions` wait for the actions. With `allocate=envs.allocate` of envs on the same device
+    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags, and `put`
+    and `env_actions` wait for the actions. With `allocate=envs.allocate` of envs on the same device
     nothing passes through the host. No call waits but `check`, which raises what would be an error,
     `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids, and all from `obs_at` to
     `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
@@ -111,9 +95,8 @@ class RolloutBuffer(StatefulBuffer):
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs, advantages, returns: float32 (T, N); the last are advantages + values.
         values: float32 (T + 1, N).
-        rewards, terminations, truncations: float32 and bool (T, N). On another device than the
-            env's a look at one enqueues the copy of steps written since; what is then changed there
-            counts.
+        rewards, terminations, truncations: float32 and bool (T, N), where the env writes them, so
+            that of envs on the CPU they are there.
         valid: bool (T, N), complete after `compute_advantages`.
         valid_pages: The same as a NumPy array; None if envs are on a device.
         final_values: float32 (T, N), or None under NEXT_STEP.
@@ -158,8 +141,6 @@ class RolloutBuffer(StatefulBuffer):
     >>> rollout.advance()
     """
 
-    rewards, terminations, truncations = map(_result, RESULTS)
-
     _is_apart = False  # tests on the CPU set it, for host pages of their own as on other devices
 
     def __init__(
@@ -201,6 +182,7 @@ class RolloutBuffer(StatefulBuffer):
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
         self.advantages, self.returns = tensors["advantages"], tensors["returns"]
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")
+        self.rewards, self.terminations, self.truncations = (storage.at_env[n] for n in RESULTS)
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
@@ -404,23 +386,10 @@ class RolloutBuffer(StatefulBuffer):
         `compute_advantages`, `episodes` and `advance` refuse.
         """
         t = self._step("slot", t)
-        storage, at = self._storage, self._at
-        if not storage.is_marked:
-            storage.mark_results()
-        if storage.is_apart:
-            self._take_back_obs(t + 1)
-            at.num_taken, at.num_sent = max(at.num_taken, t + 1), min(at.num_sent, t)
-        return storage.slots[t]
-
-    def _send_results(self) -> None:
-        """Enqueue the copy of steps that were made since the last time; changes there stay."""
-        steps = slice(self._at.num_sent, self._at.num_taken)  # none, unless host pages are apart
-        if steps.start < steps.stop:
-            for name in RESULTS:
-                self._storage.upload(name, steps)
-            # A step of which something is missing comes once more.
-            is_whole = ~self._storage.unwritten_rewards()[steps].any(1)
-            self._at.num_sent += int(is_whole.long().cumprod(0).sum())
+        if not self._storage.is_marked:
+            self._storage.mark_results()
+        self._take_back_obs(t + 1)
+        return self._storage.slots[t]
 
     def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
         """Give the values of the observations that episodes truncated in step t ended with.
@@ -511,13 +480,14 @@ class RolloutBuffer(StatefulBuffer):
         if storage.is_apart:
             for t in {*range(self.num_steps + 1)} - self._at.uploaded:
                 storage.upload_obs(t)
-            storage.upload("valid")
-        flags = self.terminations, self.truncations, self.final_values, self.valid
-        estimate(
-            GaeInputs(self.rewards, self.values, *flags), self.advantages, self.returns,
-            self.gamma, self.gae_lambda,
-            is_compiled=not (storage.is_apart or storage.is_on_device),
-        )  # fmt: skip
+        for name in (*RESULTS, "valid"):
+            storage.upload(name)
+        there, values, final = storage.tensors, self.values, self.final_values
+        ends = there["terminations"], there["truncations"]
+        inputs = GaeInputs(there["rewards"], values, *ends, final, self.valid)
+        results, law = (self.advantages, self.returns), (self.gamma, self.gae_lambda)
+        is_compiled = not (storage.is_apart or storage.is_on_device)
+        estimate(inputs, *results, *law, is_compiled=is_compiled)
         storage.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
