@@ -94,8 +94,9 @@ def gae(
         raise BufferMisuseError(
             f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
-    pair = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
-    if out is not None:
+    if out is None:
+        pair = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
+    else:
         pair = _read_out(out, rewards, inputs)
     is_compiled = on_cpu and compiled is not False
     estimate(inputs, pair[0], pair[1], gamma, gae_lambda, is_compiled=is_compiled)
