@@ -175,8 +175,8 @@ class EpisodeDataset:
         Args:
             kind: `EpisodicReplayBuffer`, or a class of replay buffers.
             **options: Of its constructor, without spaces. `capacity` is that of the data unless
-                given; so is `max_episodes`. Data larger than memory goes into a folder, with
-                storage="memmap".
+                given, and so is `max_episodes`; `num_envs` of replay buffers is 1. Data larger than
+                memory goes into a folder, with storage="memmap".
 
         Raises:
             DatasetError: As of `fill`; no buffer was made.
@@ -186,13 +186,14 @@ class EpisodeDataset:
         num_envs: Any = options.get("num_envs")
         is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
+        if not (hasattr(kind, "add_episode") or hasattr(kind, "order")):
+            raise self._not_into(getattr(kind, "__name__", repr(kind)))
         own: dict[str, Any] = {
             "observation_space": self.observation_space,
             "action_space": self.action_space,
             "capacity": int(_rows_by_ring(lengths, num_rings).max()),
         }
-        if hasattr(kind, "add_episode"):
-            own["max_episodes"] = len(lengths)
+        own |= {"max_episodes": len(lengths)} if hasattr(kind, "add_episode") else {"num_envs": 1}
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
         return self._fill(kind(**{**own, **options}), lengths)
@@ -247,11 +248,7 @@ class EpisodeDataset:
 
     def _check_spaces(self, buffer: Any) -> None:
         if not any(hasattr(buffer, name) for name in ("order", "add_episode")):
-            raise DatasetError(
-                f"{self.name} can't be read into a {type(buffer).__name__}, but into "
-                "SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer and "
-                "EpisodicReplayBuffer"
-            )
+            raise self._not_into(type(buffer).__name__)
         layout = row_layout(buffer)
         extras = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._others[1:]}
         others = {name: layout.fields[name][1:3] for name in layout.extras}
@@ -266,6 +263,12 @@ class EpisodeDataset:
                     "is the data of another env, or has to be opened with the buffer's"
                 )
 
+    def _not_into(self, kind: str) -> DatasetError:
+        return DatasetError(
+            f"{self.name} can't be read into a {kind}, but into SharedReplayBuffer, "
+            "PerEnvReplayBuffer, PrioritizedReplayBuffer and EpisodicReplayBuffer"
+        )
+
     def _check_room(self, buffer: Any, lengths: np.ndarray) -> None:
         held = np.asarray(getattr(buffer, "counts", [len(buffer)]))  # of each ring
         rows = _rows_by_ring(lengths, len(held))
@@ -276,9 +279,15 @@ class EpisodeDataset:
             needs.append(("episodes", "max_episodes", len(lengths), room))
         for what, size, needed, room in needs:
             if needed > room:
+                held_already = getattr(buffer, size) - room
+                advice = f"make its {size} larger, as to_buffer does"
+                if held_already == needed:
+                    advice += (
+                        ", or don't fill it again: so many a folder has that was filled before"
+                    )
                 raise DatasetError(
-                    f"{self.name} has {needed} {what}, but the buffer room for {room} more; make "
-                    f"its {size} larger, as to_buffer does"
+                    f"{self.name} has {needed} {what}, but the buffer, which has {held_already}, "
+                    f"has room for {room} more; {advice}"
                 )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +305,8 @@ class EpisodeDataset:
         found: dict[str, Any] = {"obs": build_tree(self.observation_space, obs), "rewards": rewards}
         for leaf in self._others:
             shape = (count, *leaf.shape)
-            array = read_array(leaf.path, columns[leaf.path], shape, leaf.dtype)
+            given = _as_numbers(columns[leaf.path], leaf)
+            array = read_array(leaf.path, given, shape, leaf.dtype)
             found[leaf.path] = self._stored(where, leaf, array, leaf.path)
         for name in _FLAGS:
             flags = np.asarray(columns.get(name, np.zeros(count, np.bool_)))
@@ -348,6 +358,16 @@ class EpisodeDataset:
             expected += ", or check_bounds=False"
         _refuse(where, name, array, wrong, expected)
         return stored
+
+
+def _as_numbers(column: Any, leaf: Leaf) -> Any:
+    """A column of numbers as files often have it: (T, 1) as (T,), whole floats as integers."""
+    array = np.asarray(column)
+    if leaf.shape == () and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.dtype.kind == "f" and leaf.dtype.kind in "iu" and (array == np.floor(array)).all():
+        return array.astype(np.int64)
+    return array
 
 
 def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expected: str) -> None:

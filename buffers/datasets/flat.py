@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ __all__ = [
     "BLOCK_BYTES", "Blocks", "FlatColumns", "Keys", "check_lengths", "flat_blocks", "from_arrays"
 ]  # fmt: skip
 
+_logger = logging.getLogger("vecenv")
+_said: set[tuple[str, int]] = set()  # what the log has been told
 BLOCK_BYTES = 1 << 25  # read or written at once
 
 Keys = dict[str, list[str]]  # of a file, by our names; of obs one for each leaf
@@ -32,6 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "terminations": ("terminals", "terminations", "next.terminated"),
     "truncations": ("timeouts", "truncations", "next.truncated"),
     "boundaries": ("boundaries",),
+    "unflagged_ends": ("unflagged_ends",),
     "episode_index": ("episode_index",),
     "frame_index": ("frame_index",),
 }
@@ -88,9 +92,16 @@ class FlatColumns(NamedTuple):
         """A data set of episodes that lie behind one another in the blocks that `read` yields."""
 
         def episodes() -> Iterator[RawEpisode]:
+            num_left_out = 0
             for where, columns in _split(read(), keys):
-                if (episode := _episode(columns, keys, self.observation_space)) is not None:
+                episode, is_cut = _episode(columns, keys, self.observation_space)
+                num_left_out += is_cut
+                if episode is not None:
                     yield RawEpisode(where, episode)
+            if num_left_out and (name, num_left_out) not in _said:
+                _said.add((name, num_left_out))
+                told = "%s: %d last steps of episodes are left out, whose next observation it lacks"
+                _logger.warning(told, name, num_left_out)
 
         return EpisodeDataset(
             name, episodes, self.observation_space, self.action_space,
@@ -243,31 +254,37 @@ def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) 
     return starts
 
 
-def _episode(columns: dict[str, np.ndarray], keys: Keys, space: Space) -> dict[str, Any] | None:
+def _episode(
+    columns: dict[str, np.ndarray], keys: Keys, space: Space
+) -> tuple[dict[str, Any] | None, bool]:
     """Columns of an episode by our names, observations nested; None if no step is left.
 
-    Where the file has no next observations, see to the last one.
+    Where the file has no next observations, see to the last one; whether that step is left out.
     """
     found: dict[str, Any] = {}
     for name, parts in keys.items():
         array = columns[parts[0]]
         if name in _OBS:
             found[name] = build_tree(space, [columns[key] for key in parts])
-        elif name in ("rewards", *_ENDS[:2], "boundaries"):
+        elif name in ("rewards", *_ENDS[:2], "boundaries", "unflagged_ends"):
             found[name] = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         elif name not in ("episode_index", "frame_index"):
             found[name] = array
     count = len(next(iter(columns.values())))
     found.setdefault("rewards", np.zeros(count, np.float32))
+    unflagged = found.pop("unflagged_ends", None)
+    if unflagged is not None and bool(unflagged[-1]) and "truncations" in found:
+        found["truncations"] = found["truncations"].copy()
+        found["truncations"][-1] = False
     if "next_obs" in found:
-        return found
+        return found, False
     if "terminations" in found and bool(found["terminations"][-1]):
         leaves = leaves_of(space, found["obs"])
         found["obs"] = build_tree(space, [np.concatenate([a, a[-1:]]) for a in leaves])
-        return found
+        return found, False
     if count < 2:
-        return None
-    return {name: part if name == "obs" else part[:-1] for name, part in found.items()}
+        return None, True
+    return {name: part if name == "obs" else part[:-1] for name, part in found.items()}, True
 
 
 def flat_blocks(
@@ -286,7 +303,13 @@ def flat_blocks(
             keys = [separator.join((names[name], *path)) for path in paths]
             columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
         count = len(episode["rewards"])
+        ends = {"unflagged_ends": np.zeros(count, np.bool_)}
+        if not (episode["terminations"][-1] or episode["truncations"][-1]):
+            # Or who only looks at the flags would join it and the next one.
+            episode["truncations"] = episode["truncations"].copy()
+            episode["truncations"][-1] = ends["unflagged_ends"][-1] = True
         episode |= {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
+        episode |= ends
         for name, array in episode.items():
             if name in names or name in dataset.extra_columns:
                 columns.append((names.get(name, names["extras"] + name), array))

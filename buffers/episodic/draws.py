@@ -75,7 +75,11 @@ class Draws:
         before = table[law + by_episode]
         low, high = before.index_select(0, self._table.live_there)
         numbers = low + (pick * (high - low)).long()
-        slots = torch.searchsorted(before, numbers, right=True) - 1
+        if before.is_cpu:  # where torch's own starts threads for some hundred numbers
+            found: Any = np.searchsorted(before.numpy(), numbers.numpy(), side="right")
+            slots = torch.from_numpy(found) - 1
+        else:
+            slots = torch.searchsorted(before, numbers, right=True) - 1
         first, length, hole = table[:PAIRS].index_select(1, slots)
         begin = table[law].index_select(0, slots)
         if by_episode:

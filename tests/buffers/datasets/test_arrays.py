@@ -342,3 +342,64 @@ def test_stacks_move_on_where_an_episode_terminates_and_nothing_follows(axis, is
         arrays["next_observations"][10] = arrays["observations"][10]
         with pytest.raises(DatasetError, match="episode 1, step 6: frame 0 of next_obs is not"):
             data.fill(twin.__class__(99, space, ACTIONS, num_envs=1, frame_stack=3))
+
+
+def plain_arrays(**changes):
+    """Two episodes of three steps, the first of which terminates."""
+    flags = np.zeros(6, bool), np.zeros(6, bool)
+    flags[0][2] = flags[1][5] = True
+    arrays = {
+        "observations": np.arange(6.0)[:, None], "actions": np.arange(6) % 2,
+        "rewards": np.ones(6), "terminals": flags[0], "timeouts": flags[1],
+    }  # fmt: skip
+    return {**arrays, **changes}
+
+
+LINE, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+
+
+def test_replay_buffers_of_data_have_one_env_unless_told_otherwise():
+    data = from_arrays(plain_arrays(), LINE, TWO)
+    buffer = data.to_buffer(SharedReplayBuffer, n_step=3, gamma=0.5)
+    batch = buffer.get(np.arange(2))
+    assert batch.rewards.tolist() == [1.75, 1.5]
+    assert next(iter(from_buffer(buffer)))["terminations"].tolist() == [False, False, True]
+    assert data.to_buffer(PerEnvReplayBuffer).num_envs == 1
+
+
+def test_steps_that_are_left_out_are_told_once(caplog, monkeypatch):
+    monkeypatch.setattr("buffers.datasets.flat._said", set())
+    data = from_arrays(plain_arrays(), LINE, TWO)
+    assert data.num_steps == 5
+    data.to_buffer(SharedReplayBuffer)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "arrays: 1 last steps of episodes are left out, whose next observation it lacks"
+    ]
+
+
+@pytest.mark.parametrize("actions", [np.arange(6)[:, None] % 2, np.arange(6.0) % 2])
+def test_numbers_of_actions_as_files_have_them_are_taken(actions):
+    episodes = list(from_arrays(plain_arrays(actions=actions), LINE, TWO))
+    assert episodes[0]["actions"].tolist() == [0, 1, 0]
+    assert episodes[0]["actions"].dtype == np.int64
+
+
+def test_rings_that_do_not_know_their_envs_are_refused():
+    with pytest.raises(
+        DatasetError, match=r"does not know of which env .* make it with num_envs=1"
+    ):
+        from_buffer(SharedReplayBuffer(9, LINE, TWO))
+
+
+def test_a_folder_that_is_full_is_told_so(tmp_path):
+    data, given = from_arrays(plain_arrays(), LINE, TWO), {"storage": "memmap"}
+    given["folder"] = tmp_path / "folder"
+    data.to_buffer(SharedReplayBuffer, **given).close()
+    with pytest.raises(DatasetError, match="has room for 0 more; .* or don't fill it again: so ma"):
+        data.to_buffer(SharedReplayBuffer, **given)
+
+
+def test_classes_that_hold_no_transitions_are_refused():
+    with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
+        from_arrays(plain_arrays(), LINE, TWO).to_buffer(RolloutBuffer)
