@@ -9,7 +9,8 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers.core.generator import HostGenerator
-from buffers.rollout.rows import RolloutRows, shuffle
+from buffers.rollout.minibatches import Sampler, shuffle
+from buffers.rollout.storage import RolloutStorage
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -40,7 +41,7 @@ class OrderOfTheHost:
 
     def __init__(self, monkeypatch, seed):
         generator, valid = HostGenerator(seed), np.zeros(0, np.int64)
-        list_valid = RolloutRows.list_valid
+        list_valid = RolloutStorage.list_valid
 
         def begin(rows):
             nonlocal valid
@@ -48,13 +49,14 @@ class OrderOfTheHost:
             if not rows.is_on_host:
                 valid = rows._valid.reshape(-1).nonzero()[:, 0].numpy()
 
-        def shuffled(rows, mask):
-            ids = valid if len(mask) == rows._num_rows else np.flatnonzero(mask)
+        def shuffled(sampler, mask):
+            is_of_rows = len(mask) == sampler._storage._num_rows
+            ids = valid if is_of_rows else np.flatnonzero(mask)
             shuffle(ids, generator.words)
             return torch.from_numpy(np.append(ids, np.zeros(len(mask) - len(ids), np.int64)))
 
-        monkeypatch.setattr(RolloutRows, "list_valid", begin)
-        monkeypatch.setattr(RolloutRows, "_shuffled", shuffled)
+        monkeypatch.setattr(RolloutStorage, "list_valid", begin)
+        monkeypatch.setattr(Sampler, "_shuffled", shuffled)
 
 
 def assert_same_update(cpu, device):

@@ -77,7 +77,7 @@ class Cage2Defender(ppo.PPO):
         """Weigh rewards as the challenge does; no value is expected after the last step."""
         rollout = self.rollout
         steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
-        rollout.rewards.mul_(self.shares[steps])
+        rollout.rewards.mul_(self.shares[steps].to(rollout.rewards.device))
         rollout.terminations.logical_or_(rollout.truncations)
         rollout.truncations.zero_()
         super().compute_advantages()

@@ -262,7 +262,6 @@ calls += [lambda n: EpisodicReplayBuffer(n, space, actions),
           lambda n: EpisodicReplayBuffer(4, space, actions, max_episodes=n),
           lambda n: EpisodicReplayBuffer.nbytes_for(n, space, actions),
           lambda n: TrajectoryBuffer(n, space, actions),
-          lambda n: TrajectoryBuffer.nbytes_for(n, space, actions),
           lambda n: RolloutBuffer(n, 2, space, actions, **same),
           lambda n: RolloutBuffer(2, n, space, actions, **same),
           lambda n: RolloutBuffer(2, 2, space, actions, gamma=n, **same),
@@ -327,7 +326,7 @@ def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
         arrays["out"] = np.zeros((3, 2)).view(Larger), np.zeros((1000, 2))
     else:
         arrays[name] = arrays[name][:3].view(Larger)
-    with pytest.raises(BufferMisuseError, match="shape"):
+    with pytest.raises(BufferMisuseError, match="expected ndarray"):
         gae(**arrays)
 
 

@@ -296,7 +296,9 @@ def test_copied_batches_of_episodes_keep_their_values(staged, duplicate):
     buffer.sample(16, out=batch)
     assert torch.equal(made.rewards, rewards) and not torch.equal(batch.rewards, rewards)
     assert torch.equal(made.obs, torch.from_numpy(obs)[made.rewards.long()])
-    with pytest.raises(BufferMisuseError, match="expected a PairBatch that sample of this"):
+    with pytest.raises(
+        BufferMisuseError, match="expected a PairBatch of 16 rows that sample of this"
+    ):
         buffer.sample(16, out=made)
     for other in (
         buffer.sample_sequences(4, 5), buffer.sample_stacks(4, 2), buffer.sample_goals(4)

@@ -292,27 +292,6 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
     assert waits == [("b", "a")]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_an_episode_for_which_memory_is_missing_changes_nothing(staged, monkeypatch):
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=staged)
-
-    def add(length):
-        buffer.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.arange(length, dtype=np.float32),
-        })  # fmt: skip
-
-    add(5)
-    with monkeypatch.context() as patch:
-        patch.setattr("buffers.core.memory.free_bytes", lambda device: 999)
-        patch.setattr("buffers.core.memory._UNSEEN_BYTES", -1)
-        with pytest.raises(BufferMemoryError, match="41 rows of episodes"):
-            add(40)
-    assert (buffer.num_episodes, len(buffer)) == (1, 5)
-    add(4)
-    assert buffer.episode(1)["rewards"].tolist() == [0, 1, 2, 3]
-
-
 def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
     space = Box(-1, 1, (2,), np.float64)
     rollout = make_rollout(1, 3, OBS, space, autoreset_mode="NextStep", staged=True)
