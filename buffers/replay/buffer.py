@@ -32,11 +32,11 @@ from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch, views_of
 from buffers.replay.device import DeviceAdds, read_tensors
 from buffers.replay.draws import Draw, draw
-from buffers.replay.folder import Folder, Place, plan_place
+from buffers.replay.folder import Files, Folder, Place, plan_place
 from buffers.replay.plan import (
     DEFAULTS,
+    OLDER,
     ROW_DEFAULTS,
-    MoreOptions,
     Plan,
     ReplayOptions,
     RowOptions,
@@ -72,9 +72,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         action_space: Space,
         *,
         num_envs: int | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        **options: Unpack[MoreOptions],
+        **options: Unpack[ReplayOptions],
     ):
         self._kind = type(self).__name__
         given = read_options(self._kind, options, DEFAULTS)
@@ -83,16 +81,18 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)
         self.observation_space, self.action_space = spaces
         self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
-        self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
+        self.n_step, self.gamma = plan.n_step, plan.gamma
+        self.device = resolve_device(given["device"])
         self._is_staged = given["staged"] or self.device.type != "cpu"
         self._guard = Guard(self.device)
+        self._is_reader = bool(given["read_only"])
+        self._random = DeviceGenerator(given["seed"], self.device)
+        self._folder: Folder | None = None
+        needed, bytes_for = self._bytes_of(plan), self._bytes_of
         place = plan_place(given, plan, self.device, is_staged=self._is_staged)
         if place is None:
-            bytes_for = self._bytes_of
             check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
-        self._random = DeviceGenerator(seed, self.device)
-        self._folder = None
-        needed, advice = self._bytes_of(plan), "use a smaller capacity"
+        advice = "use a smaller capacity"
         # The tensors outlive the mode they were made in.
         with (
             allocation(self._kind, needed, self.device, advice, is_checked=True),
@@ -101,7 +101,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             if place is None:
                 self._table = Table(plan, self.device, is_staged=self._is_staged)
             else:
-                self._folder, self._table = self._open_folder(place, plan)
+                self._table = self._open_folder(place, plan)
             self._make_priorities(plan)
         self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
         # On the CPU values are looked at, which costs little there.
@@ -111,7 +111,6 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._is_plain = self._table.is_plain and not (
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
-        self._is_reader = bool(given["read_only"])
         self._reader = Reader(self._table, has_weights=self._has_weights)
         self._columns = ColumnReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
@@ -124,16 +123,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """Arguments of the class besides those of all replay buffers."""
         return {}
 
-    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Further files of a folder: dtype and shape by name."""
+    def _own_files(self, plan: Plan) -> Files:
+        """Further files of a folder."""
         return {}
 
     def _make_priorities(self, plan: Plan) -> None:
         """Allocate what the class has besides the table."""
 
-    def _open_folder(self, place: Place, plan: Plan) -> tuple[Folder, Table]:
+    def _open_folder(self, place: Place, plan: Plan) -> Table:
         """Make or open the files of the rows, and go on with the generator in there."""
-        own = describe(self._kind, plan, self._own_settings())
+        own, state = describe(self._kind, plan, self._own_settings()), self._random.get_state()
 
         def check(header: Mapping[str, Any]) -> None:
             is_prioritized = header.get("kind") == "PrioritizedReplayBuffer"
@@ -141,15 +140,14 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 header = {**header, "kind": self._kind}  # drawn alike by a reader
             check_described(header, own)
 
-        state = self._random.get_state()
-        arrays = {
+        files: Files = {
             "rows": (np.dtype(np.uint8), (plan.num_rows, plan.layout.stride)),
             "rings": (RINGS, (plan.num_rings,)),
             "envs": (ENVS, (plan.num_envs,)),
             "generator": (state.dtype, state.shape),
             **self._own_files(plan),
         }
-        folder = Folder(place, own, plan, arrays, check)
+        self._folder = folder = Folder(place, own, plan, files, check)
         with warnings.catch_warnings():  # a reader's can't be written to
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(folder.arrays["rows"])
@@ -160,11 +158,12 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             kept = folder.arrays["generator"]
             if not folder.is_new and self._random.accepts_state(kept):
                 self._random.set_state(kept)
-            self._keep_generator(folder)
-        return folder, table
+            self._keep_generator()
+        return table
 
-    def _keep_generator(self, folder: Folder) -> None:
-        folder.arrays["generator"][...] = self._random.get_state()
+    def _keep_generator(self) -> None:
+        if self._folder is not None and not self._is_reader:
+            self._folder.arrays["generator"][...] = self._random.get_state()
 
     @classmethod
     def nbytes_for(
@@ -450,8 +449,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             self._guard.enter()
         if not self._is_reader:
             self._draw_and_gather(batch, kind)
-            if self._folder is not None:
-                self._keep_generator(self._folder)
+            self._keep_generator()
             return
 
         def is_whole() -> bool:
@@ -508,7 +506,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             named["obs"] = layout.build_obs([views[path] for path in layout.obs])
         if not self._table.plan.is_once:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
-        others = set(views) - {*layout.obs, *layout.next_obs, "link"}
+        others = set(views) - {*layout.obs, *layout.next_obs, "link", OLDER}
         return {**named, **{name: views[name] for name in views if name in others}}
 
     @exclusive

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import draw_uniform
-from buffers.replay.plan import ROW_DEFAULTS, PlainOptions, Plan, plan_replay, read_options
+from buffers.replay.plan import PLAIN_DEFAULTS, Plan, plan_replay, read_options
 from buffers.replay.shared_memory import (
     MAX_WRITERS,
     Address,
@@ -48,15 +48,23 @@ _FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 
 
-class _Options(PlainOptions, total=False):
+class _PlainOptions(TypedDict, total=False):
+    """Arguments on which the bytes of a row depend."""
+
+    n_step: int
+    gamma: float | None
+    track_env: bool
+    extra_columns: Mapping[str, Space] | None
+
+
+class _Options(_PlainOptions, total=False):
     """Arguments that few need."""
 
     min_size_to_sample: int
     error_buffer: float | None
 
 
-_ROW_DEFAULTS = {name: ROW_DEFAULTS[name] for name in PlainOptions.__annotations__}
-_DEFAULTS = {**_ROW_DEFAULTS, "min_size_to_sample": 1, "error_buffer": None}
+_DEFAULTS = {**PLAIN_DEFAULTS, "min_size_to_sample": 1, "error_buffer": None}
 
 
 class MultiprocessReplayBuffer:
@@ -124,35 +132,26 @@ class MultiprocessReplayBuffer:
     ):
         name = type(self).__name__
         given = read_options(name, options, _DEFAULTS)
-        rows: Any = {option: given[option] for option in PlainOptions.__annotations__}
+        rows = {option: given[option] for option in PLAIN_DEFAULTS}
         spaces = observation_space, action_space
         self._arguments = capacity, spaces, num_writers, num_envs, rows
         plan = self._plan = _plan(*self._arguments)
         self.capacity, self.num_writers = int(capacity), plan.num_rings
-        self.num_envs = num_envs
-        self.n_step, self.gamma = plan.n_step, plan.gamma
-        self.observation_space, self.action_space = observation_space, action_space
+        self.num_envs, self.n_step, self.gamma = num_envs, plan.n_step, plan.gamma
+        self.observation_space, self.action_space = spaces
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
-        least = check_count("min_size_to_sample", given["min_size_to_sample"])
-        if least > self.capacity:
-            raise BufferMisuseError(
-                f"min_size_to_sample is {least}, expected at most the capacity, {self.capacity}"
-            )
+        least = check_count("min_size_to_sample", given["min_size_to_sample"], self.capacity)
         limits = _read_limits(samples_per_insert, least, given["error_buffer"])
         needed = shared_bytes(plan)
-        check_room(
-            name, self.capacity, lambda rows: needed * rows // max(1, self.capacity), self.device
-        )
-        with allocation(name, needed, self.device, "use a smaller capacity", is_checked=True):
+        check_room(name, self.capacity, lambda rows: needed * rows // self.capacity, _CPU)
+        with allocation(name, needed, _CPU, "use a smaller capacity", is_checked=True):
             self._memory = SharedMemory(plan)
         header = self._header = self._memory.header
-        header["min_size"], header["is_limited"] = least, samples_per_insert is not None
-        header["ratio"], header["least"], header["most"] = limits
+        header["min_size"], (header["ratio"], header["least"], header["most"]) = least, limits
         self._guard, self._pid = Guard(), os.getpid()
-        memory = self._memory
         with torch.inference_mode(False):
-            parts = Memory(memory.rows, memory.slots, memory.envs)
-            self._table = Table(plan, self.device, memory=parts, order=fence)
+            parts = Memory(self._memory.rows, self._memory.slots, self._memory.envs)
+            self._table = Table(plan, _CPU, memory=parts, order=fence)
         self._reader, self._random = Reader(self._table), DeviceGenerator(seed, _CPU)
 
     @staticmethod
@@ -163,7 +162,7 @@ class MultiprocessReplayBuffer:
         *,
         num_writers: int,
         num_envs: int | None = None,
-        **options: Unpack[PlainOptions],
+        **options: Unpack[_PlainOptions],
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space
@@ -228,7 +227,7 @@ class MultiprocessReplayBuffer:
             raise BufferMisuseError(
                 f"index is {index!r:.99}, expected 0 to {self.num_writers - 1}, or None for any"
             )
-        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        seconds = self._seconds(timeout)
         return ReplayWriter(self._memory.address, self._arguments, index, seconds)
 
     def add(self, **columns: Any) -> NoReturn:
@@ -279,28 +278,52 @@ class MultiprocessReplayBuffer:
                 "a prefetch of this buffer is open, and draws on a thread of its own; take batches "
                 "from that, or close it first"
             )
-        return self._sample(batch_size, out, columns, timeout, lambda: False)
+        return self._sample(batch_size, out, columns, self._seconds(timeout), lambda: False)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
 
     def _sample(
         self,
         batch_size: int,
         out: ReplayBatch | None,
         columns: Iterable[str] | None,
-        timeout: float | None,
+        seconds: float,
         is_ending: Callable[[], bool],
     ) -> ReplayBatch:
         """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()
-        batch = self._reader.batch(batch_size, out, columns)
-        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        batch, is_again = self._reader.batch(batch_size, out, columns), False
 
         def is_drawn() -> bool:
+            nonlocal is_again
             if is_ending():
                 raise BufferMisuseError("this prefetch was closed")
-            return self._draw(batch)
+            for _ in range(_TRIES if self._may_draw() else 0):
+                if self._is_drawn(batch, is_again=is_again):
+                    return True
+                is_again = True
+            return False
 
         wait_for(is_drawn, seconds, lambda: self._missing(seconds))
         return batch
+
+    def _is_drawn(self, batch: ReplayBatch, *, is_again: bool) -> bool:
+        """Draw rows and gather them; return whether they were whole all the while.
+
+        A draw that is made again leaves out the older half, which is overwritten first.
+        """
+        self._check_open()
+        (begin, end), rows = self._table.live(), batch.memory.indices
+        begin = end - (end - begin + 1) // 2 if is_again else begin
+        if (begin == end).all():
+            return False
+        spans = torch.from_numpy(begin), torch.from_numpy(end)
+        draw_uniform(*spans, self._plan.span, self._random.torch, rows)
+        self._reader.fill(batch)
+        if is_whole := self._table.were_whole(rows.numpy(), end):
+            self._header["num_sampled"] += batch.size
+        return is_whole
 
     def prefetch(
         self,
@@ -332,7 +355,7 @@ class MultiprocessReplayBuffer:
         size = check_count("batch_size", batch_size, MAX_COUNT)
         chosen = self._reader.read_columns(columns)
         names = None if chosen is None else (*chosen, "indices")
-        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        seconds = self._seconds(timeout)
         return Prefetch(
             lambda is_ending: self._sample(size, None, names, _FOREVER, is_ending),
             lambda: self._random,
@@ -344,53 +367,29 @@ class MultiprocessReplayBuffer:
             is_ordered=False,
         )
 
-    def _draw(self, batch: ReplayBatch) -> bool:
-        """Draw whole rows and gather them, if there are enough; return whether that was done."""
-        self._check_usable()
-        table, rows, capacity, margin = self._table, batch.memory.indices, self._plan.capacity, 0
-        for _ in range(_TRIES):
-            first, end = table.live()
-            # Of the oldest rows, which are overwritten next, a draw that is made again leaves out
-            # twice as many as were begun meanwhile.
-            begin = np.maximum(first, np.minimum(first + margin, end - (end - first) // 2))
-            if (begin == end).all() or not self._may_draw(int(end.sum())):
-                return False
-            spans = torch.from_numpy(begin), torch.from_numpy(end)
-            draw_uniform(*spans, self._plan.span, self._random.torch, rows)
-            self._reader.fill(batch)
-            if table.were_whole(rows.numpy(), end):
-                self._header["num_sampled"] += batch.size
-                return True
-            margin += 2 * int((np.maximum(table.begun - capacity, 0) - first).max())
-        return False
-
-    def _may_draw(self, num_added: int) -> bool:
-        header = self._header
-        if num_added < header["min_size"]:
-            return False
-        ahead = num_added * header["ratio"] - header["num_sampled"]
-        return not header["is_limited"] or bool(ahead >= header["least"])
+    def _may_draw(self) -> bool:
+        header, added = self._header, self.num_added
+        ahead = added * header["ratio"] - header["num_sampled"]
+        return added >= header["min_size"] and bool(ahead >= header["least"])
 
     def _missing(self, seconds: float) -> str:
-        header = self._header
+        header, added = self._header, self.num_added
         ratio, least = float(header["ratio"]), float(header["least"])
-        min_size = int(header["min_size"])
-        added, sampled = self.num_added, self.num_sampled
-        if self._may_draw(added):
+        if self._may_draw():
             what = (
                 f"rows were overwritten while they were copied, each time: {self.capacity} "
                 "transitions are too few for how fast writers add; make the capacity larger, or "
                 "set samples_per_insert"
             )
-        elif not len(self) or added < min_size:
-            what = f"{added} of min_size_to_sample={min_size} transitions were added"
+        elif added < header["min_size"]:
+            what = f"{added} of min_size_to_sample={header['min_size']} transitions were added"
         else:
             what = (
-                f"{sampled} transitions were drawn of {added} added, and samples_per_insert="
-                f"{ratio:g} allows no more: {math.ceil((least + sampled) / ratio)} have to be added"
+                f"{self.num_sampled} transitions were drawn of {added} added, and "
+                f"samples_per_insert={ratio:g} allows no more: "
+                f"{math.ceil((least + self.num_sampled) / ratio)} have to be added"
             )
-        pids = self.writer_pids
-        there = ", ".join(f"{index}: {pid or 'none'}" for index, pid in enumerate(pids))
+        there = ", ".join(f"{index}: {pid or 'none'}" for index, pid in enumerate(self.writer_pids))
         return f"sample has waited {seconds:g} s: {what}; processes of the writers: {there}"
 
     def _check_open(self) -> None:
@@ -449,6 +448,8 @@ class ReplayWriter:
         index: Which of the buffer's writers it is; None before.
     """
 
+    _table: Any
+    _release: Any
     takes_steps = True  # as of `ReplayBuffer`
 
     def __init__(
@@ -456,9 +457,7 @@ class ReplayWriter:
     ):
         self._given = address, arguments, index, timeout
         self._timeout, self._asked, self.index = timeout, index, index
-        self._plan: Plan | None = None
-        self._pid = 0
-        self._release: Any = None
+        self._pid, self._release, self._table = 0, None, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplayWriter, self._given
@@ -479,16 +478,13 @@ class ReplayWriter:
         index = memory.take_slot(self._asked)
         self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
         num_envs = whole.num_envs // whole.num_rings
-        plan = self._plan = replace(whole, num_rings=1, num_envs=num_envs)
-        rows, first_env = slice(index * plan.span, (index + 1) * plan.span), index * num_envs
+        plan = replace(whole, num_rings=1, num_envs=num_envs)
+        row, env = index * plan.span, index * num_envs
         with torch.inference_mode(False):
-            parts = Memory(
-                memory.rows[rows],
-                memory.slots[index : index + 1],
-                memory.envs[first_env : first_env + num_envs],
-            )
+            rows, envs = memory.rows[row : row + plan.span], memory.envs[env : env + num_envs]
+            parts = Memory(rows, memory.slots[index : index + 1], envs)
             self._table = Table(
-                plan, _CPU, memory=parts, first_row=rows.start, first_env=first_env, order=fence
+                plan, _CPU, memory=parts, first_row=row, first_env=env, order=fence
             )
         # No episode goes on, and links that another has left lead to rows that are there.
         self._table.envs["is_open"] = False
@@ -502,7 +498,7 @@ class ReplayWriter:
     @property
     def num_added(self) -> int:
         """Number of transitions ever added by this writer and those whose place it took."""
-        return 0 if self._plan is None else self._table.num_added
+        return 0 if self._table is None else self._table.num_added
 
     def add(
         self,
@@ -535,9 +531,8 @@ class ReplayWriter:
         if extras:
             columns.update(extras)
         self.open()
-        assert self._plan is not None
-        num_envs, table = self._plan.num_envs, self._table
-        read = self._columns.read_transitions(columns, env_ids, valid, num_envs, _CPU)
+        table = self._table
+        read = self._columns.read_transitions(columns, env_ids, valid, table.plan.num_envs, _CPU)
         if len(read[0]["rewards"]):
             wait_for(self._may_add, self._timeout, self._missing)
         for piece in table.pieces(read, self._piece):
@@ -549,7 +544,7 @@ class ReplayWriter:
             self._next_look = now + _LOOK_EVERY
             self._memory.check_open()
         ahead = self._memory.slots["committed"].sum() * header["ratio"] - header["num_sampled"]
-        return not header["is_limited"] or bool(ahead <= header["most"])
+        return bool(ahead <= header["most"])
 
     def _missing(self) -> str:
         header, added = self._header, int(self._memory.slots["committed"].sum())
@@ -562,9 +557,8 @@ class ReplayWriter:
     def cut_episodes(self, env_ids: Any = None) -> None:
         """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
         self.open()
-        assert self._plan is not None
-        if self._plan.num_envs:
-            self._table.cut(read_distinct_ids(env_ids, self._plan.num_envs, _CPU))
+        if num_envs := self._table.plan.num_envs:
+            self._table.cut(read_distinct_ids(env_ids, num_envs, _CPU))
 
     def close(self) -> None:
         """Let another be this writer; what was added stays. Twice does no harm.
@@ -584,7 +578,7 @@ class ReplayWriter:
 
 def _give_back(memory: SharedMemory, index: int, pid: int) -> None:
     if os.getpid() == pid:  # not a fork of it
-        memory.give_back_slot(index)
+        memory.slots["pid"][index] = 0
 
 
 def _plan(
@@ -595,7 +589,7 @@ def _plan(
     rows: Mapping[str, Any],
 ) -> Plan:
     """Check arguments; the plan is that of rings, of which each writer has one."""
-    rows = read_options("MultiprocessReplayBuffer", rows, _ROW_DEFAULTS)
+    rows = read_options("MultiprocessReplayBuffer", rows, PLAIN_DEFAULTS)
     whole = plan_replay(capacity, *spaces, rows, num_envs=num_envs)
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:

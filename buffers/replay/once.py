@@ -3,12 +3,12 @@
 A *unit* is an observation, or a frame of a stack of F. Row k has unit k, the newest of its obs;
 slot s beside the rows has unit num_rows + s. The link of a row leads to the unit that is the newest
 of its next_obs: that of the row that follows, once that is there and begins with the same bytes,
-else a slot of its own. With frames `back` leads from each unit to the one before it in its stack,
-or to itself where an episode begins: so a stack is F - 1 steps back, of obs from the row on, of
-next_obs from where its link leads. A unit of zeros, the first slot, is what zero padding leads to.
+else a slot of its own. With frames a row also has the units of the F - 1 older frames of its obs;
+those of its next_obs are the same moved on by one. They are in the rows before it, or in slots that
+belong to the row that begins an episode. Equal frames share a unit, and the first slot is zeros.
 
 An add chooses free slots, writes them while they are still free, and takes them with all else that
-it changes in one compiled call, `commit`: so one that is interrupted has changed nothing.
+it changes in one compiled call, `commit_rows`: so one that is interrupted has changed nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from buffers.replay.plan import Plan
 
 __all__ = ["Chosen", "Once", "Placed", "first_break"]
 
-MAX_SLOTS = 2**24  # links are 32-bit
+_MAX_SLOTS = 2**24  # links are 32-bit
 _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an episode"
 
 
@@ -36,13 +36,12 @@ class Placed(NamedTuple):
     """Where the K transitions of an add go, and what they follow."""
 
     ids: np.ndarray  # int64 (K,), environments
-    numbers: np.ndarray  # int64 (K,), in their rings
     rows: np.ndarray  # int64 (K,)
-    before: np.ndarray  # int64 (K,), number of the row before of the same env, or -1
-    before_rows: np.ndarray  # int64 (K,), that row, whatever it is where there is none
+    before_rows: np.ndarray  # int64 (K,), the row before of the same env, or -1
     previous: np.ndarray  # int64 (K,), its place in this add, or -1
     is_open: np.ndarray  # bool (K,), the episode of the row before goes on
     is_joined: np.ndarray  # bool (K,), and that row is still there
+    is_near: np.ndarray  # bool (K,), and so near that its frames are as long as they are needed
     envs: np.ndarray  # ENVS (N,), what the environments will be
     ends: np.ndarray  # int64 (R,), what `committed` will be
 
@@ -51,11 +50,11 @@ class Chosen(NamedTuple):
     """What an add of K rows is going to change."""
 
     is_joined: np.ndarray  # bool (K,), follows on the row before, which has the same unit
-    codes: np.ndarray  # int32 (K,), links to the slots of next_obs; 0 where the next row is in it
+    codes: np.ndarray  # int32 (K,), links of the rows
+    older: np.ndarray  # int32 (K, F - 1), units of the older frames of obs
     newest: Mapping[str, np.ndarray]  # columns of rows that differ from what was given
     slots: np.ndarray  # int64 (M,)
     units: np.ndarray  # uint8 (M, bytes), what they are to hold
-    back: tuple[np.ndarray, np.ndarray]  # int64, from where to where `back` is to lead
     heads: np.ndarray  # uint8 (K, F, bytes), the stacks of next_obs
 
 
@@ -64,8 +63,6 @@ class Once:
 
     Attributes:
         units: uint8 (P, unit bytes), slots, on the device.
-        back: int32 (num_rows + P,), see above; of length 0 without frames.
-        back_there: The same where the rows are.
         is_captured: A CUDA graph reads the slots where they are.
     """
 
@@ -79,21 +76,16 @@ class Once:
         self._num_free = np.array([number - self._first_slot])
         self._heads = np.zeros((plan.num_envs, self._num_frames, self._raw), np.uint8)
         self.units = self._new_units(number)
-        self._set_back(np.arange(0 if frames is None else plan.num_rows + number, dtype=np.int32))
         self.is_captured = False
 
     def _new_units(self, number: int) -> torch.Tensor:
         shape = number, self._plan.unit_bytes
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
-    def _set_back(self, back: np.ndarray) -> None:
-        self.back, self.back_there = back, torch.from_numpy(back).to(self._device)
-
     @property
     def nbytes(self) -> int:
-        """Bytes held; frames count their rows' bookkeeping."""
-        held = self.units.nbytes + self.back.nbytes + self._free.nbytes + self._heads.nbytes
-        return held + (0 if self._device.type == "cpu" else self.back.nbytes)
+        """Bytes held."""
+        return self.units.nbytes + self._free.nbytes + self._heads.nbytes
 
     @property
     def num_slots(self) -> int:
@@ -108,9 +100,6 @@ class Once:
         if self._frames is not None:
             array = arrays[f"{prefix}obs"]
             return array.reshape(*array.shape[:2], self._raw // array.itemsize).view(np.uint8)
-        if len(layout.obs) == 1:
-            array = np.ascontiguousarray(arrays[prefix + layout.obs[0]])
-            return array.reshape(count, 1, -1).view(np.uint8)
         packed = np.zeros((count, 1, self._raw), np.uint8)
         for path in layout.obs:
             field, leaf = layout.fields[path], np.ascontiguousarray(arrays[prefix + path])
@@ -120,7 +109,9 @@ class Once:
                 packed[:, 0, begin : begin + field.nbytes] = flat
         return packed
 
-    def choose(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> Chosen:
+    def choose(
+        self, arrays: Mapping[str, np.ndarray], placed: Placed, older_of_rows: np.ndarray
+    ) -> Chosen:
         """Compare observations with those before, and choose slots; nothing is changed but room.
 
         Raises:
@@ -139,35 +130,22 @@ class Once:
             before[is_inner] = heads[previous[is_inner]]
             is_joined = is_joined & (obs == before).all((1, 2))
         count, num_rows = len(obs), self._plan.num_rows
-        is_needed = np.ones(count, np.bool_)
-        is_needed[previous[is_joined & (previous >= 0)]] = False
-        needed = np.flatnonzero(is_needed)
-        is_near = placed.numbers - placed.before <= self._plan.max_gap
-        starts = np.flatnonzero(~(is_joined & is_near)) if frames is not None else needed[:0]
-        owners, older, is_zero = _older_frames(obs[starts])
-        number = len(needed) + len(older)
+        codes = np.zeros(count, np.int32)
+        older = np.zeros((count, self._num_frames - 1), np.int32)
+        sources = np.zeros((count * self._num_frames, 2), np.int64)
+        where = placed.rows, placed.before_rows, previous
+        flags = is_joined, placed.is_near
+        number = choose_units(obs, where, flags, older_of_rows, num_rows, (codes, older, sources))
         self.reserve(number)
         free = int(self._num_free[0])
         slots = self._free[free - number : free].copy()
-        codes = np.zeros(count, np.int32)
-        codes[needed] = slots[: len(needed)] + (num_rows + 1)
-        units = np.concatenate([heads[needed, -1], obs[starts[owners], older]])
-        back = slots[:0], slots[:0]
-        if frames is not None:
-            # Frames of an episode's first stack: its row, then what leads back from it.
-            goes_on, firsts = np.delete(np.arange(count), starts), placed.rows[starts]
-            next_units, units_older = np.split(num_rows + slots, [len(needed)])
-            is_newest = older == frames.num_frames - 2
-            behind = np.where(is_newest, firsts[owners], np.roll(units_older, 1))
-            lasts = firsts.copy()
-            lasts[owners] = units_older  # of equal ones the last stays
-            ends = np.where(is_zero, num_rows, lasts)
-            begins = placed.before_rows[goes_on], placed.rows[needed]
-            back = (
-                np.concatenate([placed.rows[goes_on], next_units, behind, lasts]),
-                np.concatenate([*begins, units_older, ends]),
-            )
-        return Chosen(is_joined, codes, newest, slots, units, back, heads)
+        for links, first in ((codes, num_rows + 1), (older, num_rows)):
+            links[links < 0] = slots[-1 - links[links < 0]] + first
+        row, frame = sources[:number].T
+        is_head = frame == self._num_frames
+        units = obs[row, np.minimum(frame, self._num_frames - 1)]
+        units[is_head] = heads[row[is_head], -1]
+        return Chosen(is_joined, codes, older, newest, slots, units, heads)
 
     def complete(
         self, frames: FrameLayout, arrays: Mapping[str, np.ndarray], placed: Placed
@@ -221,20 +199,16 @@ class Once:
                 "reserve_final_obs(number) before the capture, or now, and capture again"
             )
         what = "final observations" if self._frames is None else "further frames"
-        size, back = number * (self._plan.unit_bytes + 8), self.back
+        size = number * (self._plan.unit_bytes + 8)
         with allocation(f"{number} {what}", size, self._device, _ADVICE):
             units = self._new_units(number)
             units[:before] = self.units
             free = np.zeros(number, np.int64)
-            if self._frames is not None:
-                back = np.arange(self._plan.num_rows + number, dtype=np.int32)
-                back[: len(self.back)] = self.back
         added = number - before
         free[:added] = np.arange(number, before, -1) - 1  # below those that are taken first
         free[added : added + num_free] = self._free[:num_free]
         self.units, self._free, self.is_captured = units, free, False
         self._num_free = np.array([added + num_free])
-        self._set_back(back)
 
     def write(self, chosen: Chosen) -> None:
         """Write the slots that an add has chosen, and that are free still."""
@@ -243,22 +217,16 @@ class Once:
             values = torch.from_numpy(chosen.units).to(self._device)
             self.units[:, : self._raw].index_copy_(0, where, values)
 
-    def commit(
-        self, placed: Placed, chosen: Chosen, links: np.ndarray, envs: np.ndarray,
-        committed: np.ndarray,
-    ) -> None:  # fmt: skip
-        """Let rows and slots that were written count; `links`, `envs`, `committed` are written."""
-        sizes = self._plan.num_rows, self._num_frames
-        commit_rows(
-            tuple(placed[:6]), (placed.envs, placed.ends), tuple(chosen[:2]),
-            (chosen.slots, chosen.back, chosen.heads), sizes, (links, envs, committed),
-            (self._free, self._num_free, self.back, self._heads),
-        )  # fmt: skip
+    def commit(self, placed: Placed, chosen: Chosen, table: tuple[np.ndarray, ...]) -> None:
+        """Let rows and slots that were written count.
 
-    def push(self) -> None:
-        """Let the device know what leads back."""
-        if len(self.back) and self._device.type != "cpu":
-            self.back_there.copy_(torch.from_numpy(self.back))
+        `table` is written: links, older units, ENVS (N,) and committed int64 (R,).
+        """
+        commit_rows(
+            tuple(placed[:4]), (placed.envs, placed.ends), tuple(chosen[:3]),
+            (chosen.slots, chosen.heads), self._plan.num_rows, table,
+            (self._free, self._num_free, self._heads),
+        )  # fmt: skip
 
     # On the device, without frames.
 
@@ -289,83 +257,54 @@ class Once:
 
     def state(self) -> dict[str, np.ndarray]:
         """What does not follow from the rows."""
-        found = {"units": self.units.cpu().numpy(), "heads": self._heads}
-        return {**found, "back": self.back} if self._frames is not None else found
+        return {"units": self.units.cpu().numpy(), "heads": self._heads}
 
-    def check(self, state: Mapping[str, np.ndarray], links: np.ndarray) -> None:
+    def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Raise BufferMisuseError if the same of a state does not fit.
 
         Args:
             state: Arrays of the right dtypes, of any number of slots.
-            links: int64 (num_rows,), 0 in rows that hold nothing, in range.
+            links: int32 (num_rows,), 0 in rows that hold nothing, in range.
+            older: int32 (num_rows, F - 1), the same.
         """
-        units, back, layout = state["units"], state.get("back"), self._plan.layout
-        if not self._plan.first_slots <= len(units) <= MAX_SLOTS:
+        units, layout = state["units"], self._plan.layout
+        if not self._plan.first_slots <= len(units) <= _MAX_SLOTS:
             raise contradiction(f"it has {len(units)} observations beside its rows")
         for field in (layout.fields[path] for path in layout.obs):
             if field.dtype == np.bool_:
                 begin = field.offset - layout.obs_at
                 for name in ("units", "heads"):
                     check_bools(name, [state[name][..., begin : begin + field.nbytes]])
-        if back is None:
-            return
-        num_units = self._plan.num_rows + len(units)
-        if len(back) != num_units or not 0 <= back.min() <= back.max() < num_units:
+        if older.size and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units):
             raise contradiction("it has frames that lead to none")
-        used = self._used(links, back)
+        used = self._used(links, older)
         if len(np.unique(used)) < len(used):
             raise contradiction("two rows lead back to the same frame")
 
-    def _used(self, links: np.ndarray, back: np.ndarray) -> np.ndarray:
-        """Slots that rows lead to, or back to; int64."""
+    def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
+        """Slots that belong to rows, int64: to what they lead to, or their older frames."""
         num_rows = self._plan.num_rows
         found = [links[links > num_rows].astype(np.int64) - 1 - num_rows]
-        units = back[np.flatnonzero(links)].astype(np.int64) if len(back) else found[0][:0]
-        for _ in range(self._num_frames - 1):
-            units = units[units > num_rows]  # behind the one of zeros
-            found.append(units - num_rows)
-            before = back[units].astype(np.int64)
-            units = before[before != units]
+        if older.size:
+            own = older[(older[:, -1] >= num_rows) | (older[:, -1] == np.arange(num_rows))]
+            is_own = own > num_rows  # behind the one of zeros
+            is_own[:, 1:] &= own[:, 1:] != own[:, :-1]
+            found.append(own[is_own].astype(np.int64) - num_rows)
         return np.concatenate(found)
 
-    def take(self, state: Mapping[str, np.ndarray], links: np.ndarray) -> None:
+    def take(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Take over what was checked; see `check`."""
-        number, num_rows = len(state["units"]), self._plan.num_rows
+        number = len(state["units"])
         if number > self.num_slots:
             self.resize(number)
         self.units.zero_()
         self.units[:number].copy_(torch.from_numpy(np.array(state["units"])))
         self._heads[...] = state["heads"]
-        if self._frames is not None:
-            self.back[:] = np.arange(len(self.back))
-            self.back[: num_rows + number] = state["back"]
-            # Rows that hold nothing lead to no slot: their next add must not free it again.
-            is_held, rows = links != 0, np.arange(num_rows, dtype=np.int32)
-            self.back[:num_rows] = np.where(is_held, self.back[:num_rows], rows)
         is_used = np.zeros(self.num_slots, np.bool_)
         is_used[: self._first_slot] = True
-        is_used[self._used(links, self.back)] = True
+        is_used[self._used(links, older)] = True
         free = np.flatnonzero(~is_used)[::-1]
         self._free[: len(free)], self._num_free[0] = free, len(free)
-
-
-def _older_frames(stacks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which frames of stacks uint8 (S, F, bytes) that begin episodes get slots, besides the newest.
-
-    Of those at the beginning that are equal one does, and none that is zero.
-
-    Returns:
-        int64 (M,), the stacks; int64 (M,), their frames, from the newest to the oldest of each; and
-        bool (S,), whether zeros are before them.
-    """
-    number, last = len(stacks), stacks.shape[1] - 1
-    is_new = np.ones((number, last + 1), np.bool_)
-    is_new[:, :-1] = (stacks[:, :-1] != stacks[:, 1:]).any(2)
-    first = is_new.argmax(1)  # the last of those that are equal
-    is_zero = (first < last) & ~stacks[np.arange(number), first].any(1)
-    frames = np.arange(last - 1, -1, -1)
-    owners, places = np.nonzero(frames >= (first + is_zero)[:, None])
-    return owners, frames[places], is_zero
 
 
 @njit(nogil=True, cache=True)
@@ -419,54 +358,90 @@ def complete_stacks(given, heads, where, options, whole, moved):
 
 
 @njit(nogil=True, cache=True)
-def commit_rows(placed, news, chosen, written, sizes, table, kept):
+def choose_units(stacks, where, flags, older_of_rows, num_rows, written):
+    """Find the units of older frames and of next observations; return how many slots it takes.
+
+    Args:
+        stacks: uint8 (K, F, bytes), obs.
+        where: `rows`, `before_rows` and `previous` of `Placed`.
+        flags: `is_joined` of `Chosen`, `is_near` of `Placed`.
+        older_of_rows: int32 (num_rows, F - 1), those of the rows that are there.
+        num_rows: Rows of the table.
+        written: int32 (K,) and int32 (K, F - 1): `codes` and `older` of `Chosen`, where the k-th
+            slot is -1 - k; and int64 (K * F, 2), the row and the frame that it is to hold, of which
+            F is the newest of next_obs.
+    """
+    (rows, before_rows, previous), (is_joined, is_near) = where, flags
+    (codes, older, sources), taken, last = written, 0, stacks.shape[1] - 1
+    for i in range(rows.shape[0]):
+        if is_joined[i] and previous[i] >= 0:
+            codes[previous[i]] = rows[i] + 1
+        if last and is_joined[i] and is_near[i]:
+            before = before_rows[i]
+            for k in range(1, last):
+                is_outer = previous[i] < 0
+                older[i, k - 1] = older_of_rows[before, k] if is_outer else older[previous[i], k]
+            older[i, last - 1] = before
+            continue
+        unit = rows[i]
+        for k in range(last - 1, -1, -1):
+            if differ(stacks[i, k], stacks[i, k + 1]):
+                if stacks[i, k].any():
+                    unit = -1 - taken
+                    sources[taken, 0], sources[taken, 1] = i, k
+                    taken += 1
+                else:
+                    unit = num_rows
+            older[i, k] = unit
+    for i in range(rows.shape[0]):
+        if codes[i] == 0:
+            codes[i] = -1 - taken
+            sources[taken, 0], sources[taken, 1] = i, last + 1
+            taken += 1
+    return taken
+
+
+@njit(nogil=True, cache=True)
+def commit_rows(placed, news, chosen, written, num_rows, table, kept):
     """Take slots, let go of those of rows that were overwritten or are followed, and link rows.
 
     Args:
-        placed: The first six of `Placed`.
+        placed: The first four of `Placed`.
         news: Its `envs` and `ends`.
-        chosen: `is_joined` and `codes` of `Chosen`.
-        written: Its `slots`, `back` and `heads`.
-        sizes: Rows of the table, and F.
-        table: Its links int32 (num_rows,), ENVS (N,) and committed int64 (R,); these are written,
-            like the last.
-        kept: Free slots and how many there are, `back`, and heads of environments.
+        chosen: The first three of `Chosen`.
+        written: Its `slots` and `heads`.
+        num_rows: Rows of the table.
+        table: Its links int32 (num_rows,), older units int32 (num_rows, F - 1), ENVS (N,) and
+            committed int64 (R,); these are written, like the last.
+        kept: Free slots and how many there are, and heads of environments.
     """
-    (ids, _, rows, _, before_rows, previous), (is_joined, codes) = placed, chosen
-    (new_envs, ends), (slots, back_to, new_heads), (links, envs, committed) = news, written, table
-    (free, num_free, back, heads), (num_rows, num_frames) = kept, sizes
+    (ids, rows, before_rows, previous), (is_joined, codes, new_older) = placed, chosen
+    (new_envs, ends), (slots, new_heads), (links, older, envs, committed) = news, written, table
+    (free, num_free, heads), num_older = kept, new_older.shape[1]
     left = num_free[0] - slots.shape[0]
     for i in range(rows.shape[0]):
-        link = links[rows[i]] - 1
-        if link >= num_rows:
-            free[left] = link - num_rows
+        row = rows[i]
+        if links[row] > num_rows:
+            free[left] = links[row] - 1 - num_rows
             left += 1
-        if back.shape[0]:
-            unit = back[rows[i]]
-            for _ in range(num_frames - 1):
-                if unit <= num_rows:
-                    break
-                free[left] = unit - num_rows
-                left += 1
-                if back[unit] == unit:
-                    break
-                unit = back[unit]
+        newest = older[row, num_older - 1] if num_older else -1
+        if newest == row or newest >= num_rows:  # it began an episode
+            before = row
+            for k in range(num_older - 1, -1, -1):
+                if older[row, k] > num_rows and older[row, k] != before:
+                    free[left] = older[row, k] - num_rows
+                    left += 1
+                before = np.int64(older[row, k])
         if is_joined[i] and previous[i] < 0:
-            free[left] = envs[ids[i]]["slot"]
+            free[left] = links[before_rows[i]] - 1 - num_rows
             left += 1
-            links[before_rows[i]] = rows[i] + 1
+            links[before_rows[i]] = row + 1
     num_free[0] = left
     for i in range(rows.shape[0]):
         links[rows[i]] = codes[i]
-        if is_joined[i] and previous[i] >= 0:
-            links[rows[previous[i]]] = rows[i] + 1
-    for i in range(rows.shape[0]):
+        for k in range(num_older):
+            older[rows[i], k] = new_older[i, k]
         heads[ids[i]] = new_heads[i]
-        link = links[rows[i]] - 1
-        if link >= num_rows:
-            new_envs[ids[i]]["slot"] = link - num_rows
-    for k in range(back_to[0].shape[0]):
-        back[back_to[0][k]] = back_to[1][k]
     commit(new_envs, ends, envs, committed)
 
 
@@ -477,7 +452,6 @@ def commit(new_envs, ends, envs, committed):
         committed[ring] = ends[ring]
     for env in range(envs.shape[0]):
         envs[env]["last"] = new_envs[env]["last"]
-        envs[env]["slot"] = new_envs[env]["slot"]
         envs[env]["is_open"] = new_envs[env]["is_open"]
 
 

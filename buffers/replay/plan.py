@@ -27,10 +27,10 @@ from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 __all__ = [
     "DEFAULTS",
     "MAX_ROWS",
+    "OLDER",
+    "PLAIN_DEFAULTS",
     "ROW_DEFAULTS",
     "FrameStack",
-    "MoreOptions",
-    "PlainOptions",
     "Plan",
     "ReplayOptions",
     "RowOptions",
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
+OLDER = "older frames"  # path of the field with the units of the older frames of a stack
 _GRAIN = 16  # of the stride: the largest item torch has
 _WORD = 8  # bytes in which rows are gathered
 _PADDINGS = ("reset", "zero")
@@ -142,54 +143,37 @@ def _find_axis(shape: tuple[int, ...], number: int, axis: int | None) -> int:
     return axis
 
 
-class PlainOptions(TypedDict, total=False):
-    """Arguments of all replay buffers on which the bytes of a row depend."""
+class RowOptions(TypedDict, total=False):
+    """Arguments of replay buffers on which the bytes of a row depend; see `SharedReplayBuffer`."""
 
     n_step: int
     gamma: float | None
     track_env: bool
     extra_columns: Mapping[str, Space] | None
-
-
-class RowOptions(PlainOptions, total=False):
-    """Those of buffers besides that no other process fills."""
-
     store_next: bool
     track_episodes: bool
     frame_stack: int | FrameStack | None
 
 
-class MoreOptions(RowOptions, total=False):
-    """Arguments of replay buffers of one process that few need; see `SharedReplayBuffer`."""
+class ReplayOptions(RowOptions, total=False):
+    """All arguments of replay buffers of one process besides sizes and spaces."""
 
+    device: torch.device | str
+    seed: int | None
     staged: bool
     storage: str
     folder: str | os.PathLike[str] | None
     read_only: bool
 
 
-class ReplayOptions(MoreOptions, total=False):
-    """All arguments of these besides `num_envs`."""
-
-    device: torch.device | str
-    seed: int | None
-
-
-ROW_DEFAULTS: dict[str, Any] = {
-    "n_step": 1,
-    "gamma": None,
-    "track_env": False,
-    "extra_columns": None,
-    "store_next": True,
-    "track_episodes": False,
-    "frame_stack": None,
-}
-DEFAULTS: dict[str, Any] = ROW_DEFAULTS | {
-    "staged": False,
-    "storage": "memory",
-    "folder": None,
+PLAIN_DEFAULTS: dict[str, Any] = {
+    "n_step": 1, "gamma": None, "track_env": False, "extra_columns": None,
+}  # fmt: skip
+ROW_DEFAULTS = PLAIN_DEFAULTS | {"store_next": True, "track_episodes": False, "frame_stack": None}
+DEFAULTS = ROW_DEFAULTS | {
+    "device": "cpu", "seed": None, "staged": False, "storage": "memory", "folder": None,
     "read_only": False,
-}
+}  # fmt: skip
 
 
 def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,12 +240,9 @@ class Plan:
         needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
         if not self.is_once:
             return needed
-        frames, slots = self.layout.frames, self.first_slots
-        needed += slots * (self.unit_bytes + 8)
-        if frames is None:
-            return needed + self.num_envs * self.layout.obs_bytes
-        num_back = 4 * (self.num_rows + slots)
-        return needed + num_back + self.num_envs * frames.num_frames * frames.nbytes
+        frames = self.layout.frames
+        head = self.layout.obs_bytes if frames is None else frames.num_frames * frames.nbytes
+        return needed + self.first_slots * (self.unit_bytes + 8) + self.num_envs * head
 
     def resized(self, capacity: int) -> Plan:
         """The same of another capacity."""
@@ -370,6 +351,8 @@ def _plan_rows(
     packer.add([Leaf("rewards", (), np.dtype(np.float32))])
     if is_linked:
         packer.add([Leaf("link", (), np.dtype(np.int32))])
+    if frames is not None and frames.num_frames > 1:
+        packer.add([Leaf(OLDER, (frames.num_frames - 1,), np.dtype(np.int32))])
     for name in ("terminations", "truncations"):
         packer.add([Leaf(name, (), np.dtype(np.bool_))])
     return RowLayout(

@@ -1,6 +1,6 @@
 """Rows in memory that several processes have mapped: who may write where, and which rows are whole.
 
-    header    what the memory is, limits, who owns it (HEADER)
+    header    which memory it is, limits, who owns it (HEADER)
     slots     of each writer: what it has begun and committed, and its process (SLOT)
     envs      of each writer: its environments (ENVS)
     rows      the packed rows; each writer has a ring of its own, so that writers never meet
@@ -21,7 +21,6 @@ number and the time of its start in its slot, by which others see whether it is 
 from __future__ import annotations
 
 import errno
-import hashlib
 import mmap
 import os
 import secrets
@@ -45,17 +44,16 @@ except ImportError:  # not on Windows
 
 __all__ = ["MAX_WRITERS", "Address", "SharedMemory", "fence", "shared_bytes", "wait_for"]
 
-_VERSION = 3  # of what lies where
 _LINE = 128  # bytes, so that nobody waits for the cache line of another
 _LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
 _PAUSE = 0.001  # seconds between looks at what is waited for
 MAX_WRITERS = 4096
 
-_LIMITS = ["ratio", "least", "most"]  # samples per insert, and differences at which one waits
+# Limits: samples per insert, and between which differences of the two none has to wait.
 HEADER = np.dtype({
-    "names": ["token", "digest", "is_closed", "is_limited", "min_size", *_LIMITS, "num_sampled"],
-    "formats": ["<i8"] * 5 + ["<f8"] * 3 + ["<i8"],
-    "offsets": [*range(0, 64, 8), _LINE],
+    "names": ["token", "is_closed", "min_size", "ratio", "least", "most", "num_sampled"],
+    "formats": ["<i8"] * 3 + ["<f8"] * 3 + ["<i8"],
+    "offsets": [*range(0, 48, 8), _LINE],
     "itemsize": 2 * _LINE,
 })  # fmt: skip
 SLOT = np.dtype({
@@ -121,66 +119,25 @@ class SharedMemory:
         if fcntl is None or not hasattr(os, "memfd_create") or not process_start(os.getpid()):
             raise BufferMisuseError("memory is shared between processes on Linux only")
         self._plan, size, own = plan, shared_bytes(plan), os.getpid()
-        self._file = file = self._make(size) if address is None else self._open(address, size)
+        self._file = file = _make(size) if address is None else _open(address, size)
+        # Closes the file; of the process that made it, it lets writers know. Views stay.
+        header = np.zeros(1, HEADER)[0]
         try:
             pages = np.frombuffer(mmap.mmap(file, size), np.uint8)
-        except BaseException:
-            os.close(file)
-            raise
+            header = pages[: HEADER.itemsize].view(HEADER)[0]
+        finally:
+            self.close = weakref.finalize(self, _let_go, file, header, address is None, own)
         if address is None:
             pages.fill(0)  # takes the memory now rather than in the middle of training
         slots, envs, rows = _places(plan)
-        self.header = pages[:slots].view(HEADER)[0]
-        self.slots = pages[slots:envs].view(SLOT)
+        self.header, self.slots = header, pages[slots:envs].view(SLOT)
         self.envs = pages[envs:][: plan.num_envs * ENVS.itemsize].view(ENVS)
         self.rows = torch.from_numpy(pages[rows:].reshape(-1, plan.layout.stride))
-        # Closes the file; of the process that made it, it lets writers know. Views stay.
-        self.close = weakref.finalize(self, _let_go, file, self.header, address is None, own)
         self.address = address or Address(own, process_start(own), file, secrets.randbits(63))
         if address is None:
-            self.header["digest"], self.header["token"] = _digest(plan), self.address.token
+            header["token"] = self.address.token
         else:
             self.check_open()
-
-    def _make(self, size: int) -> int:
-        file = os.memfd_create("replay", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(file, size)
-        except OSError as error:
-            os.close(file)
-            if error.errno not in (errno.EFBIG, errno.ENOMEM, errno.ENOSPC):
-                raise
-            raise BufferMemoryError(
-                f"the system refused {size} bytes of shared memory: {error.strerror}; use a "
-                "smaller capacity, or raise the limits of the process (ulimit -f)"
-            ) from error
-        return file
-
-    def _open(self, address: Address, size: int) -> int:
-        """The file, opened anew, so that a lock of it is nobody else's."""
-        try:
-            if process_start(address.pid) != address.start:
-                raise FileNotFoundError
-            file = os.open(f"/proc/{address.pid}/fd/{address.file}", os.O_RDWR | os.O_CLOEXEC)
-        except PermissionError as error:
-            raise BufferMisuseError(
-                f"the memory of process {address.pid} may not be opened ({error.strerror}); "
-                "writers have to run as the same user as the learner"
-            ) from None
-        except OSError as error:  # it is not there, or the number has become that of another file
-            raise _ended(address) from error
-        token, digest = np.frombuffer(os.pread(file, 16, 0).ljust(16, b"\0"), np.int64)
-        is_own = token == address.token
-        if is_own and digest == _digest(self._plan) and os.fstat(file).st_size == size:
-            return file
-        os.close(file)
-        if not is_own:
-            raise _ended(address)
-        raise BufferMisuseError(
-            "the shared memory has another layout of rows than that of this process: it was made "
-            "by another version of this package, or for other spaces; let all processes use the "
-            "same"
-        )
 
     # Writers
 
@@ -195,13 +152,13 @@ class SharedMemory:
         Raises:
             BufferMisuseError: There is none.
         """
-        chosen = range(self._plan.num_rings) if index is None else [index]
         assert fcntl is not None
         wait_for(self._lock, _LOCK_TIMEOUT, lambda: (
             f"another process has been joining the buffer of process {self.address.pid} for "
             f"{_LOCK_TIMEOUT:.0f} s; end it and try again"
         ))  # fmt: skip
         try:
+            chosen = range(self._plan.num_rings) if index is None else [index]
             pids = {each: self.writer_pid(each) for each in chosen}
             for each, pid in pids.items():
                 if not pid:
@@ -215,10 +172,6 @@ class SharedMemory:
             f"writer{'s' if index is None else ''} {taken} in use; close one, or make the buffer "
             "with more num_writers"
         )
-
-    def give_back_slot(self, index: int) -> None:
-        """Be that writer no longer."""
-        self.slots["pid"][index] = 0
 
     def _lock(self) -> bool:
         assert fcntl is not None
@@ -234,10 +187,41 @@ class SharedMemory:
             raise _ended(self.address)
 
 
+def _make(size: int) -> int:
+    file = os.memfd_create("replay", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size)
+    except OSError as error:
+        os.close(file)
+        if error.errno not in (errno.EFBIG, errno.ENOMEM, errno.ENOSPC):
+            raise
+        raise BufferMemoryError(
+            f"the system refused {size} bytes of shared memory: {error.strerror}; use a "
+            "smaller capacity, or raise the limits of the process (ulimit -f)"
+        ) from error
+    return file
+
+
+def _open(address: Address, size: int) -> int:
+    """The file, opened anew, so that a lock of it is nobody else's."""
+    try:
+        if process_start(address.pid) != address.start:
+            raise FileNotFoundError
+        file = os.open(f"/proc/{address.pid}/fd/{address.file}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise _ended(address) from error
+    token = np.frombuffer(os.pread(file, 8, 0).ljust(8, b"\0"), np.int64)[0]
+    if token == address.token and os.fstat(file).st_size == size:
+        return file
+    os.close(file)
+    raise _ended(address)  # the number has become that of another file
+
+
 def _ended(address: Address) -> BufferClosedError:
     return BufferClosedError(
         f"the buffer of process {address.pid} is gone: that process has ended, closed the buffer, "
-        "or runs on another machine or in another container; writers write where the learner is"
+        "or is another user's, on another machine or in another container; writers write where "
+        "the learner is, as the same user and by the same version of this package"
     )
 
 
@@ -246,12 +230,6 @@ def _let_go(file: int, header: Any, is_owner: bool, pid: int) -> None:
         if is_owner:
             header["is_closed"] = 1
         os.close(file)
-
-
-def _digest(plan: Plan) -> int:
-    described = _VERSION, plan.layout.describe(), plan.layout.stride, plan.capacity
-    described += plan.num_rings, plan.num_envs, plan.n_step
-    return int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:7], "little")
 
 
 def _places(plan: Plan) -> tuple[int, int, int]:

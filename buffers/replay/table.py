@@ -13,7 +13,7 @@
 #          host memory, a file,         '------- own row -----------'---- last row of a window ----'
 #          shared memory, or a device
 #  rings   (R,)  begun, committed         begun - capacity <= number < committed can be drawn
-#  envs    (N,)  last, slot, is_open      the newest row of each environment, and its next_obs
+#  envs    (N,)  last, is_open            the newest row of each environment
 #  kept    uint8 (P, unit)                with observations stored once: next_obs that no row has,
 #                                         in slots that `link` leads to, too
 #     |
@@ -42,13 +42,14 @@ from buffers.core.compiling import njit
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import Field, row_views
 from buffers.replay.once import Chosen, Once, Placed, commit
-from buffers.replay.plan import Plan
+from buffers.replay.plan import OLDER, Plan
 
 __all__ = ["ENVS", "RINGS", "Memory", "Table"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
-ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
+ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
 _MANY = 256  # rows from which on an item of a column is copied as one piece
+_LINKS = ("link", OLDER)  # fields that are written when rows are committed
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -74,11 +75,11 @@ class Table:
 
     Attributes:
         rows: uint8 (num_rows, stride) on the device.
-        words: The same memory int64.
         columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; none if staged.
         begun: int64 (R,), view of `rings`.
         committed: The same.
         links: int32 (num_rows,); of rows that are on a device, what the host has given them.
+        older: int32 (num_rows, F - 1), the same of the units of older frames of stacks.
         row_envs: int32 (num_rows,), the same of env ids, where sequences ask for them.
         once: Observations stored once, or None.
         is_plain: Rows follow on nothing, in a single ring.
@@ -97,45 +98,46 @@ class Table:
     ):
         self.plan, self.device, self.is_staged = plan, device, is_staged
         self._first_row, self._first_env = first_row, first_env
-        stride, fields = plan.layout.stride, plan.layout.fields
+        stride, fields, frames = plan.layout.stride, plan.layout.fields, plan.layout.frames
         if memory is not None:
             self.rows = memory.rows
         elif device.type == "cpu":
             self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
         else:
             self.rows = torch.zeros((plan.num_rows, stride), dtype=torch.uint8, device=device)
-        self.words = self.rows.view(torch.int64)
+        self._words = self.rows.view(torch.int64)
         self.columns: dict[str, np.ndarray] = {}
-        self._items: dict[str, np.ndarray] = {}
         if not is_staged:
-            self._pages = self.rows.numpy()
-            self.columns = row_views(self.words.numpy(), fields)
-            self._written = {p: column for p, column in self.columns.items() if p != "link"}
-            self._items = _items_of(self.words.numpy(), fields)
+            words = self._words.numpy()
+            self.columns, self._items = row_views(words, fields), _items_of(words, fields)
+            self._written = {p: column for p, column in self.columns.items() if p not in _LINKS}
         self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
         self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device) if plan.is_once else None
-        own_links = np.zeros(plan.num_rows if is_staged and plan.is_linked else 0, np.int32)
-        self.links = self.columns.get("link", own_links)
-        own_envs = np.zeros(plan.num_rows if is_staged and plan.has_sequences else 0, np.int32)
-        self.row_envs = self.columns.get("env_ids", own_envs)
+
+        def mirror(path: str, is_needed: bool, *shape: int) -> np.ndarray:
+            own = np.zeros((plan.num_rows if is_staged and is_needed else 0, *shape), np.int32)
+            return self.columns.get(path, own)
+
+        self.links = mirror("link", plan.is_linked)
+        self.older = mirror(OLDER, frames is not None, frames.num_frames - 1 if frames else 0)
+        self.row_envs = mirror("env_ids", plan.has_sequences)
         self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
         self._is_stale = False  # what is on the device was not brought up to date
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
         self._is_unsure = plan.num_rings > 1 or order is not None  # by the first ring's count alone
-        self._has_ids = "env_ids" in fields
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes held by what they are for."""
-        found = {"rows": self.rows.nbytes, "state": self.rings.nbytes + self.envs.nbytes}
-        if self.is_staged:
-            found["state"] += self.links.nbytes
+        state = self.rings.nbytes + self.envs.nbytes
+        state += self.links.nbytes + self.older.nbytes if self.is_staged else 0
+        found = {"rows": self.rows.nbytes, "state": state}
         if self.once is not None:
             found["frames" if self.plan.layout.frames is not None else "kept"] = self.once.nbytes
         return found
@@ -158,8 +160,55 @@ class Table:
         """Whether that may be so: the number of transitions that can be drawn is 0."""
         return not self._counts[1] or self._is_unsure
 
+    def __len__(self) -> int:
+        begin, end = self.live()
+        return int((end - begin).sum())
+
+    @property
+    def num_added(self) -> int:
+        """Transitions ever added."""
+        return int(self.committed.sum())
+
+    def oldest_first(self) -> np.ndarray:
+        """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
+        found = [
+            ring * self.plan.span + np.arange(begin, end) % self.plan.span
+            for ring, (begin, end) in enumerate(zip(*self.live(), strict=True))
+        ]
+        return np.concatenate(found)
+
+    def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
+        """The newest committed number that lies in each row int64 (K,); negative if there is none.
+
+        Those of rows that are being written are of what they held before.
+        """
+        rings, places = np.divmod(rows, self.plan.span)
+        newest = (self.committed if committed is None else committed)[rings] - 1
+        return newest - (newest - places) % self.plan.span
+
+    def are_live(self, rows: np.ndarray) -> np.ndarray:
+        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
+        begin, _ = self.live()
+        return self.numbers_of(rows) >= begin[rows // self.plan.span]
+
+    def are_there(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
+        """Whether what rows int64 (K,) held last, when so much was committed, is in them still."""
+        oldest = np.maximum(self.begun - self.plan.span, 0)
+        return self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]
+
+    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
+        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
+
+        `committed` int64 (R,) is a copy from before they were drawn: what has come since may lie in
+        them whole, but not have been whole while they were read.
+        """
+        self._order()
+        return bool(self.are_there(rows, committed).all())
+
+    # What the device knows.
+
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same on the device, which does not wait for it."""
+        """As `live`, on the device, which does not wait for it."""
         if self._is_stale:
             self.mend()
             self.push()
@@ -181,60 +230,18 @@ class Table:
         """Let the device know the links of rows int64 (K,), or of all, and what can be drawn."""
         if not self.is_staged:
             return
-        if len(self.links) and (rows is None or len(rows)):
-            column = self.rows.view(torch.int32)[:, self.plan.layout.fields["link"].offset // 4]
-            if rows is None:
-                column.copy_(torch.from_numpy(self.links))
-            else:
-                where, values = torch.from_numpy(rows), torch.from_numpy(self.links[rows])
-                column.index_copy_(0, where.to(self.device), values.to(self.device))
-        if self.once is not None:
-            self.once.push()
+        words = self.rows.view(torch.int32)
+        for path, values in (("link", self.links), (OLDER, self.older)):
+            if values.size and (rows is None or len(rows)):
+                begin, width = self.plan.layout.fields[path].offset // 4, values[0].size
+                column, values = words[:, begin : begin + width], values.reshape(-1, width)
+                if rows is None:
+                    column.copy_(torch.from_numpy(values))
+                else:
+                    where = torch.from_numpy(rows).to(self.device)
+                    column.index_copy_(0, where, torch.from_numpy(values[rows]).to(self.device))
         self._counts_there.copy_(torch.from_numpy(np.stack(self.live())))
         self._is_stale = False
-
-    def __len__(self) -> int:
-        begin, end = self.live()
-        return int((end - begin).sum())
-
-    @property
-    def num_added(self) -> int:
-        """Transitions ever added."""
-        return int(self.committed.sum())
-
-    def oldest_first(self) -> np.ndarray:
-        """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
-        found = [
-            ring * self.plan.span + np.arange(begin, end) % self.plan.span
-            for ring, (begin, end) in enumerate(zip(*self.live(), strict=True))
-        ]
-        return np.concatenate(found)
-
-    def are_live(self, rows: np.ndarray) -> np.ndarray:
-        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
-        begin, _ = self.live()
-        return self.numbers_of(rows) >= begin[rows // self.plan.span]
-
-    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
-        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
-
-        Args:
-            rows: See above.
-            committed: int64 (R,), a copy of that from before they were drawn: what has come since
-                may lie in them whole, but not have been whole while they were read.
-        """
-        self._order()
-        oldest = np.maximum(self.begun - self.plan.span, 0)
-        return bool((self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]).all())
-
-    def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
-        """The newest committed number that lies in each row int64 (K,); negative if there is none.
-
-        Those of rows that are being written are of what they held before.
-        """
-        rings, places = np.divmod(rows, self.plan.span)
-        newest = (self.committed if committed is None else committed)[rings] - 1
-        return newest - (newest - places) % self.plan.span
 
     # What comes in.
 
@@ -259,22 +266,21 @@ class Table:
                 changed.
             BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
-        arrays = self.apart(arrays)
-        if self._has_ids:
-            ids = self._ids(env_ids, len(arrays["rewards"]))
-            arrays = {**arrays, "env_ids": ids + self._first_env}
+        arrays, count = self._apart(arrays), len(arrays["rewards"])
+        if "env_ids" in self.plan.layout.fields:
+            arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
         if self.is_plain:
-            self._append(arrays, len(arrays["rewards"]))
-        elif len(arrays["rewards"]):
+            self._append(arrays, count)
+        elif count:
             self._follow(arrays, self._place(arrays, env_ids, stops, cuts))
         elif cuts is not None:
             self.cut(cuts)
 
-    def apart(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def _apart(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Return arrays, with copies of views of this table's rows, which writing changes."""
         if not self.is_staged:
             for path, array in arrays.items():
-                if array.base is not None and np.may_share_memory(array, self._pages):
+                if array.base is not None and np.may_share_memory(array, self._words.numpy()):
                     arrays = {**arrays, path: array.copy()}
         return arrays
 
@@ -297,16 +303,15 @@ class Table:
         for begin in range(0, count, limit):
             part = slice(begin, begin + limit)
             columns = {path: array[part] for path, array in arrays.items()}
-            yield (
-                columns,
-                ids[part],
-                None if stops is None else stops[part],
-                None if begin else cuts,
-            )
+            of_stops = None if stops is None else stops[part]
+            yield columns, ids[part], of_stops, None if begin else cuts
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
         self.envs["is_open"][env_ids] = False
+
+    def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
+        return env_ids if len(env_ids) else np.arange(count) % self.plan.num_envs
 
     def _append(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
         """Write rows that follow on nothing behind the others of the only ring."""
@@ -327,11 +332,7 @@ class Table:
         self._write(arrays, rows)
         self._order()
         counts[1] = end
-        if self.is_staged:
-            self.push()
-
-    def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
-        return env_ids if len(env_ids) else np.arange(count) % self.plan.num_envs
+        self.push(_NO_ROWS)
 
     def _place(
         self,
@@ -341,27 +342,21 @@ class Table:
         cuts: np.ndarray | None,
     ) -> Placed:
         """Find rows for transitions, and the rows that they follow; changes nothing."""
-        plan, count = self.plan, len(arrays["rewards"])
+        count = len(arrays["rewards"])
         is_over = arrays["terminations"] | arrays["truncations"]
         is_over = is_over if stops is None else is_over | stops
-        ids = np.array(self._ids(env_ids, count))
+        ids, cuts = np.array(self._ids(env_ids, count)), _NO_ROWS if cuts is None else cuts
         ends, envs = self.committed.copy(), self.envs.copy()
-        found, flags = np.empty((5, count), np.int64), np.empty((2, count), np.bool_)
-        place(
-            ids, is_over, _NO_ROWS if cuts is None else cuts,
-            (self._envs_per_ring, plan.span), self.begun, envs, ends, (found, flags),
-        )  # fmt: skip
-        numbers, rows, before, before_rows, previous = found
-        is_open, is_joined = flags
-        return Placed(
-            ids, numbers, rows, before, before_rows, previous, is_open, is_joined, envs, ends
-        )
+        found, flags = np.empty((3, count), np.int64), np.empty((3, count), np.bool_)
+        sizes = self._envs_per_ring, self.plan.span, self.plan.max_gap
+        place(ids, is_over, cuts, sizes, self.begun, envs, ends, (found, flags))
+        return Placed(ids, *found, *flags, envs, ends)
 
     def _follow(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
         """Write rows that follow on others, or into several rings."""
         once, chosen = self.once, None
         if once is not None:
-            chosen = once.choose(arrays, placed)
+            chosen = once.choose(arrays, placed, self.older)
             arrays = {**arrays, **chosen.newest}
         elif self.plan.is_linked:
             self.mend()
@@ -375,8 +370,7 @@ class Table:
             self.row_envs[placed.rows] = placed.ids
         self._order()
         self._commit(placed, chosen)
-        changed = np.concatenate([placed.rows, placed.before_rows[placed.before >= 0]])
-        self.push(changed)
+        self.push(np.concatenate([placed.rows, placed.before_rows[placed.before_rows >= 0]]))
 
     def _write(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> None:
         """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them; no links."""
@@ -384,16 +378,16 @@ class Table:
             is_many = len(arrays["rewards"]) >= _MANY
             write_columns(self._items if is_many else self._written, arrays, rows)
             return
-        assert isinstance(rows, np.ndarray)
         where = torch.from_numpy(rows).to(self.device)
         packed = np.zeros((len(where), self.plan.layout.stride // 8), np.int64)
         write_columns(_items_of(packed, self.plan.layout.fields), arrays, slice(None))
-        self.words.index_copy_(0, where, torch.from_numpy(packed).to(self.device))
+        self._words.index_copy_(0, where, torch.from_numpy(packed).to(self.device))
 
     def _commit(self, placed: Placed, chosen: Chosen | None) -> None:
         """Let rows that were written count."""
         if self.once is not None and chosen is not None:
-            self.once.commit(placed, chosen, self.links, self.envs, self.committed)
+            table = self.links, self.older, self.envs, self.committed
+            self.once.commit(placed, chosen, table)
             return
         if self.plan.is_linked:
             self._link(placed)
@@ -419,7 +413,7 @@ class Table:
         if not all_rows:
             rings = np.arange(len(self.envs)) // self._envs_per_ring
             rows = rings * span + (self.envs["last"] - 1) % span
-        rows = rows[self.numbers_of(rows) >= np.maximum(self.begun - span, 0)[rows // span]]
+        rows = rows[self.are_there(rows)]
         links = self.links[rows] - 1 - self._first_row
         led = np.where((links >= 0) & (links < self.plan.num_rows), links, rows)
         wrong = (links >= 0) & (self.numbers_of(led) <= self.numbers_of(rows))
@@ -432,9 +426,9 @@ def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.nd
 
     NumPy copies such an item by one call, in two thirds of the time that its numbers take.
     """
-    found = row_views(words, {path: fields[path] for path in fields if path != "link"})
+    found = row_views(words, {path: fields[path] for path in fields if path not in _LINKS})
     for path, field in fields.items():
-        if field.shape and field.nbytes:
+        if path in found and field.shape and field.nbytes:
             kind, strides = np.dtype((np.void, field.nbytes)), words.strides[:1]
             found[path] = np.ndarray(len(words), kind, words, field.offset, strides)
     return found
@@ -459,27 +453,30 @@ def place(ids, is_over, cuts, sizes, begun, envs, ends, written):
         ids: int64 (K,), environments.
         is_over: bool (K,), the next row begins another episode.
         cuts: int64 (C,), environments whose episodes are cut before.
-        sizes: Environments and rows of a ring.
+        sizes: Environments and rows of a ring, and `max_gap` of the plan.
         begun: int64 (R,), transitions ever begun in each ring.
         envs: ENVS (N,), brought up to date.
         ends: int64 (R,), transitions ever added to each ring; brought up to date.
-        written: int64 (5, K) and bool (2, K): `numbers` to `is_joined` of `Placed`.
+        written: int64 (3, K) and bool (3, K): `rows` to `is_near` of `Placed`.
     """
-    (per_ring, span), (found, flags) = sizes, written
-    newest = np.full(envs.shape[0], -1)
+    (per_ring, span, max_gap), (found, flags) = sizes, written
+    newest, count = np.full(envs.shape[0], -1), ids.shape[0]
+    numbers, befores = np.empty(count, np.int64), np.empty(count, np.int64)
     for env in cuts:
         envs[env]["is_open"] = False
-    for i in range(ids.shape[0]):
+    for i in range(count):
         env = ids[i]
         ring = env // per_ring
         number, before = ends[ring], envs[env]["last"] - 1
-        found[0, i], found[1, i] = number, ring * span + number % span
-        found[2, i], found[3, i] = before, ring * span + before % span
-        found[4, i], flags[0, i] = newest[env], envs[env]["is_open"]
+        numbers[i], befores[i] = number, before
+        found[0, i] = ring * span + number % span
+        found[1, i] = ring * span + before % span if before >= 0 else -1
+        found[2, i], flags[0, i] = newest[env], envs[env]["is_open"]
         envs[env]["last"], envs[env]["is_open"] = number + 1, not is_over[i]
         newest[env] = i
         ends[ring] = number + 1
-    for i in range(ids.shape[0]):
+    for i in range(count):
         ring = ids[i] // per_ring
         first = max(max(ends[ring], begun[ring]) - span, 0)
-        flags[1, i] = flags[0, i] and found[2, i] >= first
+        flags[1, i] = flags[0, i] and befores[i] >= first
+        flags[2, i] = flags[1, i] and numbers[i] - befores[i] <= max_gap
