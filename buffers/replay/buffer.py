@@ -51,6 +51,7 @@ from buffers.replay.table import ENVS, RINGS, Memory, Table
 __all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
+_NO_ROWS = np.zeros(0, np.int64)
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
 
@@ -297,8 +298,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """Add them on the device; return whether that could be done."""
         there, count, num_envs = self._there, len(tensors["rewards"]), self.num_envs or 0
         assert there is not None
-        ids = read_row_ids(env_ids, count, num_envs, self.device)
-        is_capturing = self._is_capturing()
+        ids, is_capturing = read_row_ids(env_ids, count, num_envs, self.device), self._is_capturing()
         if not there.fits(count, ids if num_envs else ids[:0]):
             if is_capturing:
                 raise BufferMisuseError(
@@ -470,16 +470,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 f"batch_size is {batch.size} without replacement, but the buffer holds "
                 f"{count} transitions; add more or draw fewer"
             )
-        if self._is_staged:
-            if self._is_capturing():  # there may be another number of rows later
-                count = 0
-            self._note_captured()
-            draw(kind, *table.live_there(), span, generator, rows, count)
-        elif table.plan.num_rings == 1 and kind == "rows":
+        if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
             rows.random_(begin, end, generator=generator)
             if end > span:  # numbers are not rows any more
                 rows.remainder_(span)
+        elif self._is_staged:
+            self._note_captured()
+            # In a graph there may be another number of rows later.
+            count = 0 if self._is_capturing() else count
+            draw(kind, *table.live_there(), span, generator, rows, count)
         else:
             begins, ends = (torch.from_numpy(numbers) for numbers in table.live())
             draw(kind, begins, ends, span, generator, rows, count)
@@ -531,16 +531,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._settle()
         table, given = self._table, as_array("indices", indices, self.device)
         chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
-        if given.ndim == 1 and len(given) and given.dtype.kind in "iu":
-            rows = np.array(given, np.int64)
-            if rows.min() >= 0 and rows.max() < table.plan.num_rows and table.are_live(rows).all():
-                batch = self._reader.new(len(rows), chosen)
-                batch.memory.indices.copy_(torch.from_numpy(rows))
-                if batch.memory.weights is not None:
-                    batch.memory.weights.fill_(1.0)
-                self._reader.fill(batch)
-                if not self._is_reader or table.were_whole(rows, committed):
-                    return batch
+        rows = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "iu" else _NO_ROWS
+        is_there = len(rows) and 0 <= rows.min() and rows.max() < table.plan.num_rows
+        if is_there and table.are_live(rows).all():
+            batch = self._reader.new(len(rows), chosen)
+            batch.memory.indices.copy_(torch.from_numpy(rows))
+            if batch.memory.weights is not None:
+                batch.memory.weights.fill_(1.0)
+            self._reader.fill(batch)
+            if not self._is_reader or table.were_whole(rows, committed):
+                return batch
         raise BufferMisuseError(
             f"indices is {given}, expected rows that hold transitions, (B,); see order()"
         )

@@ -89,7 +89,7 @@ class DeviceAdds:
         self._last.copy_(torch.from_numpy(table.envs["last"].copy()))
         self._is_open.copy_(torch.from_numpy(table.envs["is_open"].copy()))
         if table.once is not None:
-            free, number = table.once.free_slots()
+            free, number = table.once.free, int(table.once.num_free[0])
             if len(self._free) != len(free) + 1:  # one more, for what is not let go of
                 with torch.inference_mode(False):
                     self._free = torch.zeros(len(free) + 1, dtype=torch.int64, device=device)
@@ -99,27 +99,15 @@ class DeviceAdds:
         self._is_stale = False
 
     def _reserve(self, count: int, *, is_capturing: bool) -> None:
-        """See to it that there are slots for an add.
-
-        Raises:
-            BufferMemoryError: There is no memory for them; nothing was changed.
-            BufferMisuseError: A graph is being captured, which might need more than there are.
-        """
-        once, plan = self._table.once, self._table.plan
-        if is_capturing and self._is_stale:
+        """See to it that there are slots for an add; raise as `Once.resize`."""
+        once, enough = self._table.once, self._table.plan.num_rows + self._table.plan.num_envs
+        is_short = once is not None and once.num_slots < enough
+        if is_capturing and (self._is_stale or is_short):
             raise BufferMisuseError(
-                "the first add of tensors takes memory for the places of rows; add some before "
-                "an add is captured in a CUDA graph"
+                "an add can be captured in a CUDA graph after another one, and if there is room "
+                f"for all final observations: add before, and call reserve_final_obs({enough})"
             )
-        enough = plan.num_rows + plan.num_envs
-        if once is None or once.num_slots >= enough:
-            return
-        if is_capturing:
-            raise BufferMisuseError(
-                f"an add in a CUDA graph may need {enough} final observations, and there is room "
-                f"for {once.num_slots}; call reserve_final_obs({enough}) before the capture"
-            )
-        if not self.is_captured and self._least_free < count:
+        if once is not None and is_short and not self.is_captured and self._least_free < count:
             self.settle()
             once.reserve(count)
             self._is_stale = True
@@ -156,7 +144,8 @@ class DeviceAdds:
         if self.is_captured:
             self.is_ahead = True
         else:
-            table.count(step)
+            np.maximum(table.begun, table.committed + step, out=table.begun)
+            table.committed += step
             self._least_free -= count
         return rows
 
@@ -205,7 +194,9 @@ class DeviceAdds:
             return
         table, once = self._table, self._table.once
         if self.is_captured:
-            table.take_counts()
+            end = table.live_there()[1].cpu().numpy()
+            np.maximum(table.begun, end, out=table.begun)
+            table.committed[...] = end
         if table.plan.is_linked:
             table.envs["last"] = self._last.cpu().numpy()
             table.envs["is_open"] = self._is_open.cpu().numpy()

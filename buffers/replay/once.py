@@ -63,6 +63,8 @@ class Once:
 
     Attributes:
         units: uint8 (P, unit bytes), slots, on the device.
+        free: int64 (P,), a stack of free slots.
+        num_free: int64 (1,), how many there are.
         is_captured: A CUDA graph reads the slots where they are.
     """
 
@@ -72,8 +74,8 @@ class Once:
         self._num_frames = 1 if frames is None else frames.num_frames
         self._raw = plan.layout.obs_bytes if frames is None else frames.nbytes  # without padding
         self._first_slot = 0 if frames is None else 1  # of zeros
-        self._free = np.arange(number, 0, -1) - 1  # a stack
-        self._num_free = np.array([number - self._first_slot])
+        self.free = np.arange(number, 0, -1) - 1
+        self.num_free = np.array([number - self._first_slot])
         self._heads = np.zeros((plan.num_envs, self._num_frames, self._raw), np.uint8)
         self.units = self._new_units(number)
         self.is_captured = False
@@ -85,7 +87,7 @@ class Once:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self.units.nbytes + self._free.nbytes + self._heads.nbytes
+        return self.units.nbytes + self.free.nbytes + self._heads.nbytes
 
     @property
     def num_slots(self) -> int:
@@ -137,8 +139,8 @@ class Once:
         flags = is_joined, placed.is_near
         number = choose_units(obs, where, flags, older_of_rows, num_rows, (codes, older, sources))
         self.reserve(number)
-        free = int(self._num_free[0])
-        slots = self._free[free - number : free].copy()
+        free = int(self.num_free[0])
+        slots = self.free[free - number : free].copy()
         for links, first in ((codes, num_rows + 1), (older, num_rows)):
             links[links < 0] = slots[-1 - links[links < 0]] + first
         row, frame = sources[:number].T
@@ -180,7 +182,7 @@ class Once:
 
     def reserve(self, number: int) -> None:
         """See to it that so many slots are free; raise as `resize`."""
-        missing = number - int(self._num_free[0])
+        missing = number - int(self.num_free[0])
         if missing > 0:
             self.resize(self.num_slots + max(missing, self.num_slots))
 
@@ -191,7 +193,7 @@ class Once:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
             BufferMisuseError: They would have to move, and a graph reads them; nothing was changed.
         """
-        before, num_free = self.num_slots, int(self._num_free[0])
+        before, num_free = self.num_slots, int(self.num_free[0])
         if self.is_captured and not is_asked:
             raise BufferMisuseError(
                 f"{number} final observations have to be kept, but a CUDA graph was captured "
@@ -199,16 +201,15 @@ class Once:
                 "reserve_final_obs(number) before the capture, or now, and capture again"
             )
         what = "final observations" if self._frames is None else "further frames"
-        size = number * (self._plan.unit_bytes + 8)
+        added, size = number - before, number * (self._plan.unit_bytes + 8)
         with allocation(f"{number} {what}", size, self._device, _ADVICE):
             units = self._new_units(number)
             units[:before] = self.units
             free = np.zeros(number, np.int64)
-        added = number - before
         free[:added] = np.arange(number, before, -1) - 1  # below those that are taken first
-        free[added : added + num_free] = self._free[:num_free]
-        self.units, self._free, self.is_captured = units, free, False
-        self._num_free = np.array([added + num_free])
+        free[added : added + num_free] = self.free[:num_free]
+        self.units, self.free, self.is_captured = units, free, False
+        self.num_free = np.array([added + num_free])
 
     def write(self, chosen: Chosen) -> None:
         """Write the slots that an add has chosen, and that are free still."""
@@ -225,7 +226,7 @@ class Once:
         commit_rows(
             tuple(placed[:4]), (placed.envs, placed.ends), tuple(chosen[:3]),
             (chosen.slots, chosen.heads), self._plan.num_rows, table,
-            (self._free, self._num_free, self._heads),
+            (self.free, self.num_free, self._heads),
         )  # fmt: skip
 
     # On the device, without frames.
@@ -243,13 +244,9 @@ class Once:
                 packed[:, begin : begin + field.nbytes] = flat
         return packed.view(torch.int64)
 
-    def free_slots(self) -> tuple[np.ndarray, int]:
-        """The stack of free slots int64 (P,), and how many there are."""
-        return self._free, int(self._num_free[0])
-
     def take_back(self, free: np.ndarray, num_free: int, slots: torch.Tensor) -> None:
         """Take over the stack, and the newest observations of environments from their slots."""
-        self._free[...], self._num_free[0] = free, num_free
+        self.free[...], self.num_free[0] = free, num_free
         newest = self.units.index_select(0, slots)[:, : self._raw]
         self._heads[:, 0] = newest.cpu().numpy()
 
@@ -304,7 +301,7 @@ class Once:
         is_used[: self._first_slot] = True
         is_used[self._used(links, older)] = True
         free = np.flatnonzero(~is_used)[::-1]
-        self._free[: len(free)], self._num_free[0] = free, len(free)
+        self.free[: len(free)], self.num_free[0] = free, len(free)
 
 
 @njit(nogil=True, cache=True)
@@ -320,15 +317,10 @@ def differ(one, other):
 def complete_stacks(given, heads, where, options, whole, moved):
     """Fill up stacks of which the newest frames were given, and compare them with those before.
 
-    Args:
-        given: uint8 (K, F or 1, bytes), obs and next_obs.
-        heads: uint8 (N, F, bytes), the stacks of the next_obs before.
-        where: `ids`, `previous` and `is_open` of `Placed`.
-        options: `is_checked` and `pads_zeros` of `FrameLayout`.
-        whole, moved: uint8 (K, F, bytes), written: the stacks of obs and next_obs.
-
-    Returns:
-        0, or 1 if obs and 2 if next_obs does not go on; the row, and the frame.
+    `given` are obs and next_obs uint8 (K, F or 1, bytes), `heads` uint8 (N, F, bytes) the stacks of
+    the next_obs before, `where` ids, previous and is_open of `Placed`, `options` is_checked and
+    pads_zeros of `FrameLayout`; `whole` and `moved` uint8 (K, F, bytes), the stacks, are written.
+    Returns 0, or 1 if obs and 2 if next_obs does not go on; the row, and the frame.
     """
     (obs, following), (ids, previous, is_open), (is_checked, pads_zeros) = given, where, options
     number, size, after = whole.shape[1], obs.shape[1], following.shape[1]
@@ -361,15 +353,10 @@ def complete_stacks(given, heads, where, options, whole, moved):
 def choose_units(stacks, where, flags, older_of_rows, num_rows, written):
     """Find the units of older frames and of next observations; return how many slots it takes.
 
-    Args:
-        stacks: uint8 (K, F, bytes), obs.
-        where: `rows`, `before_rows` and `previous` of `Placed`.
-        flags: `is_joined` of `Chosen`, `is_near` of `Placed`.
-        older_of_rows: int32 (num_rows, F - 1), those of the rows that are there.
-        num_rows: Rows of the table.
-        written: int32 (K,) and int32 (K, F - 1): `codes` and `older` of `Chosen`, where the k-th
-            slot is -1 - k; and int64 (K * F, 2), the row and the frame that it is to hold, of which
-            F is the newest of next_obs.
+    `stacks` uint8 (K, F, bytes) are obs, `where` rows, before_rows and previous, `flags` is_joined
+    and is_near, `older_of_rows` the older units of rows that are there. `written` are codes and
+    older of `Chosen`, where the k-th slot is -1 - k; and int64 (K * F, 2), the row and the frame
+    that it is to hold, of which F is the newest of next_obs.
     """
     (rows, before_rows, previous), (is_joined, is_near) = where, flags
     (codes, older, sources), taken, last = written, 0, stacks.shape[1] - 1
@@ -405,15 +392,9 @@ def choose_units(stacks, where, flags, older_of_rows, num_rows, written):
 def commit_rows(placed, news, chosen, written, num_rows, table, kept):
     """Take slots, let go of those of rows that were overwritten or are followed, and link rows.
 
-    Args:
-        placed: The first four of `Placed`.
-        news: Its `envs` and `ends`.
-        chosen: The first three of `Chosen`.
-        written: Its `slots` and `heads`.
-        num_rows: Rows of the table.
-        table: Its links int32 (num_rows,), older units int32 (num_rows, F - 1), ENVS (N,) and
-            committed int64 (R,); these are written, like the last.
-        kept: Free slots and how many there are, and heads of environments.
+    `placed` are the first four of `Placed`, `news` its envs and ends, `chosen` the first three of
+    `Chosen`, `written` its slots and heads. Written are `table`, the links, older units, ENVS (N,)
+    and committed int64 (R,), and `kept`, free slots, how many there are, and heads of environments.
     """
     (ids, rows, before_rows, previous), (is_joined, codes, new_older) = placed, chosen
     (new_envs, ends), (slots, new_heads), (links, older, envs, committed) = news, written, table

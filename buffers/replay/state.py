@@ -368,7 +368,9 @@ def _take_table(
     for name in _PER_ENV if plan.num_envs else ():
         table.envs[name] = state[name]
     if plan.is_linked:
-        table.links[...], table.older[...] = loaded.links, loaded.older
+        table.links[...] = loaded.links
+    if loaded.older.size:
+        table.older[...] = loaded.older
     if plan.has_sequences:
         table.row_envs[...] = loaded.column("env_ids")
     if table.once is not None:

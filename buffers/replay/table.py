@@ -31,6 +31,7 @@ and the next add overwrites them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ class Table:
         plan: What there is in a row, and how many there are.
         device: Where the rows are.
         is_staged: The rows are written by operations of torch, as on devices.
-        memory: Of somebody else; None for own.
+        memory: Of somebody else, a file or other processes; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
         first_env: Of these environments among those of all writers.
         order: Called between what other processes must see in this order; None without any.
@@ -76,8 +77,7 @@ class Table:
     Attributes:
         rows: uint8 (num_rows, stride) on the device.
         columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; none if staged.
-        begun: int64 (R,), view of `rings`.
-        committed: The same.
+        begun, committed: int64 (R,), views of `rings`.
         links: int32 (num_rows,); of rows that are on a device, what the host has given them.
         older: int32 (num_rows, F - 1), the same of the units of older frames of stacks.
         row_envs: int32 (num_rows,), the same of env ids, where sequences ask for them.
@@ -98,28 +98,32 @@ class Table:
     ):
         self.plan, self.device, self.is_staged = plan, device, is_staged
         self._first_row, self._first_env = first_row, first_env
-        stride, fields, frames = plan.layout.stride, plan.layout.fields, plan.layout.frames
-        if memory is not None:
-            self.rows = memory.rows
-        elif device.type == "cpu":
-            self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
-        else:
-            self.rows = torch.zeros((plan.num_rows, stride), dtype=torch.uint8, device=device)
+        fields, frames = plan.layout.fields, plan.layout.frames
+        shape = plan.num_rows, plan.layout.stride
+        if memory is None:
+            is_host = device.type == "cpu"
+            rows = (
+                zeroed_bytes(math.prod(shape)).view(shape)
+                if is_host
+                else torch.zeros(shape, dtype=torch.uint8, device=device)
+            )
+            rings, envs = np.zeros(plan.num_rings, RINGS), np.zeros(plan.num_envs, ENVS)
+            memory = Memory(rows, rings, envs)
+        self.rows, self.rings, self.envs = memory
         self._words = self.rows.view(torch.int64)
         self.columns: dict[str, np.ndarray] = {}
         if not is_staged:
-            words = self._words.numpy()
+            words = self._pages = self._words.numpy()
             self.columns, self._items = row_views(words, fields), _items_of(words, fields)
             self._written = {p: column for p, column in self.columns.items() if p not in _LINKS}
-        self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
-        self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device) if plan.is_once else None
 
         def mirror(path: str, is_needed: bool, *shape: int) -> np.ndarray:
-            own = np.zeros((plan.num_rows if is_staged and is_needed else 0, *shape), np.int32)
+            is_own = is_needed and path not in self.columns
+            own = np.zeros((plan.num_rows if is_own else 0, *shape), np.int32)
             return self.columns.get(path, own)
 
         self.links = mirror("link", plan.is_linked)
@@ -151,7 +155,7 @@ class Table:
         return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
 
     def live_of_one(self) -> tuple[int, int]:
-        """The same of the only ring, as Python's numbers."""
+        """As `live`, of the only ring, as Python's numbers."""
         begun, end = self._counts
         return min(max(begun - self.plan.capacity, 0), end), end
 
@@ -215,17 +219,6 @@ class Table:
         begin, end = self._counts_there
         return begin, end
 
-    def count(self, number: int) -> None:
-        """Know of `number` rows of each ring that were added on the device."""
-        np.maximum(self.begun, self.committed + number, out=self.begun)
-        self.committed += number
-
-    def take_counts(self) -> None:
-        """Ask the device how many rows there are; waits."""
-        _, end = self._counts_there.cpu().numpy()
-        np.maximum(self.begun, end, out=self.begun)
-        self.committed[...] = end
-
     def push(self, rows: np.ndarray | None = None) -> None:
         """Let the device know the links of rows int64 (K,), or of all, and what can be drawn."""
         if not self.is_staged:
@@ -252,21 +245,17 @@ class Table:
         stops: np.ndarray | None = None,
         cuts: np.ndarray | None = None,
     ) -> None:
-        """Write checked transitions.
-
-        Args:
-            arrays: (K, ...) by path, of the dtypes of the layout. Unless the table is plain they
-                are no more in each ring than it has rows.
-            env_ids: int64 (K,), or (0,) for whole steps.
-            stops: bool (K,), rows after which another episode begins besides those with a flag.
-            cuts: int64 (C,), environments whose episodes are cut before.
+        """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
 
         Raises:
             BufferMemoryError: There is no memory for more observations beside the rows; nothing was
                 changed.
             BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
-        arrays, count = self._apart(arrays), len(arrays["rewards"])
+        count = len(arrays["rewards"])
+        for path, array in arrays.items() if not self.is_staged else ():
+            if array.base is not None and np.may_share_memory(array, self._pages):
+                arrays = {**arrays, path: array.copy()}  # a view of rows, which writing changes
         if "env_ids" in self.plan.layout.fields:
             arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
         if self.is_plain:
@@ -275,14 +264,6 @@ class Table:
             self._follow(arrays, self._place(arrays, env_ids, stops, cuts))
         elif cuts is not None:
             self.cut(cuts)
-
-    def _apart(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return arrays, with copies of views of this table's rows, which writing changes."""
-        if not self.is_staged:
-            for path, array in arrays.items():
-                if array.base is not None and np.may_share_memory(array, self._words.numpy()):
-                    arrays = {**arrays, path: array.copy()}
-        return arrays
 
     def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
         """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
@@ -390,16 +371,13 @@ class Table:
             self.once.commit(placed, chosen, table)
             return
         if self.plan.is_linked:
-            self._link(placed)
+            rows, is_inner = placed.rows, placed.is_joined & (placed.previous >= 0)
+            codes, is_outer = np.zeros(len(rows), np.int32), placed.is_joined & ~is_inner
+            codes[placed.previous[is_inner]] = rows[is_inner] + 1 + self._first_row
+            self.links[rows] = codes
+            self.links[placed.before_rows[is_outer]] = rows[is_outer] + 1 + self._first_row
             self._order()
         commit(placed.envs, placed.ends, self.envs, self.committed)
-
-    def _link(self, placed: Placed) -> None:
-        rows, is_inner = placed.rows, placed.is_joined & (placed.previous >= 0)
-        codes, is_outer = np.zeros(len(rows), np.int32), placed.is_joined & (placed.previous < 0)
-        codes[placed.previous[is_inner]] = rows[is_inner] + 1 + self._first_row
-        self.links[rows] = codes
-        self.links[placed.before_rows[is_outer]] = rows[is_outer] + 1 + self._first_row
 
     def mend(self, *, all_rows: bool = False) -> None:
         """Let no row lead to one that was never committed, after an add that was torn.
@@ -449,15 +427,10 @@ def write_columns(
 def place(ids, is_over, cuts, sizes, begun, envs, ends, written):
     """Find rows for transitions, and the rows that they follow.
 
-    Args:
-        ids: int64 (K,), environments.
-        is_over: bool (K,), the next row begins another episode.
-        cuts: int64 (C,), environments whose episodes are cut before.
-        sizes: Environments and rows of a ring, and `max_gap` of the plan.
-        begun: int64 (R,), transitions ever begun in each ring.
-        envs: ENVS (N,), brought up to date.
-        ends: int64 (R,), transitions ever added to each ring; brought up to date.
-        written: int64 (3, K) and bool (3, K): `rows` to `is_near` of `Placed`.
+    `ids` int64 (K,) and `is_over` bool (K,) are those of rows, `cuts` int64 (C,) of environments
+    that are cut before; `sizes` environments and rows of a ring, and `max_gap`. Brought up to date
+    are ENVS (N,) and `ends` int64 (R,), transitions ever added to each ring, of which `begun` were
+    begun. `written` int64 (3, K) and bool (3, K) are `rows` to `is_near` of `Placed`.
     """
     (per_ring, span, max_gap), (found, flags) = sizes, written
     newest, count = np.full(envs.shape[0], -1), ids.shape[0]

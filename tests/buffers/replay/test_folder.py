@@ -511,14 +511,6 @@ def test_a_disk_that_is_full_is_found_before_anything_is_made(tmp_path, monkeypa
     make(tmp_path / "f")
 
 
-def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
-    make(tmp_path / "f").close()
-    monkeypatch.setattr(folders.os, "access", lambda *_: False)  # as of anybody but root
-    with pytest.raises(PermissionError, match="may not be written to; open it with read_only=True"):
-        make(tmp_path / "f")
-    assert len(make(tmp_path / "f", read_only=True)) == 0
-
-
 def test_states_lead_to_the_folder(tmp_path):
     envs = CountingEnvs(3)
     buffer, memory = make(tmp_path / "f", capacity=20), make(None, capacity=20)

@@ -80,9 +80,9 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
         buffer.add(**columns_of(made))
         model.add(made)
         check_against(buffer, model)
-    before = sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
+    before = sorted(once.free[: once.num_free[0]].tolist())
     buffer.load_state_dict(buffer.state_dict())  # which finds out anew what is free
-    assert before == sorted(once.free_slots()[0][: once.free_slots()[1]].tolist())
+    assert before == sorted(once.free[: once.num_free[0]].tolist())
 
 
 def test_a_link_to_the_first_row_that_is_older_is_taken_away():
