@@ -48,13 +48,13 @@ def free_bytes(device: torch.device) -> int | None:
     with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
         known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]
-    own = ""
+    own: list[str] = []
     with contextlib.suppress(OSError):
-        own = _OWN_GROUPS.read_text()
+        own = _OWN_GROUPS.read_text().splitlines()
     for root, *names in _GROUPS:
         # In a container the outermost is its own group, and the path below may be the host's.
         folders = {root}
-        for _, controllers, path in (line.split(":", 2) for line in own.splitlines()):
+        for _, controllers, path in (line.split(":", 2) for line in own):
             if controllers == "" or "memory" in controllers.split(","):
                 below = root / path.lstrip("/")
                 folders |= {f for f in (below, *below.parents) if f.is_relative_to(root)}
@@ -118,14 +118,13 @@ def allocation(
         check_fits(what, needed, device, advice)
     try:
         yield
-    except BufferMemoryError:
-        raise
     except (MemoryError, OSError, RuntimeError) as error:
         # What torch says on the CPU, and CUDA where pages can't be pinned.
         told = "can't allocate memory", "CUDA error: out of memory"
         is_lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
         is_lack |= isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if not is_lack and not any(part in str(error) for part in told):
+        is_lack |= any(part in str(error) for part in told)
+        if isinstance(error, BufferMemoryError) or not is_lack:
             raise
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, which the system refused: {error}; "

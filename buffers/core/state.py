@@ -61,6 +61,7 @@ class StatefulBuffer(Rebuilt):
     """
 
     _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
+    _growing: tuple[str, ...] = ()  # arrays of no certain length
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -76,28 +77,29 @@ class StatefulBuffer(Rebuilt):
 
     def _wanted_arrays(self) -> Wanted:
         """Dtype and shape of the arrays of a state, None for lengths that may differ."""
-        raise NotImplementedError
+        wanted: Wanted = {}
+        for name, (first, *_) in self._saved_arrays().items():
+            array = first.numpy() if isinstance(first, torch.Tensor) else first
+            length = None if name in self._growing else len(array)
+            wanted[name] = array.dtype, (length, *array.shape[1:])
+        return wanted
 
     def _check_arrays(self, state: LoadedState) -> None:
         """Raise BufferMisuseError unless a state fits this buffer, and its parts one another."""
         raise NotImplementedError
 
     def _take(self, state: LoadedState) -> None:
-        """Take over a state that was checked.
-
-        Raises:
-            BufferMemoryError: There is no room; nothing was changed.
-        """
+        """Take over a state that was checked; raise BufferMemoryError, having changed nothing."""
         raise NotImplementedError
 
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
         self._guard.rewind()
-        arrays = {}
-        for name, blocks in self._saved_arrays().items():
-            tensors = [torch.from_numpy(b) if isinstance(b, np.ndarray) else b for b in blocks]
-            arrays[name] = _joined_on_cpu(tensors)
+        arrays = {
+            name: torch.from_numpy(np.concatenate([*map(_on_host, blocks)]))
+            for name, blocks in self._saved_arrays().items()
+        }
         return {**self._described(), **arrays}
 
     @exclusive
@@ -141,11 +143,8 @@ class SavedBuffer(StatefulBuffer):
     def _copied_state(self) -> dict[str, Any]:
         """As `state_dict`, of arrays over the memory itself where that is on the host."""
         self._guard.rewind()
-        arrays = {
-            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
-            for name, blocks in self._saved_arrays().items()
-        }
-        return {**self._described(), **arrays}
+        saved = self._saved_arrays().items()
+        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_state(state)
@@ -244,12 +243,8 @@ def _require_regular(path: str | os.PathLike[str]) -> None:
 def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
 
-    Args:
-        found: The settings in the state: numbers, strings, lists or dicts of these.
-        own: Those of the buffer, as JSON gives them back.
-
-    Raises:
-        BufferMisuseError: Some differ; the message lists them.
+    `found` are the settings in the state, numbers, strings, lists or dicts of these, `own` those of
+    the buffer, as JSON gives them back; raises BufferMisuseError, which lists differences.
     """
     if differences := _differences("", found, own):
         raise BufferMisuseError(
@@ -324,13 +319,8 @@ def contradiction(reason: str) -> BufferMisuseError:
     )
 
 
-def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Copy blocks that follow one another into one tensor of the CPU, and nothing on a device."""
-    shape = sum(map(len, blocks)), *blocks[0].shape[1:]
-    whole = torch.empty(shape, dtype=blocks[0].dtype, device="cpu")
-    for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
-        part.copy_(block)
-    return whole
+def _on_host(block: Block) -> np.ndarray:
+    return block if isinstance(block, np.ndarray) else block.cpu().numpy()
 
 
 def _is_array(value: Any) -> bool:
@@ -348,29 +338,28 @@ def _state_blocks(
         BufferMisuseError: One is no tensor of this dtype and shape, where None is any length.
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
-    blocks, given = [], value if is_list else [value]
+    blocks: list[np.ndarray] = []
     block: Any
-    for block in given:
+    for block in value if is_list else [value]:
         found = block
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
-                found = block.detach().cpu().resolve_conj().resolve_neg().numpy()
-        if (
-            not isinstance(found, np.ndarray)
-            or found.dtype != dtype
-            or len(found.shape) != len(shape)
-            or any(own not in (None, n) for n, own in zip(found.shape, shape, strict=True))
+                found = block.detach().cpu().numpy()
+        is_array = isinstance(found, np.ndarray) and found.dtype == dtype
+        sizes = found.shape if is_array and found.ndim == len(shape) else ()
+        if len(sizes) != len(shape) or any(
+            own not in (None, n) for n, own in zip(sizes, shape, strict=True)
         ):
             if name == "generator":
                 raise other_generator()
             has_shape = hasattr(block, "shape")
             told = f"{block.dtype} {tuple(block.shape)}" if has_shape else _shortened(block)
-            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+            wanted = tuple("any" if n is None else n for n in shape)
             raise BufferMisuseError(
-                f"state holds {told} for {name}, expected {dtype} ({wanted}"
-                f"{',' * (len(shape) == 1)}); pass what state_dict() returned"
+                f"state holds {told} for {name}, expected {dtype} {wanted}; pass what "
+                "state_dict() returned"
             )
-        blocks.append(np.ascontiguousarray(np.asarray(found)))
+        blocks.append(np.ascontiguousarray(found))
     return blocks
 
 

@@ -48,14 +48,79 @@ from buffers.replay.shared_memory import fence, wait_for
 from buffers.replay.state import TableState, check_described, describe
 from buffers.replay.table import ENVS, RINGS, Memory, Table
 
-__all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
+__all__ = ["Added", "PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _NO_ROWS = np.zeros(0, np.int64)
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
 
-class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
+class Added:
+    """Gives a buffer, or a writer of one, `add`; it says by `_add` where columns go."""
+
+    takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
+
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
+        raise NotImplementedError
+
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        valid: Any = None,
+        **extras: Any,
+    ) -> None:
+        """Add K transitions, any number of them; all are copied.
+
+        The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
+        there, of these dtypes, with float32 rewards and bool flags: they are copied on the device,
+        nothing waits, and their values are not looked at. If rows follow one another (n_step > 1,
+        store_next=False) or say whose they are, they have to be a whole step of all environments,
+        without env_ids. Such an add, other than the first, can be captured in a CUDA graph; the
+        buffer then asks the device where it has to know how many rows it holds.
+
+        Args:
+            obs: (K, *obs_shape), nested like the space.
+            next_obs: The same: the true observation after the step, also where the episode ended
+                (not that of a reset).
+            actions: (K, *action_shape).
+            rewards: float (K,), finite; stored as float32.
+            terminations: bool (K,).
+            truncations: bool (K,).
+            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
+                environments in order, or the buffer keeps no track of them.
+            valid: bool (K,), the rows to store, as of agents that acted; None for all. In a row
+                that is left out its environment has no episode: what was open is cut, as by
+                `cut_episodes`, and its next row begins another.
+            extras: The extra columns, (K, ...).
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
+                reward that is not finite, or an env id is out of range. Nothing was changed.
+            BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
+                more rows than a ring has some may have been added.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
+            BufferClosedError: Of a `ReplayWriter`: the buffer was closed, or its process has ended.
+            TimeoutError: Of a `ReplayWriter`: the learner has drawn too little for so long, as the
+                limit on samples per insert asks for. Nothing was added.
+        """
+        columns = {
+            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+            "terminations": terminations, "truncations": truncations,
+        }  # fmt: skip
+        if extras:
+            columns.update(extras)
+        self._add(columns, env_ids, valid)
+
+
+class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
     """Transitions in a table of rows; see the classes that say how they are drawn.
 
     The arguments are those of `SharedReplayBuffer`.
@@ -64,7 +129,6 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
     _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
-    takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
 
     def __init__(
         self,
@@ -90,7 +154,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._random = DeviceGenerator(given["seed"], self.device)
         self._folder: Folder | None = None
         needed, bytes_for = self._bytes_of(plan), self._bytes_of
-        place = plan_place(given, plan, self.device, is_staged=self._is_staged)
+        place = plan_place(given, plan, is_staged=self._is_staged)
         if place is None:
             check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
         advice = "use a smaller capacity"
@@ -224,60 +288,11 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
 
     # Adding.
 
-    def add(
-        self,
-        *,
-        obs: Any = None,
-        next_obs: Any = None,
-        actions: Any = None,
-        rewards: Any = None,
-        terminations: Any = None,
-        truncations: Any = None,
-        env_ids: Any = None,
-        valid: Any = None,
-        **extras: Any,
-    ) -> None:
-        """Add K transitions, any number of them; all are copied.
-
-        The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
-        there, of these dtypes, with float32 rewards and bool flags: they are copied on the device,
-        nothing waits, and their values are not looked at. If rows follow one another (n_step > 1,
-        store_next=False) or say whose they are, they have to be a whole step of all environments,
-        without env_ids. Such an add, other than the first, can be captured in a CUDA graph; the
-        buffer then asks the device where it has to know how many rows it holds.
-
-        Args:
-            obs: (K, *obs_shape), nested like the space.
-            next_obs: The same: the true observation after the step, also where the episode ended
-                (not that of a reset).
-            actions: (K, *action_shape).
-            rewards: float (K,), finite; stored as float32.
-            terminations: bool (K,).
-            truncations: bool (K,).
-            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
-                environments in order, or the buffer keeps no track of them.
-            valid: bool (K,), the rows to store, as of agents that acted; None for all. In a row
-                that is left out its environment has no episode: what was open is cut, as by
-                `cut_episodes`, and its next row begins another.
-            extras: The extra columns, (K, ...).
-
-        Raises:
-            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
-                reward that is not finite, or an env id is out of range. Nothing was changed.
-            BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
-                more rows than a ring has some may have been added.
-            BufferMisuseError: More final observations than there is room for, which a CUDA graph
-                reads; see `reserve_final_obs`. Nothing was changed.
-        """
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         if self._guard.ahead is not None:
             self._guard.settle()
-        columns = {
-            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
-            "terminations": terminations, "truncations": truncations,
-        }  # fmt: skip
-        if extras:
-            columns.update(extras)
-        if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
+        is_tensor = self._takes_tensors and isinstance(columns["rewards"], torch.Tensor)
+        if is_tensor and valid is None:
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
@@ -298,7 +313,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         """Add them on the device; return whether that could be done."""
         there, count, num_envs = self._there, len(tensors["rewards"]), self.num_envs or 0
         assert there is not None
-        ids, is_capturing = read_row_ids(env_ids, count, num_envs, self.device), self._is_capturing()
+        ids = read_row_ids(env_ids, count, num_envs, self.device)
+        is_capturing = self._is_capturing()
         if not there.fits(count, ids if num_envs else ids[:0]):
             if is_capturing:
                 raise BufferMisuseError(
@@ -532,7 +548,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         table, given = self._table, as_array("indices", indices, self.device)
         chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
         rows = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "iu" else _NO_ROWS
-        is_there = len(rows) and 0 <= rows.min() and rows.max() < table.plan.num_rows
+        is_there = len(rows) and rows.min() >= 0 and rows.max() < table.plan.num_rows
         if is_there and table.are_live(rows).all():
             batch = self._reader.new(len(rows), chosen)
             batch.memory.indices.copy_(torch.from_numpy(rows))

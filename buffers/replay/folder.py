@@ -13,6 +13,7 @@ what may have been overwritten since is known, and is left out.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.core.memory import format_bytes
@@ -53,53 +53,34 @@ class Place(NamedTuple):
     read_only: bool
 
 
-def plan_place(
-    given: Mapping[str, Any], plan: Plan, device: torch.device, *, is_staged: bool
-) -> Place | None:
+def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Place | None:
     """Check the arguments of a constructor; None for memory.
 
     Raises:
-        BufferMisuseError: They do not go together, or not with the device, or a folder does not
-            keep all that the buffer is to hold.
+        BufferMisuseError: They do not go together, or a folder does not keep what is to be held.
     """
     storage, folder, read_only = given["storage"], given["folder"], given["read_only"]
-    if storage not in ("memory", "memmap"):
-        raise BufferMisuseError(f"storage is {storage!r:.99}, expected 'memory' or 'memmap'")
-    if storage == "memory":
-        if folder is not None or read_only:
-            raise BufferMisuseError("folder and read_only need storage='memmap'")
+    if storage == "memory" and folder is None and not read_only:
         return None
-    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-    why = None
-    if fcntl is None or not hasattr(os, "posix_fallocate"):
-        why = "storage='memmap' needs a system with mapped files as Linux has"
-    elif not isinstance(path, str) or not path or "\0" in path:
-        why = f"storage='memmap' needs folder, a path; it is {folder!r:.99}"
-    elif is_staged:
-        why = (
-            f"storage='memmap' makes batches on the CPU, but device is {device}"
-            f"{' and staged' if device.type == 'cpu' else ''}; use device='cpu' and move the "
-            "tensors of batches with .to()"
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
+    is_path = isinstance(path, str) and path and "\0" not in path
+    has_files = fcntl is not None and hasattr(os, "posix_fallocate")
+    is_kept = not (is_staged or plan.is_once or plan.has_sequences)
+    if storage != "memmap" or not is_path or not is_kept or not has_files:
+        raise BufferMisuseError(
+            f"storage is {storage!r:.99} and folder {folder!r:.99}, expected 'memory', or 'memmap' "
+            "and a path, on Linux; read_only and folder need storage='memmap', which needs "
+            "device='cpu' (move the tensors of batches with .to()), staged=False, store_next=True, "
+            "track_episodes=False and no frame_stack: files keep whole rows, and these alone"
         )
-    elif plan.is_once or plan.has_sequences:
-        why = (
-            "storage='memmap' needs store_next=True and track_episodes=False, and frame_stack "
-            "needs storage='memory': files hold whole observations, and rows alone"
-        )
-    if why is not None or path is None:
-        raise BufferMisuseError(why)
     return Place(Path(os.path.abspath(path)), bool(read_only))
 
 
 class Folder:
     """The files of one buffer, made or opened.
 
-    Args:
-        place: The folder.
-        described: What the buffer says of itself; JSON has all of it.
-        plan: Of the table.
-        files: `rows`, `rings` and `envs` among them.
-        check: Raises BufferMisuseError unless a description is that of the same buffer.
+    `described` is what the buffer says of itself, in JSON, and `check` raises BufferMisuseError
+    unless a description is that of the same buffer; `files` has `rows`, `rings` and `envs`.
 
     Attributes:
         arrays: The mapped files by name.
@@ -142,15 +123,13 @@ class Folder:
         path = self._path
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-        if others := sorted(found - names - {_HEADER, _LOCK, *_OTHERS}):
-            raise BufferMisuseError(
-                f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an empty "
-                "one, or one that is not there"
-            )
-        if f"{_ROWS}.npy" in found and _HEADER not in found:
+        is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
+        if is_lost or (others := sorted(found - names - {_HEADER, _LOCK, *_OTHERS})):
             raise CheckpointError(
-                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer; bring it "
-                "back from a copy, or give another folder"
+                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"
+                if is_lost
+                else f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an "
+                "empty one, or one that is not there"
             )
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
@@ -171,13 +150,9 @@ class Folder:
         if self.read_only:
             raise BufferMisuseError(f"folder {str(path)!r} holds no buffer that could be read")
         needed = sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in files.values())
-        if needed > (free := shutil.disk_usage(path).free):
-            raise BufferMemoryError(
-                f"folder {str(path)!r} would take {format_bytes(needed)}, but the disk has only "
-                f"{format_bytes(free)} left; a capacity of about "
-                f"{self._plan.capacity * free // needed} would fit"
-            )
         try:
+            if needed > shutil.disk_usage(path).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, (dtype, shape) in files.items():
                 np.lib.format.open_memmap(self._file(name), "w+", dtype, shape).flush()
                 with self._file(name).open("r+b") as file:
@@ -188,7 +163,7 @@ class Folder:
                 self._file(name).unlink(missing_ok=True)
             raise BufferMemoryError(
                 f"folder {str(path)!r} would take {format_bytes(needed)}, which the system "
-                f"refused: {error.strerror}; use a smaller capacity, or raise the quota"
+                f"refused: {error.strerror}; use a smaller capacity, or make room"
             ) from error
         self._write_header(np.zeros(self._plan.num_rings, np.int64))
 
@@ -209,13 +184,12 @@ class Folder:
             if path.stat().st_size > _MAX_HEADER_BYTES:
                 raise ValueError("it is too long")
             header = json.loads(path.read_text())
-            safe, limit, _ = header["safe"], header["limit"], header["boot"]
+            numbers, _ = [header["limit"] - 1, *header["safe"]], header["boot"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(path, str(error)) from None
         check(header)
-        is_list = isinstance(safe, list) and len(safe) == self._plan.num_rings
-        numbers = [limit, *(n + 1 if type(n) is int else 0 for n in safe)] if is_list else [0]
-        if not all(type(n) is int and 0 < n < 2**62 for n in numbers):
+        are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+        if not are_counts or len(numbers) != self._plan.num_rings + 1:
             raise self._damaged(path, "its counts cannot be")
         return header
 

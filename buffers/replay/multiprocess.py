@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -27,21 +27,16 @@ from buffers.core.guard import Guard
 from buffers.core.memory import allocation, check_room
 from buffers.core.prefetch import Prefetch
 from buffers.replay.batches import Reader, ReplayBatch
+from buffers.replay.buffer import Added
 from buffers.replay.draws import draw_uniform
 from buffers.replay.plan import PLAIN_DEFAULTS, Plan, plan_replay, read_options
-from buffers.replay.shared_memory import (
-    MAX_WRITERS,
-    Address,
-    SharedMemory,
-    fence,
-    shared_bytes,
-    wait_for,
-)
+from buffers.replay.shared_memory import Address, SharedMemory, fence, shared_bytes, wait_for
 from buffers.replay.table import Memory, Table
 
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
 _CPU = torch.device("cpu")
+_MAX_WRITERS = 4096
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _DRAW_TIME = 1.0  # seconds that a draw ahead may take besides waiting
 _FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
@@ -49,8 +44,6 @@ _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 
 
 class _PlainOptions(TypedDict, total=False):
-    """Arguments on which the bytes of a row depend."""
-
     n_step: int
     gamma: float | None
     track_env: bool
@@ -58,8 +51,6 @@ class _PlainOptions(TypedDict, total=False):
 
 
 class _Options(_PlainOptions, total=False):
-    """Arguments that few need."""
-
     min_size_to_sample: int
     error_buffer: float | None
 
@@ -204,11 +195,6 @@ class MultiprocessReplayBuffer:
     def nbytes(self) -> int:
         """Bytes held now."""
         return shared_bytes(self._plan)
-
-    def __repr__(self) -> str:
-        writers = sum(map(bool, self.writer_pids))
-        held = f"{len(self)} of {self.capacity} transitions"
-        return f"{type(self).__name__}({held}, {writers} of {self.num_writers} writers)"
 
     # Writers
 
@@ -404,22 +390,19 @@ class MultiprocessReplayBuffer:
                 "buffer.writer() to add transitions here"
             )
 
-    # The end
-
     def close(self) -> None:
         """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
 
         A buffer that is no longer referred to, or whose process ends, is closed, too; and so is its
         prefetch.
         """
-        ahead = self._guard.ahead
         try:
-            if ahead is not None:
-                ahead.close()
+            if self._guard.ahead is not None:
+                self._guard.ahead.close()
         finally:
             self._memory.close()
 
-    def __enter__(self) -> MultiprocessReplayBuffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -431,12 +414,8 @@ class MultiprocessReplayBuffer:
             "buffer.writer()"
         )
 
-    def save(self, path: Any) -> NoReturn:
-        """Refused: writers don't stop for it."""
-        self.__reduce__()
 
-
-class ReplayWriter:
+class ReplayWriter(Added):
     """Adds transitions to a `MultiprocessReplayBuffer`, in whatever process of the same machine.
 
     It is made by `buffer.writer()`, and can be handed to processes and pickled. With its first
@@ -448,16 +427,13 @@ class ReplayWriter:
         index: Which of the buffer's writers it is; None before.
     """
 
-    _table: Any
-    _release: Any
-    takes_steps = True  # as of `ReplayBuffer`
-
     def __init__(
         self, address: Address, arguments: tuple[Any, ...], index: int | None, timeout: float
     ):
         self._given = address, arguments, index, timeout
-        self._timeout, self._asked, self.index = timeout, index, index
-        self._pid, self._release, self._table = 0, None, None
+        self.index, self._pid = index, 0
+        self._release: Any = None
+        self._table: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplayWriter, self._given
@@ -466,16 +442,15 @@ class ReplayWriter:
         """Become one of the buffer's writers now.
 
         Raises:
-            BufferMisuseError: All of them are in use, or the one that was asked for; or the memory
-                was made by another version of this package.
+            BufferMisuseError: All of them are in use, or the one that was asked for.
             BufferClosedError: The buffer was closed, or its process has ended.
         """
         if self._pid == os.getpid():
             return
-        address, arguments, *_ = self._given
+        address, arguments, asked, _ = self._given
         whole = _plan(*arguments)
-        memory = SharedMemory(whole, address)
-        index = memory.take_slot(self._asked)
+        memory = self._memory = SharedMemory(whole, address)
+        index = memory.take_slot(asked)
         self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
         num_envs = whole.num_envs // whole.num_rings
         plan = replace(whole, num_rings=1, num_envs=num_envs)
@@ -483,15 +458,11 @@ class ReplayWriter:
         with torch.inference_mode(False):
             rows, envs = memory.rows[row : row + plan.span], memory.envs[env : env + num_envs]
             parts = Memory(rows, memory.slots[index : index + 1], envs)
-            self._table = Table(
-                plan, _CPU, memory=parts, first_row=row, first_env=env, order=fence
-            )
+            table = Table(plan, _CPU, memory=parts, first_row=row, first_env=env, order=fence)
         # No episode goes on, and links that another has left lead to rows that are there.
-        self._table.envs["is_open"] = False
-        self._table.mend()
-        self._memory, self._header = memory, memory.header
-        self._piece = max(1, plan.capacity // 8)
-        self._columns = ColumnReader(plan.layout)
+        table.envs["is_open"] = False
+        table.mend()
+        self._table, self._columns = table, ColumnReader(plan.layout)
         self._next_look = time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()
 
@@ -500,46 +471,17 @@ class ReplayWriter:
         """Number of transitions ever added by this writer and those whose place it took."""
         return 0 if self._table is None else self._table.num_added
 
-    def add(
-        self,
-        *,
-        obs: Any = None,
-        next_obs: Any = None,
-        actions: Any = None,
-        rewards: Any = None,
-        terminations: Any = None,
-        truncations: Any = None,
-        env_ids: Any = None,
-        valid: Any = None,
-        **extras: Any,
-    ) -> None:
-        """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
-
-        Waits while the learner has drawn too few of those that were added, if the buffer has a
-        limit on samples per insert.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, or there is no writer left. Nothing was
-                added.
-            BufferClosedError: The buffer was closed, or its process has ended.
-            TimeoutError: The learner has drawn too little for so long. Nothing was added.
-        """
-        columns = {
-            "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
-            "terminations": terminations, "truncations": truncations,
-        }  # fmt: skip
-        if extras:
-            columns.update(extras)
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         self.open()
         table = self._table
         read = self._columns.read_transitions(columns, env_ids, valid, table.plan.num_envs, _CPU)
         if len(read[0]["rewards"]):
-            wait_for(self._may_add, self._timeout, self._missing)
-        for piece in table.pieces(read, self._piece):
+            wait_for(self._may_add, self._given[-1], self._missing)
+        for piece in table.pieces(read, max(1, table.plan.capacity // 8)):
             table.add(*piece)
 
     def _may_add(self) -> bool:
-        header, now = self._header, time.monotonic()
+        header, now = self._memory.header, time.monotonic()
         if header["is_closed"] or now > self._next_look:
             self._next_look = now + _LOOK_EVERY
             self._memory.check_open()
@@ -547,9 +489,9 @@ class ReplayWriter:
         return bool(ahead <= header["most"])
 
     def _missing(self) -> str:
-        header, added = self._header, int(self._memory.slots["committed"].sum())
+        header, added = self._memory.header, int(self._memory.slots["committed"].sum())
         return (
-            f"add has waited {self._timeout:g} s: the learner (process {self._memory.address.pid}) "
+            f"add has waited {self._given[-1]:g} s: the learner (process {self._given[0].pid}) "
             f"has drawn {header['num_sampled']} transitions of {added} added, and "
             f"samples_per_insert={header['ratio']:g} asks for more before others are added"
         )
@@ -569,7 +511,7 @@ class ReplayWriter:
             self._release()
         self._pid, self._release = 0, None
 
-    def __enter__(self) -> ReplayWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -590,16 +532,13 @@ def _plan(
 ) -> Plan:
     """Check arguments; the plan is that of rings, of which each writer has one."""
     rows = read_options("MultiprocessReplayBuffer", rows, PLAIN_DEFAULTS)
-    whole = plan_replay(capacity, *spaces, rows, num_envs=num_envs)
-    rings = check_count("num_writers", num_writers, MAX_WRITERS)
-    if whole.capacity % rings or whole.capacity < 2 * rings:
-        fits = max(2, -(-whole.capacity // rings)) * rings
+    whole, rings = check_count("capacity", capacity), check_count("num_writers", num_writers)
+    if whole % rings or whole < 2 * rings or rings > _MAX_WRITERS:
         raise BufferMisuseError(
-            f"capacity is {whole.capacity}, expected a multiple of num_writers = {rings}, two "
-            f"transitions for each at least; take {fits}"
+            f"capacity is {whole}, expected a multiple of num_writers = {rings}, at most "
+            f"{_MAX_WRITERS}, and two transitions for each at least"
         )
-    of_each = whole.capacity // rings
-    return plan_replay(of_each, *spaces, rows, num_envs=num_envs, num_writers=rings)
+    return plan_replay(whole // rings, *spaces, rows, num_envs=num_envs, num_writers=rings)
 
 
 def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, float, float]:
@@ -607,20 +546,16 @@ def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, floa
 
     The difference is that of `ratio` times the transitions added, and the transitions drawn.
     """
-    if ratio is None:
-        if error_buffer is not None:
-            raise BufferMisuseError("error_buffer needs samples_per_insert, which it belongs to")
+    if ratio is None and error_buffer is None:
         return 0.0, -math.inf, math.inf
-    ratio = read_number("samples_per_insert", ratio, math.inf)
-    if not ratio:
-        raise BufferMisuseError("samples_per_insert is 0, expected more, or None for no limit")
-    offset = ratio * least
+    ratio = 0.0 if ratio is None else read_number("samples_per_insert", ratio, math.inf)
+    offset, smallest = ratio * least, max(1.0, ratio)
     if error_buffer is None:
-        error_buffer = max(0.1 * offset, 100.0 * max(1.0, ratio))
+        error_buffer = max(0.1 * offset, 100.0 * smallest)
     error_buffer = read_number("error_buffer", error_buffer, math.inf)
-    if error_buffer < max(1.0, ratio):
+    if not ratio or error_buffer < smallest:
         raise BufferMisuseError(
-            f"error_buffer is {error_buffer:g}, expected at least {max(1.0, ratio):g}, so that "
-            "either the learner or a writer can go on"
+            f"samples_per_insert is {ratio:g} and error_buffer {error_buffer:g}, expected more "
+            f"than 0, and at least {smallest:g}, so that either the learner or a writer can go on"
         )
     return ratio, offset - error_buffer, offset + error_buffer

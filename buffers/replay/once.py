@@ -154,8 +154,7 @@ class Once:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The whole stacks of obs and next_obs, uint8 (K, F, bytes), where frames were given.
 
-        Raises:
-            BufferMisuseError: A stack does not go on from the one before it.
+        Raises BufferMisuseError if a stack does not go on from the one before it.
         """
         given = self._pack(arrays, ""), self._pack(arrays, "next_")
         if given[0].shape[1] < given[1].shape[1]:
@@ -259,10 +258,7 @@ class Once:
     def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Raise BufferMisuseError if the same of a state does not fit.
 
-        Args:
-            state: Arrays of the right dtypes, of any number of slots.
-            links: int32 (num_rows,), 0 in rows that hold nothing, in range.
-            older: int32 (num_rows, F - 1), the same.
+        `links` int32 (num_rows,) and `older` int32 (num_rows, F - 1) are 0 where nothing is held.
         """
         units, layout = state["units"], self._plan.layout
         if not self._plan.first_slots <= len(units) <= _MAX_SLOTS:
@@ -447,12 +443,7 @@ def _not_moved_on(layout: FrameLayout, frame: int) -> str:
 def first_break(layout: FrameLayout, stacks: np.ndarray) -> tuple[int, str] | None:
     """Find the first step of an episode whose next stack is not its own, moved on by a frame.
 
-    Args:
-        layout: Of frames and stacks.
-        stacks: (T + 1, *stack_shape), of the dtype of frames.
-
-    Returns:
-        The step and what is wrong with it, or None.
+    Of stacks (T + 1, *stack_shape), of the dtype of frames: the step and what is wrong, or None.
     """
     frames: Any = np.ascontiguousarray(layout.split(stacks))
     frames = frames.reshape(*frames.shape[:2], -1).view(np.uint8)

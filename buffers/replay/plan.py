@@ -39,6 +39,7 @@ __all__ = [
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
 OLDER = "older frames"  # path of the field with the units of the older frames of a stack
+_INT32 = np.dtype(np.int32)
 _GRAIN = 16  # of the stride: the largest item torch has
 _WORD = 8  # bytes in which rows are gathered
 _MOST_FRAMES = 2**15
@@ -263,12 +264,12 @@ def plan_replay(
     is_untracked = num_envs is None and not is_per_env
     number = 0 if is_untracked else check_count("num_envs", num_envs, MAX_ROWS)
     num_rings = number if is_per_env else num_writers
-    leaves, max_gap, num_older = space_leaves(observation_space, "obs"), 0, 0
+    leaves, num_older = space_leaves(observation_space, "obs"), 0
     is_empty = not any(math.prod(leaf.shape) for leaf in leaves)
     is_once = frames is not None or (not store_next and not is_empty)
+    max_gap = 0 if frames is None else 1 if is_per_env else _LINKS_PER_ENV * number
     if frames is not None:
-        max_gap = 1 if is_per_env else _LINKS_PER_ENV * number
-        num_older = frames.num_frames - 1
+        leaves, num_older = [Leaf("obs", frames.shape, frames.dtype)], frames.num_frames - 1
     span = capacity + max_gap * num_older
     if span * num_rings > MAX_ROWS:
         raise BufferMisuseError(
@@ -277,23 +278,13 @@ def plan_replay(
     is_linked = n_step > 1 or is_once or track_episodes
     taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
     others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
-    # Own row, then what is read of the last row of a window.
     following = [] if is_once else [leaf._replace(path="next_" + leaf.path) for leaf in leaves]
-    leaves = leaves if frames is None else [Leaf("obs", frames.shape, frames.dtype)]
-    int32, packer = np.dtype(np.int32), RowPacker()
-    start = packer.add(_largest_first(leaves))
-    obs_bytes = packer.end - start
-    packer.end += -packer.end % _WORD
-    for leaf in _largest_first(others):
-        packer.add([leaf])
-    if track_env or track_episodes:
-        packer.add([Leaf("env_ids", (), int32)])
-    packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
-    packer.add(_largest_first(following))
-    packer.add([Leaf("rewards", (), np.dtype(np.float32))])
-    packer.add([Leaf("link", (), int32)] if is_linked else [])
-    packer.add([Leaf(OLDER, (num_older,), int32)] if num_older else [])
-    packer.add([Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")])
+    own, last = [Leaf("env_ids", (), _INT32)], [Leaf("rewards", (), np.dtype(np.float32))]
+    last += [Leaf("link", (), _INT32)] if is_linked else []
+    last += [Leaf(OLDER, (num_older,), _INT32)] if num_older else []
+    last += [Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")]
+    blocks = leaves, [*_largest_first(others), *own[: track_env or track_episodes]], following, last
+    packer, start, obs_bytes = _pack(*blocks)
     layout = RowLayout(
         observation_space, packer.fields, [leaf.path for leaf in leaves],
         [leaf.path for leaf in following], [leaf.path for leaf in others[1:]],
@@ -303,6 +294,23 @@ def plan_replay(
         layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
+
+
+def _pack(
+    obs: list[Leaf], own: list[Leaf], following: list[Leaf], last: list[Leaf]
+) -> tuple[RowPacker, int, int]:
+    """Lay the fields of a row behind one another; return also where obs begins, and its bytes."""
+    packer = RowPacker()
+    start = packer.add(_largest_first(obs))
+    obs_bytes = packer.end - start
+    packer.end += -packer.end % _WORD
+    for leaf in own:
+        packer.add([leaf])
+    packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
+    packer.add(_largest_first(following))
+    for leaf in last:
+        packer.add([leaf])
+    return packer, start, obs_bytes
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

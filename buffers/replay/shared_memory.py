@@ -20,6 +20,7 @@ number and the time of its start in its slot, by which others see whether it is 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -42,12 +43,11 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["MAX_WRITERS", "Address", "SharedMemory", "fence", "shared_bytes", "wait_for"]
+__all__ = ["Address", "SharedMemory", "fence", "shared_bytes", "wait_for"]
 
 _LINE = 128  # bytes, so that nobody waits for the cache line of another
 _LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
 _PAUSE = 0.001  # seconds between looks at what is waited for
-MAX_WRITERS = 4096
 
 # Limits: samples per insert, and between which differences of the two none has to wait.
 HEADER = np.dtype({
@@ -96,21 +96,15 @@ def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str
 
 
 class SharedMemory:
-    """The memory, made or mapped.
-
-    Args:
-        plan: Of the rings: one for each writer.
-        address: Of the memory that another has made; None makes it.
+    """The memory, made, or mapped if another process has made it at an address.
 
     Attributes:
         address: See above.
-        header: HEADER ().
-        slots: SLOT (writers,).
-        envs: ENVS (N,), of all writers.
-        rows: uint8 (writers * capacity, stride) tensor.
+        header, slots: HEADER (), and SLOT (writers,).
+        envs, rows: ENVS (N,), and a tensor uint8 (writers * capacity, stride), of all writers.
 
     Raises:
-        BufferMisuseError: The system has no such memory, or it is another's.
+        BufferMisuseError: The system has no such memory.
         BufferMemoryError: It does not fit.
         BufferClosedError: The process that made it has ended or closed it.
     """
@@ -175,11 +169,10 @@ class SharedMemory:
 
     def _lock(self) -> bool:
         assert fcntl is not None
-        try:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            return True
+        return False
 
     def check_open(self) -> None:
         """Raise BufferClosedError if the buffer was closed, or its process has ended."""

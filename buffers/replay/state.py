@@ -26,7 +26,6 @@ from buffers.core.state import (
     Block,
     LoadedState,
     SavedBuffer,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
@@ -46,13 +45,13 @@ _MALFORMED = (
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 _PER_ENV = ("last", "is_open")
-_GROWING = ("rows", "units")  # of no certain length
 
 
 class TableState(SavedBuffer):
     """Gives a replay buffer states, files and copies."""
 
     _large = ("rows",)
+    _growing = ("rows", "units")
 
     _table: Table
     _kind: str
@@ -107,14 +106,6 @@ class TableState(SavedBuffer):
             arrays |= table.once.state()
         arrays |= self._own_state()
         return {"rows": _held_blocks(table), **{name: [arrays[name]] for name in arrays}}
-
-    def _wanted_arrays(self) -> Wanted:
-        wanted: Wanted = {}
-        for name, (first, *_) in self._saved_arrays().items():
-            array = first.numpy() if isinstance(first, torch.Tensor) else first
-            length = None if name in _GROWING else len(array)
-            wanted[name] = array.dtype, (length, *array.shape[1:])
-        return wanted
 
     def _check_arrays(self, state: LoadedState) -> None:
         if not self._random.accepts_state(state.small["generator"]):

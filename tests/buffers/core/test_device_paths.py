@@ -21,7 +21,6 @@ from buffers import (
 from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.state import _joined_on_cpu
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
