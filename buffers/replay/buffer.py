@@ -30,7 +30,7 @@ from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch, views_of
-from buffers.replay.device import DeviceAdds, read_tensors
+from buffers.replay.device import read_tensors
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Files, Folder, Place, plan_place
 from buffers.replay.plan import (
@@ -170,9 +170,10 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
             self._make_priorities(plan)
         self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
         # On the CPU values are looked at, which costs little there.
-        can_take = self._is_staged and plan.layout.frames is None and self._sequences is None
-        self._there = DeviceAdds(self._table) if can_take else None
+        can_take = plan.layout.frames is None and self._sequences is None
         self._takes_tensors = can_take and self.device.type != "cpu"
+        self._there = self._table if self._is_staged else None
+        self._num_unfollowed = 0  # rows that the sequences do not know
         self._is_plain = self._table.is_plain and not (
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
@@ -219,7 +220,8 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
         table = Table(plan, self.device, memory=memory, order=fence)
         if not folder.read_only:
-            table.mend(all_rows=folder.was_cut)
+            if folder.was_cut:
+                table.mend()
             kept = folder.arrays["generator"]
             if not folder.is_new and self._random.accepts_state(kept):
                 self._random.set_state(kept)
@@ -268,8 +270,7 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
     def _counted(self) -> Table:
         """The table, when the host knows how many rows there are."""
         self._require_open()
-        if self._there is not None and self._there.is_captured:
-            self._settle()
+        self._settle()
         return self._table
 
     def __len__(self) -> int:
@@ -311,21 +312,30 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
     @exclusive
     def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> bool:
         """Add them on the device; return whether that could be done."""
-        there, count, num_envs = self._there, len(tensors["rewards"]), self.num_envs or 0
-        assert there is not None
+        count, num_envs, table, once = (
+            len(tensors["rewards"]), self.num_envs or 0, self._table, self._table.once
+        )  # fmt: skip
         ids = read_row_ids(env_ids, count, num_envs, self.device)
+        is_whole = count == num_envs and not len(ids)
+        has_ids = table.plan.is_linked or table.plan.num_rings > 1
+        has_ids |= "env_ids" in table.plan.layout.fields
+        fits = (is_whole or not has_ids) and count <= self.capacity * table.plan.num_rings
         is_capturing = self._is_capturing()
-        if not there.fits(count, ids if num_envs else ids[:0]):
-            if is_capturing:
-                raise BufferMisuseError(
-                    f"add of {count} rows in a CUDA graph: expected whole steps of all "
-                    f"{num_envs} envs, without env_ids"
-                )
-            return False
-        rows = there.add(tensors, is_capturing=is_capturing)
-        self._note_captured()
-        self._note_rows(rows)
-        return True
+        if is_capturing and not fits:
+            raise BufferMisuseError(
+                f"add of {count} rows in a CUDA graph: expected whole steps of all {num_envs} "
+                "envs, without env_ids"
+            )
+        if is_capturing and once is not None and once.num_slots < once.enough:
+            raise BufferMisuseError(
+                f"an add in a CUDA graph may need {once.enough} final observations, and there is "
+                f"room for {once.num_slots}; call reserve_final_obs({once.enough}) before"
+            )
+        if fits:
+            rows = table.add(tensors, ids[:0], is_capturing=is_capturing)
+            self._note_captured()
+            self._note_rows(rows)
+        return fits
 
     def _note_rows(self, rows: torch.Tensor) -> None:
         """Know of rows int64 (K,) that were added on the device."""
@@ -334,14 +344,13 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _settle(self) -> None:
-        """Let the host know what was added on the device."""
-        if self._there is not None and self._there.is_ahead and not self._is_capturing():
-            self._there.settle()
+        """Let the host know how many rows were added on the device."""
+        if self._table.is_captured and not self._is_capturing():
+            self._table.take_counts()
 
     @exclusive
     def _store(self, *read: Any) -> None:
         """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
-        self._settle()
         (arrays, ids, *_), folder = read, self._folder
         limit, whole = self.capacity, self.capacity * self._table.plan.num_rings
         if not len(ids) and len(arrays["rewards"]) <= whole:
@@ -352,13 +361,18 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
+            self._follow(is_due=piece[3] is not None)
             self._table.add(*piece)
-            if self._sequences is not None:
-                if piece[3] is not None:
-                    self._sequences.cut(piece[3])
-                self._sequences.follow(self._new_sequence_value())
-        if self._there is not None:
-            self._there.push()
+            self._num_unfollowed += len(piece[0]["rewards"])
+            if self._sequences is not None and piece[3] is not None:
+                self._sequences.cut(piece[3])
+            self._follow(is_due=not self._is_staged or 2 * self._num_unfollowed > self.capacity)
+
+    def _follow(self, *, is_due: bool) -> None:
+        """Let the sequences know of new rows, for which a device is asked no more than needed."""
+        if self._sequences is not None and is_due:
+            self._sequences.follow(self._new_sequence_value())
+            self._num_unfollowed = 0
 
     @exclusive
     def flush(self) -> None:
@@ -409,10 +423,8 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
 
     @exclusive
     def _cut(self, ids: np.ndarray) -> None:
-        self._settle()
+        self._follow(is_due=True)
         self._table.cut(ids)
-        if self._there is not None:
-            self._there.push()
         if self._sequences is not None:
             self._sequences.cut(ids)
 
@@ -432,11 +444,8 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
             BufferMemoryError: They would not fit into free memory; nothing was changed.
         """
         number, once = check_count("number", number, MAX_COUNT), self._table.once
-        self._settle()
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
-        if self._there is not None:
-            self._there.push()
 
     # Drawing.
 

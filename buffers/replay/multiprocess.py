@@ -459,9 +459,7 @@ class ReplayWriter(Added):
             rows, envs = memory.rows[row : row + plan.span], memory.envs[env : env + num_envs]
             parts = Memory(rows, memory.slots[index : index + 1], envs)
             table = Table(plan, _CPU, memory=parts, first_row=row, first_env=env, order=fence)
-        # No episode goes on, and links that another has left lead to rows that are there.
-        table.envs["is_open"] = False
-        table.mend()
+        table.envs["is_open"][...] = False
         self._table, self._columns = table, ColumnReader(plan.layout)
         self._next_look = time.monotonic() + _LOOK_EVERY
         self.index, self._pid = index, os.getpid()

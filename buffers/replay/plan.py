@@ -218,8 +218,8 @@ class Plan:
         if not self.is_once:
             return needed
         frames = self.layout.frames
-        head = self.layout.obs_bytes if frames is None else frames.num_frames * frames.nbytes
-        return needed + self.first_slots * (self.unit_bytes + 8) + self.num_envs * head
+        head = 0 if frames is None else frames.num_frames * frames.nbytes
+        return needed + (self.first_slots + 1) * (self.unit_bytes + 8) + self.num_envs * head
 
     def resized(self, capacity: int) -> Plan:
         """The same of another capacity."""

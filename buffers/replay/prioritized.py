@@ -134,7 +134,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._alpha = read_number("alpha", alpha, math.inf)
+        value = read_number("alpha", alpha, math.inf)
+        if getattr(self, "_num_unfollowed", 0):
+            self._follow(is_due=True)
+        self._alpha = value
         if self._sums is not None:
             self._sums.alpha.fill_(self._alpha)
             self._sums.bound.fill_(self._largest_priority())
@@ -416,6 +419,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         means = (sizes / learn.sum(1, keepdims=True)).sum(1)
         priorities = np.minimum(eta * sizes.max(1) + (1 - eta) * means, bound)
         assert self._sequences is not None
+        self._follow(is_due=True)  # what was added before has the largest one until now
         self._sequences.update(memory, priorities, self.alpha)
 
     @exclusive

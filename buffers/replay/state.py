@@ -61,7 +61,6 @@ class TableState(SavedBuffer):
     _has_weights: bool
     _new_sequence_value: Any
     _settle: Any
-    _there: Any
 
     def _own_settings(self) -> dict[str, Any]:
         """Further settings that a state must share with the buffer it is loaded into."""
@@ -93,7 +92,7 @@ class TableState(SavedBuffer):
     def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
         self._settle()
-        table.mend()
+        table.recover()
         rings = table.rings.view(np.int64).reshape(-1, 2)
         arrays: dict[str, Any] = {"rings": rings, "generator": self._random.get_state()}
         if self._folder is not None:  # the rest is in there
@@ -103,6 +102,7 @@ class TableState(SavedBuffer):
         if table.plan.num_envs:
             arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
         if table.once is not None:
+            table.once.recount(*table.kept_links())  # as it will be where this is loaded
             arrays |= table.once.state()
         arrays |= self._own_state()
         return {"rows": _held_blocks(table), **{name: [arrays[name]] for name in arrays}}
@@ -122,8 +122,6 @@ class TableState(SavedBuffer):
             self._take_folder_state(self._folder, state.small)
         else:
             _take_table(self._table, state.small, state.large["rows"])
-            if self._there is not None:
-                self._there.push()
             self._take_own_state(state.small)
         self._random.set_state(state.small["generator"])
 
@@ -131,7 +129,7 @@ class TableState(SavedBuffer):
         """Bring back where episodes were; rows that were added since stay."""
         table, rings = self._table, state["rings"]
         if (rings[:, 1] == table.committed).all():
-            table.envs["is_open"] = state["is_open"]
+            table.envs["is_open"][...] = state["is_open"]
         if (rings[:, 1] > table.committed).any():
             warnings.warn(
                 f"the folder has had {table.num_added} rows added, fewer than the "
@@ -273,7 +271,8 @@ class _Loaded:
     Attributes:
         blocks: See above.
         held: int64, the rows that hold something, in the same order.
-        links: int32 (num_rows,), of rows whose transitions are still there, 0 elsewhere.
+        is_there: bool (num_rows,), rows whose transitions are still there.
+        links: int32 (num_rows,), of these, 0 elsewhere.
         older: int32 (num_rows, F - 1), the same of the units of older frames.
 
     Raises:
@@ -291,8 +290,8 @@ class _Loaded:
         self.links = self.column("link") if plan.is_linked else np.zeros(shape[0], np.int32)
         self.older = self.column(OLDER) if shape[1] else np.zeros(shape, np.int32)
         numbers = committed - 1 - (committed - 1 - places) % plan.span
-        self.links[numbers < begun - plan.span] = self.older[numbers < begun - plan.span] = 0
-        self.links[numbers < 0] = self.older[numbers < 0] = 0
+        self.is_there = numbers >= np.maximum(begun - plan.span, 0)
+        self.links[~self.is_there] = self.older[~self.is_there] = 0
 
     def column(self, path: str) -> np.ndarray:
         """A column of all rows, 0 where there is none."""
@@ -337,8 +336,8 @@ def _check_table(
     if table.once is not None:
         newest = rings_of_envs * plan.span + (state["last"] - 1) % plan.span
         newest = newest[links[newest] > 0]
-        if len(np.unique(newest)) < len(newest):
-            raise contradiction("two environments have the same newest transition")
+        if len(np.unique(newest)) < len(newest) or not links[loaded.is_there].all():
+            raise contradiction("newest transitions are the same, or rows lead to nothing")
         table.once.check(state, links, loaded.older)
 
 
@@ -356,15 +355,6 @@ def _take_table(
         pages = torch.from_numpy(block if block.flags.writeable else block.copy())
         table.rows.index_copy_(0, rows, pages.to(table.device))
         at += len(block)
-    for name in _PER_ENV if plan.num_envs else ():
-        table.envs[name] = state[name]
-    if plan.is_linked:
-        table.links[...] = loaded.links
-    if loaded.older.size:
-        table.older[...] = loaded.older
-    if plan.has_sequences:
-        table.row_envs[...] = loaded.column("env_ids")
     if table.once is not None:
-        table.once.take(state, loaded.links, loaded.older)
-    table.begun[...], table.committed[...] = rings.T
-    table.push()
+        table.once.take(state)
+    table.restore(rings, state.get("last"), state.get("is_open"), loaded.links, loaded.older)

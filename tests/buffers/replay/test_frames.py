@@ -286,7 +286,6 @@ def older_of(state, buffer):
         (lambda s, older: older[-1:].fill(-1), "frames that lead to none"),
         (lambda s, older: np.copyto(older[1], older[0]), "two rows lead back to the same frame"),
         (lambda s, older: s.update(heads=s["heads"][:, :2]), r"uint8 .2, 2, 6. for heads"),
-        (lambda s, older: s.update(units=s["units"][:2]), "2 observations beside its rows"),
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(change, message):
