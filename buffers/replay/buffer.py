@@ -21,7 +21,9 @@ from buffers.core.arguments import (
     read_distinct_ids,
     read_row_ids,
     resolve_device,
+    tree_leaves,
 )
+from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
@@ -30,7 +32,6 @@ from buffers.core.memory import allocation, check_room
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch, views_of
-from buffers.replay.device import read_tensors
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Files, Folder, Place, plan_place
 from buffers.replay.plan import (
@@ -44,15 +45,37 @@ from buffers.replay.plan import (
     read_options,
 )
 from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
-from buffers.replay.shared_memory import fence, wait_for
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, Memory, Table
+from buffers.replay.table import ENVS, RINGS, Memory, Table, fence, wait_for
 
 __all__ = ["Added", "PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _NO_ROWS = np.zeros(0, np.int64)
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
+
+
+def read_tensors(
+    columns: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> dict[str, torch.Tensor] | None:
+    """Columns by path, if all are tensors on the device and as they are stored; else None."""
+    own = ("actions", "rewards", "terminations", "truncations", *layout.extras)
+    if columns.keys() != {"obs", "next_obs", *own} or not len(columns["rewards"]):
+        return None
+    count, fields = len(columns["rewards"]), layout.fields
+    found: dict[str, Any] = {}
+    kinds = [(name, columns[name], fields[name]) for name in own]
+    for prefix in ("", "next_"):
+        leaves = tree_leaves(layout.observation_space, columns[f"{prefix}obs"], f"{prefix}obs")
+        paired = zip(layout.obs, leaves, strict=True)
+        kinds += [(prefix + path, leaf, fields[path]) for path, leaf in paired]
+    for path, tensor, field in kinds:
+        if not isinstance(tensor, torch.Tensor) or tensor.device != device:
+            return None
+        if tensor.dtype != torch_dtype(field.dtype) or tensor.shape != (count, *field.shape):
+            return None
+        found[path] = tensor.detach()
+    return found
 
 
 class Added:

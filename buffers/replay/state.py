@@ -346,6 +346,8 @@ def _take_table(
 ) -> None:
     """Take over a state that was checked; see `_check_table`."""
     plan, rings, at = table.plan, state["rings"], 0
+    if table.once is not None:
+        table.once.take(state)  # or there is no room
     table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
     loaded = _Loaded(plan, rings, blocks)
     if len(loaded.held) < plan.num_rows:
@@ -355,6 +357,4 @@ def _take_table(
         pages = torch.from_numpy(block if block.flags.writeable else block.copy())
         table.rows.index_copy_(0, rows, pages.to(table.device))
         at += len(block)
-    if table.once is not None:
-        table.once.take(state)
     table.restore(rings, state.get("last"), state.get("is_open"), loaded.links, loaded.older)

@@ -33,6 +33,8 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,12 +47,35 @@ from buffers.core.rows import Field, plan_view, row_views, view_fields
 from buffers.replay.once import Once, Placed
 from buffers.replay.plan import OLDER, Plan
 
-__all__ = ["ENVS", "RINGS", "Memory", "Table"]
+__all__ = ["ENVS", "RINGS", "Memory", "Table", "fence", "wait_for"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
 _MANY = 256  # rows from which on an item of a column is copied as one piece
 _LINKS = ("link", OLDER)  # fields that are written when rows are committed
+_PAUSE = 0.001  # seconds between looks at what is waited for
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """Let what is before it be read and written before what is behind it, as other cores see it."""
+    with _fence:  # to let go of a lock, and then to take it, orders both
+        pass
+    with _fence:
+        pass
+
+
+def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Ask again and again, at least once.
+
+    Raises:
+        TimeoutError: It was not ready for so long; `why` says why.
+    """
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(why())
+        time.sleep(_PAUSE)
 
 
 class Memory(NamedTuple):
@@ -435,6 +460,7 @@ class Table:
             is_outer = is_joined & (placed.previous < 0)
             targets = xp.where(is_outer, placed.before_rows, rows)
             links[rows] = self._int32(codes)
+            self._order()
         self._committed[...] = placed.ends
         if links is not None:
             links[targets] = self._int32(xp.where(is_outer, rows + first, codes))

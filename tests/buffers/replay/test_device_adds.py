@@ -11,7 +11,7 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.replay.device import read_tensors
+from buffers.replay.buffer import read_tensors
 
 FLOATS = Box(-9, 9, (3,), np.float32)
 BOTH = Dict({"a": Box(-9, 9, (2,), np.float64), "b": Box(0, 255, (5,), np.uint8)})
