@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ from buffers.core.arguments import MAX_COUNT, check_count
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
-from buffers.core.prefetch import Prefetch, bound_draw
+from buffers.core.prefetch import Prefetch
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_new_states
 from buffers.core.state import SavedBuffer
@@ -110,7 +112,14 @@ class DrawnBuffer(SavedBuffer):
         if method not in self._draws_by:
             raise BufferMisuseError(f"method is {method!r}, expected one of {list(self._draws_by)}")
         size = check_count("batch_size", batch_size, MAX_COUNT)
-        draw = bound_draw(getattr(self, method), size, options)
+        draw = getattr(self, method)
+        try:
+            if "out" in options:
+                raise TypeError("each batch is a new one, so there is no out")
+            inspect.signature(draw).bind(size, **options)
+        except TypeError as error:
+            raise BufferMisuseError(f"options are {options}: {error}") from None
+        draw = functools.partial(draw, size, **options)
         return Prefetch(draw, lambda: self._generator, self._guard, depth, device)
 
     @exclusive

@@ -19,7 +19,7 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.core.columns import ColumnSpec, allocate_columns
-from buffers.core.guard import Guard, StreamOrder
+from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.state import _joined_on_cpu
 from buffers.episodic.table import WINDOWS
@@ -262,10 +262,10 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
-    assert Guard(CPU).streams is None
+    assert Guard(CPU).gpu is None
     for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
         buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-        buffer._guard.streams = StreamOrder(CUDA)
+        buffer._guard.gpu = CUDA
         now["stream"] = "a"
         buffer.add(**columns(4))
         buffer.sample(8)
@@ -282,7 +282,7 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
         assert waits == [("b", "a"), ("a", "b")]
         waits.clear()
     episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    episodes._guard.streams = StreamOrder(CUDA)
+    episodes._guard.gpu = CUDA
     for name in ("a", "b"):
         now["stream"] = name
         episodes.add_episode({
