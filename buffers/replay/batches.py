@@ -26,11 +26,11 @@ from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
 from buffers.core.memory import allocation, check_fits
-from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.core.rows import Field, RowLayout, view_fields
 from buffers.replay.draws import find_windows, find_windows_there, lead_back
 from buffers.replay.table import Table
 
-__all__ = ["Reader", "ReplayBatch", "views_of"]
+__all__ = ["Reader", "ReplayBatch"]
 
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _LINE = 64
@@ -203,7 +203,7 @@ class Reader:
         self._next = self._last + int(plan.is_once)
         num_older = 0 if self._frames is None else self._frames.num_frames - 1
         self._stacks = self._next + 1, self._next + 1 + num_older
-        self._views = views_of(table.rows, plan.layout.fields)
+        self._views = view_fields(table.rows, plan.layout.fields)
         self._pages = table.rows.numpy() if table.device.type == "cpu" else None
         names = ("rewards", "link", "terminations", "truncations")
         self._walked = tuple(table.columns.get(name) for name in names)
@@ -410,7 +410,7 @@ class Reader:
             if once is None or number < self._next:
                 torch.index_select(view, 0, rows, out=target)
                 continue
-            (others,) = view_fields(once.units, [plan_view(field)])
+            (others,) = view_fields(once.units, {path: field}).values()
             found = view.index_select(0, rows.clamp(max=num_rows - 1))
             others = others.index_select(0, (rows - num_rows).clamp_(min=0))
             is_kept = (rows >= num_rows).view(-1, *[1] * (found.ndim - 1))
@@ -433,12 +433,6 @@ def _maker(layout: RowLayout, paths: list[str]) -> Callable[[dict[str, torch.Ten
     if len(paths) == 1 and layout.obs == ["obs"]:
         return lambda tensors: tensors[paths[0]]
     return lambda tensors: layout.build_obs([tensors[path] for path in paths])
-
-
-def views_of(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
-    """Fields of rows (K, stride), by path; not copies."""
-    views = view_fields(rows, map(plan_view, fields.values()))
-    return dict(zip(fields, views, strict=True))
 
 
 @njit(nogil=True, cache=True)

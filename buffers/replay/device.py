@@ -17,8 +17,7 @@ import torch
 from buffers.core.arguments import tree_leaves
 from buffers.core.columns import torch_dtype
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
-from buffers.replay.batches import views_of
+from buffers.core.rows import RowLayout, view_fields
 from buffers.replay.table import Table
 
 __all__ = ["DeviceAdds", "read_tensors"]
@@ -64,7 +63,7 @@ class DeviceAdds:
         plan, device = table.plan, table.device
         self._table, self._num_envs = table, plan.num_envs
         with torch.inference_mode(False):
-            self._columns = views_of(table.rows, plan.layout.fields)
+            self._columns = view_fields(table.rows, plan.layout.fields)
             kinds = {"last": torch.int64, "is_open": torch.bool, "slot": torch.int64}
             self._envs = {
                 name: torch.zeros(plan.num_envs, dtype=kind, device=device)

@@ -1,6 +1,5 @@
 """What buffers do for devices, as far as it shows without one."""
 
-import contextlib
 import copy
 from typing import Any
 
@@ -18,7 +17,6 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.state import _joined_on_cpu
@@ -321,30 +319,6 @@ def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
     given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
     assert given.dtype == np.float64
     np.testing.assert_array_equal(given, actions.double().numpy())
-
-
-def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
-    """Powers of two; nothing is allocated before it was compared with what is free."""
-    asked = []
-
-    @contextlib.contextmanager
-    def allocation(what, needed, device, advice):
-        asked.append((needed, device))
-        raise BufferMemoryError("not here")
-        yield
-
-    monkeypatch.setattr("buffers.core.columns.allocation", allocation)
-    monkeypatch.setattr("buffers.core.columns.check_fits", lambda *_: None)
-    specs = [
-        ColumnSpec("a", (3, 5), np.dtype(np.float32), "both"),
-        ColumnSpec("b", (64,), np.dtype(np.uint8), "both"),
-        ColumnSpec("c", (3,), np.dtype(np.float64), "host"),
-        ColumnSpec("d", (3,), np.dtype(np.float64), "device"),
-    ]
-    for device, expected in ((CUDA, 64 + 64 + 24), (CPU, 60 + 64 + 24 + 60 + 64 + 24)):
-        with pytest.raises(BufferMemoryError):
-            allocate_columns("it", specs, device, staged=True, allocate=None, advice="")
-        assert asked.pop() == (expected, CPU)
 
 
 class Transfers(TorchDispatchMode):
