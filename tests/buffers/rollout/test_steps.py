@@ -539,7 +539,7 @@ def test_extra_columns_reach_the_minibatches(when, staged):
     [
         ({"cost": np.zeros(2)}, r"no extra column 'cost', only \['costs', 'options', 'plan'\]"),
         ({"costs": np.zeros(3)}, r"costs has shape \(3,\), expected \(2,\)"),
-        ({"options": np.zeros(2)}, "options has dtype torch.float64, expected torch.int64"),
+        ({"options": np.zeros(2)}, "options has dtype float64, expected int64"),
         ({"costs": np.zeros(2), "plan": "x"}, "plan must be a tensor or an array, got str"),
     ],
 )
