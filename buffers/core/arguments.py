@@ -46,11 +46,12 @@ __all__ = [
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
+_FLOATS = (np.dtype(np.float64), _FLOAT32)  # of rewards; the first is what envs return
 _FLAGS = ("terminations", "truncations")
 # K rows to store: arrays (K, ...) by path; env ids int64 (K,), or (0,) for whole steps, or where
 # envs are not told apart; bool (K,), rows after which their env is interrupted; and int64 (C,),
 # envs that are interrupted before their first row.
-Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
+Transitions = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _NO_IDS = np.zeros(0, np.int64)
 _SMALL = 1e30  # a sum of squares of numbers that float32 has
 
@@ -289,7 +290,7 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
         raise BufferMisuseError(
             f"rewards has shape {rewards.shape}, expected (K,): one number per transition"
         )
-    if rewards.dtype != np.float64:  # which environments return
+    if rewards.dtype not in _FLOATS:
         rewards = _stored(read_array("rewards", rewards, rewards.shape, _FLOAT32), _FLOAT32)
     check_rewards(rewards)
     return rewards
@@ -438,10 +439,8 @@ def _read_field(
     name: str, given: Any, field: Field, count: int, device: torch.device
 ) -> np.ndarray:
     """A column (K, *shape) of the dtype of the field."""
-    shape, dtype = (count, *field.shape), field.dtype
-    if given.__class__ is np.ndarray and given.dtype is dtype and given.shape == shape:
-        return given  # as most are: it saves half of the time of an add of one row
-    return _stored(read_array(name, given, shape, dtype, device), dtype)
+    array = read_array(name, given, (count, *field.shape), field.dtype, device)
+    return _stored(array, field.dtype)
 
 
 class ColumnReader:
@@ -453,16 +452,18 @@ class ColumnReader:
 
     def __init__(self, layout: RowLayout):
         self._layout = layout
-        # Dtypes that are equal are one object, but those that come out of a pickle.
-        own = {p: f._replace(dtype=np.dtype(f.dtype.str)) for p, f in layout.fields.items()}
-        self._own = own
-        self._others = [(name, own[name]) for name in ("actions", *_FLAGS, *layout.extras)]
-        self._obs = [(path, own[path]) for path in layout.obs]
-        self._names = {"obs", "next_obs", "actions", "rewards", *_FLAGS, *layout.extras}
+        self._others = ("actions", *_FLAGS, *layout.extras)
+        self._names = {"obs", "next_obs", "rewards", *self._others}
+        # What most adds have: an array for each name, of which dtypes are compared as objects.
+        is_flat = layout.obs == ["obs"] and layout.frames is None
+        kinds = {name: layout.fields[name] for name in ("obs", *self._others)} if is_flat else {}
+        kinds |= {"next_obs": kinds["obs"]} if is_flat else {}
+        self._flat = [(name, f.shape, np.dtype(f.dtype.str)) for name, f in kinds.items()]
+        self._expected, self._shape = self._flat, None  # for adds of as many rows as the last
 
     def read(
         self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
-    ) -> dict[str, np.ndarray]:
+    ) -> Mapping[str, np.ndarray]:
         """Steps as arrays (K, ...) by path, of the dtypes of the rows; rewards may be float64.
 
         The leaves of next_obs are there too, also where the rows have none.
@@ -475,6 +476,9 @@ class ColumnReader:
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit.
         """
+        if self._is_stored(columns):
+            check_rewards(columns["rewards"])
+            return columns
         given = {name: column for name, column in columns.items() if column is not None}
         if given.keys() != self._names:
             _check_names(given, self._names, optional)
@@ -485,13 +489,26 @@ class ColumnReader:
                 found[name] = _read_frames(name, given[name], layout.frames, count, device)
                 continue
             leaves = tree_leaves(layout.observation_space, given[name], name)
-            for (path, field), leaf in zip(self._obs, leaves, strict=True):
-                found[prefix + path] = _read_field(prefix + path, leaf, field, count, device)
-        for name, field in self._others:
-            found[name] = _read_field(name, given[name], field, count, device)
-        for name in optional & given.keys() if optional else ():
-            found[name] = _read_field(name, given[name], self._own[name], count, device)
+            for path, leaf in zip(layout.obs, leaves, strict=True):
+                field, path = layout.fields[path], prefix + path
+                found[path] = _read_field(path, leaf, field, count, device)
+        for name in (*self._others, *(optional & given.keys())):
+            found[name] = _read_field(name, given[name], layout.fields[name], count, device)
         return found
+
+    def _is_stored(self, columns: Mapping[str, Any]) -> bool:
+        """Whether all columns are arrays as they are stored; a third of the time of asking each."""
+        rewards = columns.get("rewards")
+        if not self._flat or len(columns) != len(self._names) or type(rewards) is not np.ndarray:
+            return False
+        if rewards.shape != self._shape:
+            self._shape = rewards.shape
+            self._expected = [(n, (*rewards.shape, *inner), own) for n, inner, own in self._flat]
+        for name, shape, dtype in self._expected:
+            value = columns.get(name)
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                return False
+        return rewards.ndim == 1 and rewards.dtype in _FLOATS
 
     def read_transitions(
         self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,
@@ -511,6 +528,8 @@ class ColumnReader:
         """
         arrays = self.read(columns, device)
         count = len(arrays["rewards"])
+        if env_ids is None and valid is None and not (num_envs and count % num_envs):
+            return arrays, _NO_IDS, None, None
         ids = read_row_ids(env_ids, count, num_envs, device)
         if valid is None:
             return arrays, ids, None, None
