@@ -112,9 +112,12 @@ def copy_item_at(target, source, count):
     """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
     if count > _MAX_INLINE:
         copy_at(target, source, count)
+    elif count >= 64:
+        for done in range(0, count - 63, 64):
+            copy_at(target + done, source + done, 64)
+        copy_at(target + count - 64, source + count - 64, 64)
     elif count >= 32:
-        for done in range(0, count - 31, 32):
-            copy_at(target + done, source + done, 32)
+        copy_at(target, source, 32)
         copy_at(target + count - 32, source + count - 32, 32)
     elif count >= 16:
         copy_at(target, source, 16)
