@@ -69,6 +69,12 @@ class SequenceOptions(NamedTuple):
     period: int  # of the first steps of sequences, counted from the start of the episode
     pad: bool
 
+    def __str__(self) -> str:
+        overlap = self.length - self.period
+        begins = "anywhere" if self.period == 1 else f"overlapping by {overlap}"
+        how = f"with burn_in={self.burn_in} and pad={self.pad}"
+        return f"sequences of {self.length} steps, {begins}, {how}"
+
     @property
     def needed(self) -> int:
         """Steps that have to be there from the first one on, unless that begins its episode."""
@@ -166,7 +172,7 @@ def memory_of(batch: Any, owner: object) -> Any:
     if memory is None or memory.owner is not owner:
         raise BufferMisuseError(
             f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
-            "returned, not a copy"
+            "returned, not a copy, nor one drawn before a state was loaded or with other options"
         )
     return memory
 

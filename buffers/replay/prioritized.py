@@ -466,7 +466,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._tree is not None:
             self._tree.restore(values)
         elif self._sums is not None:
-            self._sums.restore(torch.from_numpy(np.array(values)).to(self.device))
+            self._sums.leaves.copy_(torch.from_numpy(np.array(values)))
             self._sums.largest.fill_(largest)
 
 
