@@ -20,28 +20,11 @@ from buffers.core.rows import Field, FrameLayout, RowLayout
 from buffers.core.spaces import Leaf
 
 __all__ = [
-    "MAX_COUNT",
-    "ColumnReader",
-    "Transitions",
-    "as_array",
-    "as_tensor",
-    "check_count",
-    "check_place",
-    "check_rewards",
-    "read_array",
-    "read_columns",
-    "read_distinct_ids",
-    "read_episode",
-    "read_flags",
-    "read_nest",
-    "read_number",
-    "read_row_ids",
-    "read_steps",
-    "read_tensor",
-    "read_valid",
-    "resolve_device",
-    "tree_leaves",
-]
+    "MAX_COUNT", "ColumnReader", "Transitions", "as_array", "as_tensor", "check_count",
+    "check_place", "check_rewards", "read_array", "read_columns", "read_distinct_ids",
+    "read_episode", "read_flags", "read_nest", "read_number", "read_row_ids", "read_steps",
+    "read_tensor", "read_valid", "resolve_device", "tree_leaves",
+]  # fmt: skip
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 

@@ -23,17 +23,13 @@ from numba.extending import lower_builtin, type_callable
 from buffers.core.compiling import njit
 
 __all__ = [
-    "address_of",
-    "bounded",
-    "copy_at",
-    "copy_item_at",
-    "prefetch",
-    "random_word",
-    "unit_float",
-]
+    "address_of", "bounded", "copy_at", "copy_item_at", "prefetch", "random_word", "unit_float",
+]  # fmt: skip
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_SECOND_CACHE = 2  # where a line is put, as LLVM says it; more requests wait there than in the first
+_SECOND_CACHE = (
+    2  # where a line is put, as LLVM says it; more requests wait there than in the first
+)
 _BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

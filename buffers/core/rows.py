@@ -18,14 +18,8 @@ from buffers.core.columns import torch_dtype
 from buffers.core.spaces import Leaf, build_tree
 
 __all__ = [
-    "Field",
-    "FrameLayout",
-    "RowLayout",
-    "RowPacker",
-    "row_stride",
-    "row_views",
-    "view_fields",
-]
+    "Field", "FrameLayout", "RowLayout", "RowPacker", "row_stride", "row_views", "view_fields",
+]  # fmt: skip
 
 _LINE = 64
 

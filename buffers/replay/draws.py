@@ -53,7 +53,11 @@ def draw(
 
 
 def draw_uniform(
-    begin: torch.Tensor, end: torch.Tensor, span: int, generator: torch.Generator, rows: torch.Tensor
+    begin: torch.Tensor,
+    end: torch.Tensor,
+    span: int,
+    generator: torch.Generator,
+    rows: torch.Tensor,
 ) -> None:
     """Draw rows int64 (B,), written: all equally likely."""
     rows.random_(generator=generator)  # 0 .. 2**63 - 1
