@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Guard", "StreamOrder", "exclusive"]
+__all__ = ["Guard", "exclusive"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -26,26 +26,35 @@ class Guard:
     """What the calls of a buffer wait for.
 
     Attributes:
-        ahead: What draws ahead, if a thread does: see `prefetch`.
-        streams: Of the GPU that the buffer is on, else None.
+        ahead: What draws ahead, if a thread does: a `Prefetch`.
+        gpu: That the buffer is on, or None.
 
     Args:
         device: Where the buffer is.
     """
 
-    __slots__ = ("__weakref__", "ahead", "streams")
+    __slots__ = ("__weakref__", "_last", "ahead", "gpu")
 
     def __init__(self, device: torch.device | None = None):
-        is_gpu = device is not None and device.type == "cuda"
-        self.streams = StreamOrder(device) if is_gpu else None
+        self.gpu = device if device is not None and device.type == "cuda" else None
         self.ahead: Any = None
+        self._last: Any = None
         _guards.add(self)
 
     def enter(self) -> None:
-        """Wait for what is drawn ahead, and let the current stream wait for the last one."""
+        """Wait for what is drawn ahead, and let the current stream wait for the last one.
+
+        A graph that is being captured can't wait for what is outside of it: it is ordered with
+        others where it is replayed, so replay it on the stream of the other calls.
+        """
         self.settle()
-        if self.streams is not None:
-            self.streams.enter()
+        if self.gpu is None:
+            return
+        stream: Any = torch.cuda.current_stream(self.gpu)
+        if stream != self._last and not torch.cuda.is_current_stream_capturing():
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last = stream
 
     def settle(self) -> None:
         """Wait for what is drawn ahead."""
@@ -56,27 +65,6 @@ class Guard:
         """Forget what was drawn ahead."""
         if self.ahead is not None:
             self.ahead.rewind()
-
-
-class StreamOrder:
-    """Orders what is enqueued on several streams of a GPU as the calls are that enqueue it.
-
-    A call on another stream than the last one's lets its stream wait for all that the other one
-    has been given so far. A graph that is being captured can't wait for what is outside of it: it
-    is ordered with others where it is replayed, so replay it on the stream of the other calls.
-    """
-
-    def __init__(self, device: torch.device | None):
-        self._device, self._last = device, None
-
-    def enter(self) -> None:
-        """Order the current stream behind the last one."""
-        stream: Any = torch.cuda.current_stream(self._device)
-        if stream == self._last or torch.cuda.is_current_stream_capturing():
-            return
-        if self._last is not None:
-            stream.wait_stream(self._last)
-        self._last = stream
 
 
 def exclusive(method: _Method) -> _Method:

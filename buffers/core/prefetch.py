@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import functools
-import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -21,7 +19,7 @@ from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard
 
-__all__ = ["Prefetch", "bound_draw"]
+__all__ = ["Prefetch"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
@@ -69,11 +67,8 @@ class Prefetch(Iterator[_B], Generic[_B]):
         why: Callable[[], str] = lambda: "a draw ahead takes too long; is a disk gone?",
         is_ordered: bool = True,
     ):
-        self._depth, self._timeout, self._why = (
-            check_count("depth", depth, _MAX_DEPTH),
-            timeout,
-            why,
-        )
+        self._depth = check_count("depth", depth, _MAX_DEPTH)
+        self._timeout, self._why = timeout, why
         target = None if device is None else resolve_device(device)
         if guard.ahead is not None:
             raise BufferMisuseError(
@@ -82,7 +77,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
             )
         self._work = guard.ahead = _Work(draw, generator, target, is_ordered=is_ordered)
         # Also when nobody has it any more, and when Python ends.
-        self._stop = weakref.finalize(self, _end, self._work, guard)
+        self._stop = weakref.finalize(self, self._work.close, guard)
 
     def __iter__(self) -> Self:
         """Itself."""
@@ -111,31 +106,6 @@ class Prefetch(Iterator[_B], Generic[_B]):
         self.close()
 
 
-def bound_draw(
-    sample: Callable[..., _B], batch_size: int, options: Mapping[str, Any]
-) -> Callable[[], _B]:
-    """`sample` with its arguments.
-
-    Raises:
-        BufferMisuseError: It does not take them, or one of them is memory to draw into.
-    """
-    try:
-        if "out" in options:
-            raise TypeError("each batch is a new one, so there is no out")
-        inspect.signature(sample).bind(batch_size, **options)
-    except TypeError as error:
-        raise BufferMisuseError(f"options are {dict(options)}: {error}") from None
-    return functools.partial(sample, batch_size, **options)
-
-
-def _end(work: _Work, guard: Guard) -> None:
-    try:
-        work.close()
-    finally:
-        if guard.ahead is work:
-            guard.ahead = None
-
-
 class _Work:
     """Draws on a thread, in the order in which they were asked for; holds nobody's `Prefetch`."""
 
@@ -148,14 +118,11 @@ class _Work:
         is_ordered: bool,
     ):
         self._draw, self._generator, self._device = draw, generator, device
-        self._is_ordered, self._pid = is_ordered, os.getpid()
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch", self._note_thread)
+        self._is_ordered, self._pid, self._is_closed = is_ordered, os.getpid(), False
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch")
         self._asked: collections.deque[concurrent.futures.Future] = collections.deque()
-        self._after: np.ndarray | None = None  # where the generator stood after the last draw
-        self._thread, self._is_closed, self._stream = 0, False, None
-
-    def _note_thread(self) -> None:
-        self._thread = threading.get_ident()
+        self._after: Any = None  # where the generator stood after the last draw
+        self._thread, self._stream = 0, None
 
     def take(self, depth: int, timeout: float, why: Callable[[], str]) -> Any:
         """The oldest batch; asks for as many as are to be ahead then."""
@@ -166,22 +133,16 @@ class _Work:
         while len(self._asked) < depth + 1:
             self._asked.append(self._pool.submit(self._run))
         first = self._asked[0]
-        try:
-            batch, _ = first.result(timeout)
-        except concurrent.futures.CancelledError:
-            raise BufferMisuseError("this prefetch was closed by another thread") from None
-        except BaseException as error:
-            if isinstance(error, TimeoutError) and not first.done():
-                raise TimeoutError(why()) from None
-            if first.done():  # what was asked for behind it would fail as well
-                self._wait()
-                self._asked.clear()
-            raise
+        if not concurrent.futures.wait([first], timeout).done:
+            raise TimeoutError(why())
+        if first.exception() is not None:  # what was asked for behind it would fail as well
+            self._wait()
+            self._asked.clear()
+        batch, _ = first.result()
         self._asked.popleft()
         if self._device is not None and self._device.type == "cuda":
-            each_tensor(
-                batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device))
-            )
+            stream = torch.cuda.current_stream(self._device)
+            each_tensor(batch._contents(), lambda t: t.record_stream(stream))
         return batch
 
     def settle(self) -> None:
@@ -203,23 +164,24 @@ class _Work:
         drawn = [future.result() for future in self._asked if future.exception() is None]
         self._asked.clear()
         if drawn and self._pid == os.getpid():
-            generator, after = self._generator(), self._after
-            if after is not None and np.array_equal(generator.get_state(), after):
+            generator = self._generator()
+            if np.array_equal(generator.get_state(), self._after):
                 generator.set_state(drawn[0][1])
 
-    def close(self) -> None:
+    def close(self, guard: Guard) -> None:
         """End the thread, and wait for it."""
-        self._is_closed = True
+        guard.ahead, self._is_closed = None, True
         if self._pid != os.getpid() or threading.get_ident() == self._thread:
             return
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asked = collections.deque(f for f in self._asked if not f.cancelled())
         self._wait()
         self.rewind()
+        self._pool.shutdown()
 
     def _run(self) -> tuple[Any, np.ndarray]:
         """A batch, and where the generator stood before it."""
-        before = self._generator().get_state()
+        self._thread, before = threading.get_ident(), self._generator().get_state()
         batch = self._draw() if self._is_ordered else self._draw(self._is_ending)
         self._after = self._generator().get_state()
         return batch if self._device is None else self._moved(batch, self._device), before
@@ -230,12 +192,11 @@ class _Work:
 
     def _moved(self, batch: Any, device: torch.device) -> Any:
         """A copy of a batch on a device, done."""
+        contents = batch._contents()
         if device.type != "cuda":
-            return type(batch)._made_of(each_tensor(batch._contents(), lambda t: t.to(device)))
+            return type(batch)._made_of(each_tensor(contents, lambda t: t.to(device)))
         self._stream = self._stream or torch.cuda.Stream(device)
-        with torch.cuda.stream(self._stream):
-            contents = each_tensor(
-                batch._contents(), lambda t: t.pin_memory().to(device, non_blocking=True)
-            )
+        with torch.cuda.stream(self._stream):  # beside what the learner has queued
+            moved = each_tensor(contents, lambda t: t.pin_memory().to(device, non_blocking=True))
         self._stream.synchronize()
-        return type(batch)._made_of(contents)
+        return type(batch)._made_of(moved)

@@ -27,7 +27,7 @@ from buffers.core.arguments import check_count
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_room, zeroed_bytes
-from buffers.core.rows import RowLayout, RowPacker, plan_view, row_stride, row_views, view_fields
+from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
@@ -167,8 +167,7 @@ class EpisodeTable:
             if is_staged:
                 self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
         fields = layout.row.fields
-        views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
-        self.columns = dict(zip(fields, views, strict=True))
+        self.columns = view_fields(self.rows, fields)
         self._block = np.zeros((0, layout.row.num_words), np.int64)
         self.fields: dict[str, np.ndarray] = {}
         self.live, self.num_restored = Live(), 0

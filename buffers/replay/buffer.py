@@ -29,9 +29,9 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, view_fields
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.replay.batches import Reader, ReplayBatch, views_of
+from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Files, Folder, Place, plan_place
 from buffers.replay.plan import (
@@ -548,7 +548,7 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         Rows that hold nothing yet are zero. `order` tells which hold transitions.
         """
         layout = self._table.plan.layout
-        views = views_of(self._table.rows, layout.fields)
+        views = view_fields(self._table.rows, layout.fields)
         named = {}
         if layout.frames is None:
             named["obs"] = layout.build_obs([views[path] for path in layout.obs])

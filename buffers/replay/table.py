@@ -43,7 +43,7 @@ import torch
 
 from buffers.core.arguments import Transitions
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import Field, plan_view, row_views, view_fields
+from buffers.core.rows import Field, row_views, view_fields
 from buffers.replay.once import Once, Placed
 from buffers.replay.plan import OLDER, Plan
 
@@ -143,8 +143,7 @@ class Table:
             )
             self._last = torch.zeros(plan.num_envs, dtype=torch.int64, device=device)
             self._is_open = torch.zeros(plan.num_envs, dtype=torch.bool, device=device)
-            views = view_fields(self.rows, map(plan_view, fields.values()))
-            columns = dict(zip(fields, views, strict=True))
+            columns = view_fields(self.rows, fields)
         else:
             self._xp, self._arange = np, np.arange
             self._pages = self.rows.view(torch.int64).numpy()

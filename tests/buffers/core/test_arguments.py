@@ -186,7 +186,7 @@ def test_priorities_on_a_device_that_would_overflow_are_left_out_and_counted():
     buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=2.0, staged=True)
     buffer.add(**columns())
     given = torch.tensor([4.0, 1e200], dtype=torch.float64)
-    buffer._update_sums(torch.tensor([0, 1]), given)
+    buffer._sums.update(torch.tensor([0, 1]), given, buffer._table.live_there())
     assert buffer.priorities[:2].tolist() == [16.0, 1.0] and buffer.num_refused == 1
 
 

@@ -1,6 +1,5 @@
 """What buffers do for devices, as far as it shows without one."""
 
-import contextlib
 import copy
 from typing import Any
 
@@ -18,8 +17,7 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.core.columns import ColumnSpec, allocate_columns
-from buffers.core.guard import Guard, StreamOrder
+from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
@@ -261,10 +259,10 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
-    assert Guard(CPU).streams is None
+    assert Guard(CPU).gpu is None
     for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
         buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-        buffer._guard.streams = StreamOrder(CUDA)
+        buffer._guard.gpu = CUDA
         now["stream"] = "a"
         buffer.add(**columns(4))
         buffer.sample(8)
@@ -281,7 +279,7 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
         assert waits == [("b", "a"), ("a", "b")]
         waits.clear()
     episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    episodes._guard.streams = StreamOrder(CUDA)
+    episodes._guard.gpu = CUDA
     for name in ("a", "b"):
         now["stream"] = name
         episodes.add_episode({
@@ -320,30 +318,6 @@ def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
     given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
     assert given.dtype == np.float64
     np.testing.assert_array_equal(given, actions.double().numpy())
-
-
-def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
-    """Powers of two; nothing is allocated before it was compared with what is free."""
-    asked = []
-
-    @contextlib.contextmanager
-    def allocation(what, needed, device, advice):
-        asked.append((needed, device))
-        raise BufferMemoryError("not here")
-        yield
-
-    monkeypatch.setattr("buffers.core.columns.allocation", allocation)
-    monkeypatch.setattr("buffers.core.columns.check_fits", lambda *_: None)
-    specs = [
-        ColumnSpec("a", (3, 5), np.dtype(np.float32), "both"),
-        ColumnSpec("b", (64,), np.dtype(np.uint8), "both"),
-        ColumnSpec("c", (3,), np.dtype(np.float64), "host"),
-        ColumnSpec("d", (3,), np.dtype(np.float64), "device"),
-    ]
-    for device, expected in ((CUDA, 64 + 64 + 24), (CPU, 60 + 64 + 24 + 60 + 64 + 24)):
-        with pytest.raises(BufferMemoryError):
-            allocate_columns("it", specs, device, staged=True, allocate=None, advice="")
-        assert asked.pop() == (expected, CPU)
 
 
 class Transfers(TorchDispatchMode):
