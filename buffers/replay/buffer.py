@@ -196,7 +196,6 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         can_take = plan.layout.frames is None and self._sequences is None
         self._takes_tensors = can_take and self.device.type != "cpu"
         self._there = self._table if self._is_staged else None
-        self._num_unfollowed = 0  # rows that the sequences do not know
         self._is_plain = self._table.is_plain and not (
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
@@ -384,18 +383,11 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            self._follow(is_due=piece[3] is not None)
             self._table.add(*piece)
-            self._num_unfollowed += len(piece[0]["rewards"])
-            if self._sequences is not None and piece[3] is not None:
-                self._sequences.cut(piece[3])
-            self._follow(is_due=not self._is_staged or 2 * self._num_unfollowed > self.capacity)
-
-    def _follow(self, *, is_due: bool) -> None:
-        """Let the sequences know of new rows, for which a device is asked no more than needed."""
-        if self._sequences is not None and is_due:
-            self._sequences.follow(self._new_sequence_value())
-            self._num_unfollowed = 0
+            if self._sequences is not None:
+                if piece[3] is not None:
+                    self._sequences.cut(piece[3])
+                self._sequences.follow(self._new_sequence_value())
 
     @exclusive
     def flush(self) -> None:
@@ -446,7 +438,6 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
 
     @exclusive
     def _cut(self, ids: np.ndarray) -> None:
-        self._follow(is_due=True)
         self._table.cut(ids)
         if self._sequences is not None:
             self._sequences.cut(ids)

@@ -441,7 +441,7 @@ class MultiprocessReplayBuffer:
         """
         try:
             if self._guard.ahead is not None:
-                self._guard.ahead.close()
+                self._guard.ahead.close(self._guard)
         finally:
             self._memory.close()
 

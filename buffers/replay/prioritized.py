@@ -116,10 +116,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        value = read_number("alpha", alpha, math.inf)
-        if getattr(self, "_num_unfollowed", 0):
-            self._follow(is_due=True)
-        self._alpha = value
+        self._alpha = read_number("alpha", alpha, math.inf)
         if self._sums is not None:
             self._sums.alpha.fill_(self._alpha)
             self._sums.bound.fill_(self._largest_priority())
@@ -388,7 +385,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         means = (sizes / learn.sum(1, keepdims=True)).sum(1)
         priorities = np.minimum(eta * sizes.max(1) + (1 - eta) * means, bound)
         assert self._sequences is not None
-        self._follow(is_due=True)  # what was added before has the largest one until now
         self._sequences.update(memory, priorities, self.alpha)
 
     def _largest_priority(self) -> float:

@@ -163,6 +163,9 @@ class Table:
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
         self._is_torn = self.is_captured = False
+        number = plan.num_rows if is_staged and plan.has_sequences else 0
+        self._mirrors = {path: np.zeros(number, np.int32) for path in ("link", "env_ids")}
+        self._changed: list[torch.Tensor] = []  # rows in which they are another
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -242,13 +245,25 @@ class Table:
 
     @property
     def links(self) -> np.ndarray:
-        """int32 (num_rows,); a copy if staged, like the next two."""
-        return _on_host(self._links)
+        """int32 (num_rows,), on the host."""
+        return self._mirror("link")
 
     @property
     def row_envs(self) -> np.ndarray:
-        """int32 (num_rows,), env ids."""
-        return _on_host(self._written["env_ids"])
+        """int32 (num_rows,), env ids, on the host."""
+        return self._mirror("env_ids")
+
+    def _mirror(self, path: str) -> np.ndarray:
+        """A column on the host; of a device rows are fetched that were added since the last call."""
+        if not self.plan.has_sequences or not self.is_staged:
+            return _on_host(self._links if path == "link" else self._written[path])
+        if self._changed:
+            rows = torch.concatenate(self._changed)
+            self._changed.clear()
+            at = _on_host(rows)
+            self._mirrors["link"][at] = _on_host(self._links[rows])
+            self._mirrors["env_ids"][at] = _on_host(self._written["env_ids"][rows])
+        return self._mirrors[path]
 
     @property
     def envs(self) -> dict[str, np.ndarray]:
@@ -258,8 +273,8 @@ class Table:
     def kept_links(self) -> tuple[np.ndarray, np.ndarray]:
         """Links and units of older frames of rows whose transitions are still there; else 0."""
         is_there = self.are_there(np.arange(self.plan.num_rows))
-        older = _on_host(self._older)
-        return np.where(is_there, self.links, 0), np.where(is_there[:, None], older, 0)
+        links, older = _on_host(self._links), _on_host(self._older)
+        return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
 
     # What comes in.
 
@@ -463,6 +478,8 @@ class Table:
         self._committed[...] = placed.ends
         if links is not None:
             links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
+            if len(self._mirrors["link"]):
+                self._changed += [rows, targets]
             if once is not None and freed is not None:
                 once.commit(placed, chosen, *freed)
         if len(self._last):
@@ -499,6 +516,8 @@ class Table:
             self._older[...] = there(older)
         self.begun[...], self.committed[...] = rings.T
         self._begun[...], self._committed[...] = there(rings[:, 0]), there(rings[:, 1])
+        if len(self._mirrors["link"]):
+            self._changed = [self._arange(self.plan.num_rows)]
         self._is_torn = False
         if self.once is not None:
             self.once.recount(*self.kept_links())

@@ -140,7 +140,7 @@ def test_a_copied_buffer_keeps_priorities_and_exponents(duplicate):
 def test_copies_made_amid_an_add_have_the_priorities_of_its_rows(monkeypatch, staged):
     buffer, twin = (make_ring(PrioritizedReplayBuffer, staged) for _ in range(2))
     with monkeypatch.context() as patch:
-        patch.setattr(type(buffer), "_insert_new", lambda self: None)
+        patch.setattr(type(buffer), "_insert_new", lambda self, **_: None)
         buffer.add(**make_steps(np.random.default_rng(0)))
     twin.load_state_dict(copy.deepcopy(buffer).state_dict())
     assert twin.priorities[:NUM_ENVS].tolist() == [1.0] * NUM_ENVS
