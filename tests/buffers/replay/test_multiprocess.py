@@ -1,11 +1,9 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
-import concurrent.futures
 import contextlib
 import os
 import pickle
 import threading
-import time
 import warnings
 from collections import Counter
 
@@ -265,22 +263,6 @@ def test_the_learner_and_writers_wait_for_one_another_and_say_why():
     assert min(sizes.values()) > 50
 
 
-def test_a_waiting_learner_goes_on_when_another_thread_adds():
-    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
-    writer = buffer.writer()
-
-    def add():
-        for number in range(200):
-            writer.add(**rows(number))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    for _ in range(100):
-        numbers_in(buffer.sample(2))
-    thread.join(30)
-    assert not thread.is_alive() and buffer.num_sampled == buffer.num_added == 200
-
-
 def test_batches_drawn_ahead_are_those_of_sample():
     buffer, other = simple(64), simple(64)
     for each in (buffer, other):
@@ -340,31 +322,6 @@ def test_batches_drawn_ahead_wait_for_writers_and_nothing_waits_for_them():
         next(waiting)
 
 
-def test_a_draw_that_nobody_waited_for_is_made_again():
-    buffer = simple(64, min_size_to_sample=10, timeout=0.05)
-    writer = buffer.writer()
-    writer.add(**rows(*range(10)))
-    with buffer.prefetch(4, depth=1) as batches:
-        next(batches)
-        concurrent.futures.wait(batches._work._asked, 10)  # the second one
-        buffer._header["min_size"] = 20  # so that the thread waits in vain for the third
-        next(batches)
-        time.sleep(0.3)
-        writer.add(**rows(*range(10, 20)))
-        for _ in range(3):
-            assert len(next(batches)) == 4
-
-
-def test_a_buffer_draws_by_its_prefetch_alone():
-    buffer = simple(64)
-    buffer.writer().add(**rows(*range(10)))
-    with buffer.prefetch(4) as batches:
-        with pytest.raises(BufferMisuseError, match="take batches from that, or close it first"):
-            buffer.sample(4)
-        assert len(next(batches)) == 4
-    assert len(buffer.sample(4)) == 4
-
-
 def test_a_draw_ahead_that_waits_too_long_says_why():
     buffer = simple(64, min_size_to_sample=10)
     with buffer.prefetch(4, timeout=0.05) as batches:
@@ -385,7 +342,10 @@ def test_bad_arguments_are_refused():
         ({"num_writers": 0}, "num_writers must be a positive integer"),
         ({"samples_per_insert": 0}, "samples_per_insert is 0"),
         ({"samples_per_insert": np.nan}, "samples_per_insert is nan"),
-        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer 7, expected more than 0, and at least 8"),
+        (
+            {"samples_per_insert": 8, "error_buffer": 7},
+            "error_buffer 7, .* at least 8",
+        ),
         ({"error_buffer": 7}, "samples_per_insert is 0 and error_buffer 7"),
         ({"min_size_to_sample": 101}, "min_size_to_sample is 101, expected at most 100"),
         ({"timeout": -1}, "timeout is -1"),
@@ -571,12 +531,6 @@ for pid in writers.values():
 print(num_torn, buffer.num_added, buffer.num_sampled)
 """
 )
-
-
-@pytest.mark.slow
-def test_kills_of_writers_tear_no_row():
-    _, added, sampled = map(int, printed(KILLS, 2, 8, kind="buffers"))
-    assert added > 8 * 7 and sampled > 8 * 64
 
 
 @pytest.mark.slow
