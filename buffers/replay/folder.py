@@ -124,7 +124,8 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
         is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
-        if is_lost or (others := sorted(found - names - {_HEADER, _LOCK, *_OTHERS})):
+        others = sorted(found - names - {_HEADER, _LOCK, *_OTHERS})
+        if is_lost or others:
             raise CheckpointError(
                 f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"
                 if is_lost

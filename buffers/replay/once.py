@@ -104,7 +104,7 @@ class Once:
     def _pack(self, arrays: Mapping[str, Any], prefix: str) -> Any:
         """Observations as uint8 (K, F or 1, bytes): leaves where they are in a row, or frames."""
         layout, xp, count = self._plan.layout, self._xp, len(arrays["rewards"])
-        uint8 = torch.uint8 if xp is torch else np.uint8
+        uint8: Any = torch.uint8 if xp is torch else np.uint8
         if self._frames is not None:
             array = arrays[f"{prefix}obs"]
             return array.reshape(*array.shape[:2], -1).view(uint8)

@@ -252,7 +252,7 @@ def check_described(state: Any, own: Mapping[str, Any]) -> None:
     check_settings({name: state.get(name) for name in own}, own)
 
 
-def _held_blocks(table: Table) -> list[np.ndarray]:
+def _held_blocks(table: Table) -> list[Block]:
     """The rows of each ring that hold something, in the order of the table; on the CPU.
 
     What is on the CPU is not copied, and each block has memory of no more than its rows.

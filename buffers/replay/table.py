@@ -107,6 +107,16 @@ class Table:
         is_captured: An add is in a CUDA graph, so that the host does not know how many there are.
     """
 
+    # Arrays of NumPy, or tensors if staged.
+    _begun: Any
+    _committed: Any
+    _last: Any
+    _is_open: Any
+    _links: Any
+    _older: Any
+    _changed: list[Any]
+    _written: dict[str, Any]
+
     def __init__(
         self,
         plan: Plan,
@@ -165,7 +175,7 @@ class Table:
         self._is_torn = self.is_captured = False
         number = plan.num_rows if is_staged and plan.has_sequences else 0
         self._mirrors = {path: np.zeros(number, np.int32) for path in ("link", "env_ids")}
-        self._changed: list[torch.Tensor] = []  # rows in which they are another
+        self._changed = []  # rows in which they are another
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -339,7 +349,7 @@ class Table:
             self.committed += counts
         return rows
 
-    def _there(self, array: Any) -> torch.Tensor:
+    def _there(self, array: Any) -> Any:
         """An array as it is, or if staged a copy on the device."""
         if not self.is_staged or isinstance(array, torch.Tensor):
             return array
@@ -466,33 +476,38 @@ class Table:
 
     def _commit(self, placed: Placed, chosen: Any) -> None:
         """Let rows that were written count; a link leads to what counts at all times."""
-        xp, rows, links, once = self._xp, placed.rows, self._links, self.once
         self._is_torn = True
-        if links is not None:
-            first = self._first_row + 1
-            is_joined = placed.is_joined if chosen is None else chosen.is_joined
-            is_followed = (placed.following >= 0) & is_joined[placed.following]
-            codes = xp.where(is_followed, rows[placed.following] + first, 0)
-            freed = None
-            if once is not None and chosen is not None:
-                codes = chosen.codes
-                freed = once.let_go(placed, chosen, links, self._older)
-                self._older[rows] = chosen.older
-            is_outer = is_joined & (placed.previous < 0)
-            targets = xp.where(is_outer, placed.before_rows, rows)
-            links[rows] = self._int32(codes)
-            self._order()
-        self._committed[...] = placed.ends
-        if links is not None:
-            links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
-            if len(self._mirrors["link"]):
-                self._changed += [rows, targets]
-            if once is not None and freed is not None:
-                once.commit(placed, chosen, *freed)
+        if self._links is None:
+            self._committed[...] = placed.ends
+        else:
+            self._link(placed, chosen)
         if len(self._last):
             self._last[placed.ids] = placed.numbers[placed.newest] + 1
             self._is_open[placed.ids] = ~placed.is_over[placed.newest]
         self._is_torn = False
+
+    def _link(self, placed: Placed, chosen: Any) -> None:
+        """Write links of rows, let them count, and write those of the rows before them."""
+        xp, rows, links, first = self._xp, placed.rows, self._links, self._first_row + 1
+        freed: Any = None
+        if self.once is None:
+            is_joined = placed.is_joined
+            is_followed = (placed.following >= 0) & is_joined[placed.following]
+            codes = xp.where(is_followed, rows[placed.following] + first, 0)
+        else:
+            is_joined, codes = chosen.is_joined, chosen.codes
+            freed = self.once.let_go(placed, chosen, links, self._older)
+            self._older[rows] = chosen.older
+        links[rows] = self._int32(codes)
+        self._order()
+        self._committed[...] = placed.ends
+        is_outer = is_joined & (placed.previous < 0)
+        targets = xp.where(is_outer, placed.before_rows, rows)
+        links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
+        if len(self._mirrors["link"]):
+            self._changed += [rows, targets]
+        if self.once is not None:
+            self.once.commit(placed, chosen, *freed)
 
     def recover(self) -> None:
         """Put in order what an interrupt has left between rows that count and all else."""
