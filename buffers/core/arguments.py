@@ -213,7 +213,7 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
 
 
 def read_flags(name: str, given: Any) -> Any:
-    """Bools of a tensor or array of any shape that has bools, or integers 0 and 1; where it lies."""
+    """Bools, where they lie, of a tensor or array that has bools, or integers 0 and 1."""
     if isinstance(given, torch.Tensor):  # which does not compare all unsigned integers
         given = given if given.dtype is torch.bool else given.to(torch.int64)
         flags: Any = given.bool()

@@ -53,7 +53,7 @@ def copy_at(target, source, count):
 
 @type_callable(address_of)
 def _type_address_of(context):
-    return lambda array: types.intp(array)
+    return types.intp
 
 
 @type_callable(prefetch)

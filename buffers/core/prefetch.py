@@ -50,9 +50,6 @@ class Prefetch(Iterator[_B], Generic[_B]):
         why: Says why there is none by then.
         is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
             Without, a draw may wait for what other processes add, as long as nobody closes this.
-
-    Raises:
-        BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
     """
 
     def __init__(

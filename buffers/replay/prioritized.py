@@ -19,7 +19,6 @@ from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import ReplayBuffer
-from buffers.replay.folder import Folder
 from buffers.replay.plan import Plan, ReplayOptions
 from buffers.replay.priorities import MAX_VALUE, DeviceValues, SumTree, level_sizes, values_fit
 
@@ -335,10 +334,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
 
         Args:
-            batch_size: See there, like all but the last.
+            batch_size: B; see there, like all but the last.
             sequence_length: L.
-            burn_in: Number of steps that are not learned from.
-            overlap: Number of steps shared with the next sequence.
+            burn_in: Steps that are not learned from.
+            overlap: Steps shared with the next sequence.
             pad: Whether sequences may run out.
             initial_states: Names of extra columns.
             columns: Names of those to draw.
