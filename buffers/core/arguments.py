@@ -324,7 +324,9 @@ def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) ->
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     """List what lies at the leaves of a nest that must be shaped like the space."""
-    got = type(tree).__name__
+    got: Any = type(tree).__name__
+    nest: Any = tree
+    parts: Mapping[Any, Space]
     if isinstance(space, spaces.Dict):
         parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
         fits = isinstance(tree, Mapping) and set(tree) == set(parts)
@@ -340,7 +342,7 @@ def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     return [
         leaf
         for key, child in parts.items()
-        for leaf in tree_leaves(child, tree[key], f"{name}[{key!r}]")
+        for leaf in tree_leaves(child, nest[key], f"{name}[{key!r}]")
     ]
 
 

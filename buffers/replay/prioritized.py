@@ -290,8 +290,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree.update(rows, np.power(values, self.alpha, out=values))
             self._note_numbers()
         elif self._sums is not None and len(rows):
-            there = (torch.from_numpy(array).to(self.device) for array in (rows, values))
-            self._sums.update(*there, self._table.live_there())
+            found, given_there = (torch.from_numpy(x).to(self.device) for x in (rows, values))
+            self._sums.update(found, given_there, self._table.live_there())
 
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
@@ -411,7 +411,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
-        self._restore(*state["exponents"].tolist(), state["priorities"], math.inf)
+        largest, alpha, beta = state["exponents"].tolist()
+        self._restore(largest, alpha, beta, state["priorities"], math.inf)
 
     def _restore(
         self, largest: float, alpha: float, beta: float, values: np.ndarray, until: float
