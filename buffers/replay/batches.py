@@ -28,7 +28,8 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
 from buffers.core.memory import check_fits
 from buffers.core.rows import Field, view_fields
-from buffers.replay.draws import find_windows, find_windows_there, lead_back
+from buffers.replay.draws import find_windows, find_windows_there
+from buffers.replay.plan import OLDER
 from buffers.replay.table import Table
 
 __all__ = ["Reader", "ReplayBatch"]
@@ -359,9 +360,14 @@ class Reader:
         links = self._views["link"].index_select(0, lists[self._last])
         torch.sub(links, 1, out=lists[number])
         if self._frames is not None:
-            for first, newest in zip(self._stacks, (lists[0], lists[number]), strict=True):
-                if first < len(lists):
-                    lead_back(once.back_there, newest, lists[first:][: self._frames.num_frames - 1])
+            older, last = self._views.get(OLDER), lists[self._last]
+            size = self._frames.num_frames - 1
+            of_obs, of_next = (lists[first:][:size] for first in self._stacks)
+            if older is not None and len(of_obs):
+                of_obs.copy_(older.index_select(0, lists[0]).T)
+            if older is not None and len(of_next):  # those of the last row, moved on by itself
+                of_next[:-1].copy_(older.index_select(0, last).T[1:])
+                of_next[-1].copy_(last)
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
         """As `gather`, by operations of torch, which nothing waits for."""

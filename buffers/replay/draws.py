@@ -18,7 +18,7 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
 
-__all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there", "lead_back"]
+__all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 
 # Which transitions: each equally likely, each ring and then one of its own, or all different.
 Draw = Literal["rows", "rings", "distinct"]
@@ -183,13 +183,3 @@ def find_windows_there(
     sums.copy_(total)
     discounts.copy_(torch.where(columns["terminations"].index_select(0, rows), 0.0, power))
     return rows
-
-
-def lead_back(back: torch.Tensor, units: torch.Tensor, older: torch.Tensor) -> None:
-    """Write units int64 (F - 1, B), the oldest first, of frames before the newest ones (B,).
-
-    `back` int32 (num_rows + P,) is that of `once`.
-    """
-    for frame in range(len(older) - 1, -1, -1):
-        units = torch.index_select(back, 0, units)
-        older[frame] = units

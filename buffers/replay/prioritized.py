@@ -237,8 +237,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             exponent = self._beta if exponent is None else exponent
             self._tree.draw(points.numpy(), rows, weights, exponent)
         self._reader.fill(batch)
-        if self._folder is not None:
-            self._keep_generator(self._folder)
+        self._keep_generator()
         return batch
 
     @exclusive

@@ -19,7 +19,6 @@ from buffers import (
 )
 from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.state import _joined_on_cpu
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
@@ -375,19 +374,6 @@ class Elsewhere(torch.Tensor):
 
     def cpu(self):
         return self.as_subclass(torch.Tensor)
-
-
-def test_a_state_is_joined_on_the_host():
-    """Not on the device, which may have no room for another ring."""
-    blocks = [torch.arange(6).view(2, 3), torch.arange(9).view(3, 3)]
-    expected, names = torch.cat(blocks), Operations()
-    there = [block.as_subclass(Elsewhere) for block in blocks]
-    with names:
-        found = _joined_on_cpu(there)
-    assert found.equal(expected)
-    assert "cat" not in names.found
-    assert _joined_on_cpu(blocks).equal(expected)
-    assert _joined_on_cpu(blocks[:1]).data_ptr() != blocks[0].data_ptr()
 
 
 def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():

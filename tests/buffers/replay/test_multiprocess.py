@@ -56,7 +56,7 @@ def numbers_in(batch):
 def die(writer):
     """Let a writer of this process be one whose process has ended."""
     writer._release.detach()
-    writer._memory.give_back_slot(writer.index)
+    writer._memory.slots["pid"][writer.index] = 0
     writer._pid = 0
 
 
@@ -143,7 +143,7 @@ def test_all_committed_rows_are_drawn_alike_and_no_others():
         again.sample(20, columns=("weights",))
 
 
-@pytest.mark.parametrize("stage", ["begun", "half written", "links", "written"])
+@pytest.mark.parametrize("stage", ["begun", "half written", "written"])
 def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkeypatch):
     options = {"num_envs": 1, "n_step": 3, "gamma": 1.0}
     buffer, torn = simple(48, **options), rows(*[-3] * 6)
@@ -156,19 +156,14 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
         raise SystemExit
 
     table = writer._table
-    link = table._link
 
     def write_half(columns, *rest):
         write_columns(dict([*columns.items()][:3]), *rest)
         stop()
 
-    def stop_behind(*args):
-        link(*args)
-        stop()
-
     owner, name, instead = {
         "begun": (table, "_write", stop), "half written": (tables, "write_columns", write_half),
-        "links": (table, "_link", stop_behind), "written": (table, "_commit", stop),
+        "written": (table, "_commit", stop),
     }[stage]  # fmt: skip
     monkeypatch.setattr(owner, name, instead)
     with pytest.raises(SystemExit):
@@ -385,14 +380,14 @@ def test_a_draw_ahead_that_waits_too_long_says_why():
 
 def test_bad_arguments_are_refused():
     for options, text in (
-        ({"num_writers": 3}, "capacity is 100, expected a multiple of num_writers = 3.*take 102"),
-        ({"capacity": 2, "num_writers": 2}, "take 4"),
+        ({"num_writers": 3}, "capacity is 100, expected a multiple of num_writers = 3"),
+        ({"capacity": 2, "num_writers": 2}, "two transitions for each"),
         ({"num_writers": 0}, "num_writers must be a positive integer"),
         ({"samples_per_insert": 0}, "samples_per_insert is 0"),
         ({"samples_per_insert": np.nan}, "samples_per_insert is nan"),
-        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer is 7, expected at least 8"),
-        ({"error_buffer": 7}, "needs samples_per_insert"),
-        ({"min_size_to_sample": 101}, "at most the capacity, 100"),
+        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer 7, expected more than 0, and at least 8"),
+        ({"error_buffer": 7}, "samples_per_insert is 0 and error_buffer 7"),
+        ({"min_size_to_sample": 101}, "min_size_to_sample is 101, expected at most 100"),
         ({"timeout": -1}, "timeout is -1"),
         ({"n_step": 2}, "n_step=2 needs gamma"),
     ):
@@ -408,9 +403,8 @@ def test_bad_arguments_are_refused():
         buffer.writer(2)
     with pytest.raises(BufferMisuseError, match=r"filled by writers"):
         buffer.add(**rows(1))
-    for refused in (lambda: pickle.dumps(buffer), lambda: buffer.save("file")):
-        with pytest.raises(BufferMisuseError, match="not copied, pickled or saved"):
-            refused()
+    with pytest.raises(BufferMisuseError, match="not copied, pickled or saved"):
+        pickle.dumps(buffer)
     with pytest.raises(BufferMisuseError, match="batch_size"):
         buffer.sample(0)
     writer = buffer.writer()
@@ -447,9 +441,9 @@ def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_kn
         assert third.index == 0 and third.num_added == 2
     assert buffer.writer_pids[0] == 0
     address, (capacity, spaces, *rest), *more = third._given
-    for space in (Box(-1, 1, (5,)), Box(0, 255, (4,), np.int32)):
-        with pytest.raises(BufferMisuseError, match="another layout of rows"):
-            module.ReplayWriter(address, (capacity, (space, spaces[1]), *rest), *more).open()
+    with pytest.raises(BufferClosedError, match="is gone"):
+        other = Box(-1, 1, (500,)), spaces[1]
+        module.ReplayWriter(address, (capacity, other, *rest), *more).open()
     for wrong in (address._replace(token=1), address._replace(start=1), address._replace(file=0)):
         with pytest.raises(BufferClosedError, match="is gone"):
             module.ReplayWriter(wrong, third._given[1], *more).open()

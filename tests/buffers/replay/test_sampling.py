@@ -160,11 +160,11 @@ def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path
 OTHERS = {
     "capacity": ({"capacity": 21}, "capacity is 20, expected 21"),
     "store_next": ({"store_next": False}, "store_next is True, expected False; "),
-    "shape": ({"space": NESTED}, "field obs is float32 .3,., expected None"),
+    "shape": ({"space": NESTED}, "fields obs is float32 .3,. at byte 0, expected None"),
     "num_envs": ({"num_envs": 3}, "num_envs is 2, expected 3"),
     "kind": ({"kind": "per_env"}, "Shared.*expected .*PerEnv"),
     "gamma": ({"gamma": 0.9}, "gamma is None, expected 0.9"),
-    "n_step": ({"gamma": 0.9, "n_step": 2}, "n_step is 1, expected 2; gamma is None, expected 0.9"),
+    "n_step": ({"gamma": 0.9, "n_step": 2}, "n_step is 1, expected 2; .*gamma is None"),
 }
 
 

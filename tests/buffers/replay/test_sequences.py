@@ -467,7 +467,7 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
         SharedReplayBuffer(10, **made, track_episodes=True)
     with pytest.raises(BufferMisuseError, match="summed by the learner"):
         SharedReplayBuffer(10, **made, num_envs=1, n_step=2, gamma=0.9, track_episodes=True)
-    with pytest.raises(BufferMisuseError, match="needs storage='memory'"):
+    with pytest.raises(BufferMisuseError, match="track_episodes=False"):
         SharedReplayBuffer(
             10, **made, num_envs=1, track_episodes=True, storage="memmap", folder=tmp_path / "f"
         )
