@@ -132,7 +132,9 @@ def test_an_add_and_a_draw_on_a_device_ask_it_for_nothing(option, monkeypatch):
     for rows in steps:
         add_there(buffer, rows)
         batch = buffer.sample(8, out)
-        buffer._sums.update(batch.indices, batch.rewards.abs(), buffer._table.live_there())  # as of tensors on a device
+        buffer._sums.update(
+            batch.indices, batch.rewards.abs(), buffer._table.live_there()
+        )  # as of tensors on a device
 
 
 def test_what_cannot_be_captured_is_refused(monkeypatch):

@@ -385,7 +385,10 @@ def test_bad_arguments_are_refused():
         ({"num_writers": 0}, "num_writers must be a positive integer"),
         ({"samples_per_insert": 0}, "samples_per_insert is 0"),
         ({"samples_per_insert": np.nan}, "samples_per_insert is nan"),
-        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer 7, expected more than 0, and at least 8"),
+        (
+            {"samples_per_insert": 8, "error_buffer": 7},
+            "error_buffer 7, expected more than 0, and at least 8",
+        ),
         ({"error_buffer": 7}, "samples_per_insert is 0 and error_buffer 7"),
         ({"min_size_to_sample": 101}, "min_size_to_sample is 101, expected at most 100"),
         ({"timeout": -1}, "timeout is -1"),
