@@ -303,7 +303,7 @@ class MultiprocessReplayBuffer:
         """
         self._check_usable()
         batch, is_again = self._reader.batch(batch_size, out, columns), False
-        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        seconds = self._seconds(timeout)
 
         def is_drawn() -> bool:
             nonlocal is_again
@@ -315,6 +315,9 @@ class MultiprocessReplayBuffer:
 
         wait_for(is_drawn, seconds, lambda: self._missing(seconds))
         return batch
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
 
     def _is_drawn(self, batch: ReplayBatch, *, is_again: bool) -> bool:
         """Draw rows and gather them; return whether they were whole all the while.

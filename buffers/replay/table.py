@@ -254,7 +254,7 @@ class Table:
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:
-        """A column on the host; of a device rows are fetched that were added since the last call."""
+        """A column on the host; of a device rows are fetched that came since the last call."""
         if not self.plan.has_sequences or not self.is_staged:
             return _on_host(self._links if path == "link" else self._written[path])
         if self._changed:

@@ -1,12 +1,7 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
-import concurrent.futures
-import contextlib
-import os
 import pickle
 import threading
-import time
-import warnings
 from collections import Counter
 
 import gymnasium
@@ -298,80 +293,15 @@ def test_batches_drawn_ahead_are_those_of_sample():
         assert len(next(batches).indices) == 8
 
 
-def test_batches_drawn_ahead_wait_for_writers_and_nothing_waits_for_them():
-    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
-    batches, writer = buffer.prefetch(2, depth=4), buffer.writer()
-
-    def add():
-        for number in range(100):
-            writer.add(**rows(number))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    for _ in range(45):
-        numbers_in(next(batches))
-    batches.close()
-    while buffer.num_added < 100:
-        with contextlib.suppress(TimeoutError):
-            buffer.sample(1, timeout=0.01)
-    thread.join(30)
-    waiting = buffer.prefetch(64, depth=1)
-    with pytest.raises(BufferMisuseError, match="another prefetch of this buffer is open"):
-        buffer.prefetch(1)
-    ended = []
-
-    def take():
-        with pytest.raises(BufferMisuseError, match="closed"):
-            for _ in waiting:  # one draw goes beyond the limit
-                pass
-        ended.append(True)
-
-    taker = threading.Thread(target=take)
-    taker.start()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
-        if (child := os.fork()) == 0:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    buffer.close()  # ends the draw that waits
-    taker.join(10)
-    assert ended
-    with pytest.raises(BufferMisuseError, match="closed"):
-        next(waiting)
-
-
-def test_a_draw_that_nobody_waited_for_is_made_again():
-    buffer = simple(64, min_size_to_sample=10, timeout=0.05)
-    writer = buffer.writer()
-    writer.add(**rows(*range(10)))
-    with buffer.prefetch(4, depth=1) as batches:
-        next(batches)
-        concurrent.futures.wait(batches._work._asked, 10)  # the second one
-        buffer._header["min_size"] = 20  # so that the thread waits in vain for the third
-        next(batches)
-        time.sleep(0.3)
-        writer.add(**rows(*range(10, 20)))
-        for _ in range(3):
-            assert len(next(batches)) == 4
-
-
-def test_a_buffer_draws_by_its_prefetch_alone():
-    buffer = simple(64)
-    buffer.writer().add(**rows(*range(10)))
-    with buffer.prefetch(4) as batches:
-        with pytest.raises(BufferMisuseError, match="take batches from that, or close it first"):
-            buffer.sample(4)
-        assert len(next(batches)) == 4
-    assert len(buffer.sample(4)) == 4
-
-
 def test_a_draw_ahead_that_waits_too_long_says_why():
     buffer = simple(64, min_size_to_sample=10)
     with buffer.prefetch(4, timeout=0.05) as batches:
         with pytest.raises(TimeoutError, match=r"0 of min_size_to_sample=10 .* writers: 0: none"):
             next(batches)
         buffer.writer().add(**rows(*range(10)))
-        assert len(next(batches)) == 4
+        assert len(next(batches)) == len(buffer.sample(4)) == 4
+        with pytest.raises(BufferMisuseError, match="another prefetch of this buffer is open"):
+            buffer.prefetch(1)
     with pytest.raises(BufferMisuseError, match="depth must be a positive integer"):
         buffer.prefetch(4, depth=0)
     with pytest.raises(BufferMisuseError, match="columns is 'obs'"):
