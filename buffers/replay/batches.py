@@ -191,7 +191,7 @@ class Reader:
             BufferMisuseError: An argument does not fit, or `out` is not of this reader.
         """
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self.read_columns(columns)
+        chosen = None if columns is None else self.read_columns(columns)
         if out is None:
             return self.new(batch_size, chosen)
         if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
