@@ -231,11 +231,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 raise BufferMisuseError(
                     "all priorities are 0; give some a positive one with update_priorities"
                 )
-            points = torch.empty(batch.size, dtype=torch.float64, device="cpu")
-            points.uniform_(generator=generator)
-            rows, weights = memory.indices.numpy(), memory.weights.numpy()
             exponent = self._beta if exponent is None else exponent
-            self._tree.draw(points.numpy(), rows, weights, exponent)
+            self._tree.draw(generator, memory.indices, memory.weights, exponent)
         self._reader.fill(batch)
         self._keep_generator()
         return batch

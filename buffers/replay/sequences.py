@@ -148,7 +148,7 @@ class SequenceIndex:
 
     def draw(
         self, generator: torch.Generator, batch_size: int, beta: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SequenceMemory]:
+    ) -> tuple[np.ndarray, np.ndarray, torch.Tensor, SequenceMemory]:
         """Draw sequences in proportion to their values; `prepare` was called.
 
         Returns:
@@ -166,10 +166,10 @@ class SequenceIndex:
                 + (", or all priorities are 0" if self.is_updated else "")
                 + "; add longer episodes, or ask for shorter sequences"
             )
-        starts, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
-        points = torch.empty(batch_size, dtype=torch.float64, device=generator.device)
-        points.uniform_(generator=generator)
-        self.tree.draw(points.cpu().numpy(), starts, weights, beta)
+        starts = torch.empty(batch_size, dtype=torch.int64, device="cpu")
+        weights = torch.empty(batch_size, dtype=torch.float32, device="cpu")
+        self.tree.draw(generator, starts, weights, beta)
+        starts = starts.numpy()
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
         walk(self._kept.following, self._kept.step_of, starts, rows, steps)
@@ -300,7 +300,7 @@ class SequenceDraws:
         return SequenceBatch._made_of({
             **fields, "steps": steps, "mask": mask, **options.masks(mask, steps),
             "indices": indices, "memory": memory,
-            "weights": None if beta is None else torch.from_numpy(weights).to(self.device),
+            "weights": None if beta is None else weights.to(self.device),
             "initial_states": {n: whole[n].index_select(0, starts) for n in names},
         })  # fmt: skip
 
