@@ -81,7 +81,7 @@ class DrawnBuffer(SavedBuffer):
             options: Of that method, without `out`.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+            BufferMisuseError: An argument does not fit.
 
         >>> import numpy as np
         >>> from gymnasium.spaces import Box, Discrete

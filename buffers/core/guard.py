@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-
-from buffers.core.errors import BufferMisuseError
 
 __all__ = ["Guard", "exclusive"]
 
@@ -20,40 +17,19 @@ class Guard:
     """What the calls of a buffer are ordered with.
 
     Attributes:
+        ahead: The `Prefetch` that is open, or None.
         gpu: That the buffer is on, or None.
 
     Args:
         device: Where the buffer is.
     """
 
-    __slots__ = ("_ahead", "_last", "gpu")
+    __slots__ = ("_last", "ahead", "gpu")
 
     def __init__(self, device: torch.device | None = None):
         self.gpu = device if device is not None and device.type == "cuda" else None
-        self._last, self._ahead = None, None
-
-    @property
-    def ahead(self) -> Any:
-        """The `Prefetch` that is open, or None."""
-        return None if self._ahead is None else self._ahead()
-
-    def open(self, ahead: Any) -> None:
-        """Let what is drawn ahead be dropped when the buffer is saved, copied or loaded.
-
-        Raises:
-            BufferMisuseError: Another `Prefetch` is open.
-        """
-        if self.ahead is not None:
-            raise BufferMisuseError(
-                "another prefetch of this buffer is open; close it first: batches that one of them "
-                "drops could not be drawn again"
-            )
-        self._ahead = weakref.ref(ahead)
-
-    def close(self, ahead: Any) -> None:
-        """Forget a `Prefetch`."""
-        if self.ahead is ahead:
-            self._ahead = None
+        self.ahead: Any = None
+        self._last: Any = None
 
     def rewind(self) -> None:
         """Forget what was drawn ahead."""

@@ -31,7 +31,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
 
     Batches that were drawn and not taken are dropped by `close`, and when the buffer is saved,
     copied or loaded; if nothing else was drawn since, the generator goes back to before the first
-    of them.
+    of them. Another prefetch of the buffer closes this one.
 
     Args:
         draw: Draws a batch.
@@ -41,7 +41,7 @@ class Prefetch(Iterator[_B], Generic[_B]):
         device: Where batches are copied to; None leaves them.
 
     Raises:
-        BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
+        BufferMisuseError: An argument does not fit.
     """
 
     def __init__(
@@ -59,7 +59,9 @@ class Prefetch(Iterator[_B], Generic[_B]):
         self._ahead: collections.deque[tuple[_B, Any, Any]] = collections.deque()
         self._after: Any = None  # where the generator stood after the last of them
         self._stream: Any = None
-        guard.open(self)
+        if guard.ahead is not None:  # of two both could not be rewound
+            guard.ahead.close()
+        guard.ahead = self
 
     def __iter__(self) -> Self:
         """Itself."""
@@ -94,7 +96,8 @@ class Prefetch(Iterator[_B], Generic[_B]):
     def close(self) -> None:
         """Drop what was drawn and not taken. Twice does no harm."""
         self.rewind()
-        self._guard.close(self)
+        if self._guard.ahead is self:
+            self._guard.ahead = None
 
     def __enter__(self) -> Self:
         """Itself; closed at the end of the block."""

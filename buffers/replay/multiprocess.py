@@ -358,7 +358,7 @@ class MultiprocessReplayBuffer:
             timeout: Seconds that each draw waits for transitions; None takes that of the buffer.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+            BufferMisuseError: An argument does not fit.
         """
         self._check_usable()
         size = check_count("batch_size", batch_size, MAX_COUNT)

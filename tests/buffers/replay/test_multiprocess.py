@@ -300,8 +300,9 @@ def test_a_draw_ahead_that_waits_too_long_says_why():
             next(batches)
         buffer.writer().add(**rows(*range(10)))
         assert len(next(batches)) == len(buffer.sample(4)) == 4
-        with pytest.raises(BufferMisuseError, match="another prefetch of this buffer is open"):
-            buffer.prefetch(1)
+        assert len(next(buffer.prefetch(1, depth=1))) == 1
+        with pytest.raises(BufferMisuseError, match="closed"):
+            next(batches)
     with pytest.raises(BufferMisuseError, match="depth must be a positive integer"):
         buffer.prefetch(4, depth=0)
     with pytest.raises(BufferMisuseError, match="columns is 'obs'"):
