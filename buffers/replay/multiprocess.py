@@ -111,9 +111,9 @@ class MultiprocessReplayBuffer:
     *What is drawn.* Whole rows, all equally likely: of each writer the newest that are committed.
     An `add` is committed when it returns, all of its rows at once (in pieces of an eighth of the
     writer's ring, if it has more). A draw is of what is committed when it begins. If one of its
-    rows is overwritten while they are copied, it is drawn anew, without the oldest rows, twice as
-    many as were added meanwhile. A writer that is killed in an `add` leaves what it has committed;
-    another may take its place, and goes on behind that.
+    rows is overwritten while they are copied, it is drawn anew, from the newer half of each ring.
+    A writer that is killed in an `add` leaves what it has committed; another may take its place,
+    and goes on behind that.
 
     Args:
         capacity: Number of transitions held by all writers together; a multiple of `num_writers`.

@@ -102,7 +102,7 @@ class TableState(SavedBuffer):
         if table.plan.num_envs:
             arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
         if table.once is not None:
-            table.once.recount(*table.kept_links())  # as it will be where this is loaded
+            table.recount()  # as it will be where this is loaded
             arrays |= table.once.state()
         arrays |= self._own_state()
         return {"rows": _held_blocks(table), **{name: [arrays[name]] for name in arrays}}

@@ -254,7 +254,7 @@ class Table:
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:
-        """A column on the host; of a device rows are fetched that came since the last call."""
+        """A column on the host; of a device new rows are fetched."""
         if not self.plan.has_sequences or not self.is_staged:
             return _on_host(self._links if path == "link" else self._written[path])
         if self._changed:
@@ -275,6 +275,13 @@ class Table:
         is_there = self.are_there(np.arange(self.plan.num_rows))
         links, older = _on_host(self._links), _on_host(self._older)
         return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
+
+    def recount(self) -> None:
+        """Find out which slots are free, in the order in which they are found in a state, too."""
+        if self.once is not None:
+            links, older = self.kept_links()
+            self._links[...], self._older[...] = self._there(links), self._there(older)
+            self.once.recount(links, older)
 
     # What comes in.
 
@@ -494,8 +501,7 @@ class Table:
         self._is_open[...] = False
         if self.is_staged:
             self.take_counts()
-        if self.once is not None:
-            self.once.recount(*self.kept_links())
+        self.recount()
         self._is_torn = False
 
     def take_counts(self) -> None:
@@ -519,8 +525,7 @@ class Table:
         if len(self._mirrors["link"]):
             self._changed = [self._arange(self.plan.num_rows)]
         self._is_torn = False
-        if self.once is not None:
-            self.once.recount(*self.kept_links())
+        self.recount()
 
     def mend(self) -> None:
         """After a power loss, let no row lead to one that does not count."""

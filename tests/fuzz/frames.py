@@ -308,11 +308,7 @@ class Case:
         assert self.once.num_added == self.twin.num_added
         table, once = self.once._table, self.once._table.once
         slots, number = once.free, int(once.num_free[0])
-        oldest = np.repeat(np.maximum(table.begun - table.plan.span, 0), table.plan.span)
-        is_there = table.numbers_of(np.arange(table.plan.num_rows)) >= oldest
-        used = once._used(
-            np.where(is_there, table.links, 0), np.where(is_there[:, None], table.older, 0)
-        )
+        used = once._used(*table.kept_links())
         used = used.tolist()
         assert sorted([0, *used, *slots[:number].tolist()]) == [*range(once.num_slots)]
 

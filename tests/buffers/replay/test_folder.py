@@ -1,7 +1,6 @@
 """Buffers whose rows are files: as those in memory, and whole after kills and full disks."""
 
 import errno
-import gc
 import json
 import os
 import shutil
@@ -31,7 +30,6 @@ from buffers import (
 )
 from buffers.replay import folder as folders
 from buffers.replay import table as tables
-from buffers.replay.priorities import SumTree
 from buffers.replay.table import write_columns
 
 CLASSES = {
@@ -366,16 +364,6 @@ def test_a_folder_has_one_writer(tmp_path):
     make(tmp_path / "own")
 
 
-def test_a_fork_may_not_write_to_a_folder(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f")
-    with monkeypatch.context() as patch:
-        patch.setattr(buffer._folder, "_pid", -1)  # as in a fork
-        with pytest.raises(BufferMisuseError, match=r"was forked"):
-            fill([buffer], CountingEnvs(3), steps=1)
-    fill([buffer], CountingEnvs(3), steps=1)
-    buffer.close()
-
-
 @pytest.mark.slow
 def test_what_other_processes_may_do_with_a_folder(tmp_path):
     path = os.path.dirname(__file__) + "/../.."
@@ -527,23 +515,6 @@ def test_arguments_that_do_not_go_together(options, tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
-def test_an_attempt_that_failed_holds_no_folder_and_no_files(tmp_path, monkeypatch):
-    make(tmp_path / "f").close()
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(BufferMisuseError, match="capacity") as kept:
-        make(tmp_path / "f", capacity=8)
-    buffer = make(tmp_path / "f")
-    assert kept.value.__traceback__ is not None  # which leads to the buffer that was refused
-    for _ in range(2):
-        with pytest.raises(BufferMisuseError, match="another buffer"):
-            make(tmp_path / "f")
-    buffer.close()
-    del buffer, kept
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_calls_after_close_are_refused(kind, tmp_path):
     buffer = make(tmp_path / "f", kind)
@@ -559,21 +530,6 @@ def test_calls_after_close_are_refused(kind, tmp_path):
             call()
     if kind == "prioritized":
         assert other.priorities.max() == 1
-
-
-def test_priorities_that_were_half_restored_are_those_of_new_rows(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f", "prioritized")
-    fill([buffer], CountingEnvs(3))
-    buffer.update_priorities([1], [5.0])
-    buffer.close()
-
-    def die(*arguments):
-        raise Died
-
-    with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(SumTree, "update", die)
-        make(tmp_path / "f", "prioritized")
-    assert make(tmp_path / "f", "prioritized").priorities[:3].min() > 1
 
 
 def test_after_a_power_loss_no_row_is_left_out_of_draws(tmp_path, monkeypatch):

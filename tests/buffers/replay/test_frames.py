@@ -1,6 +1,5 @@
 """Frames of stacked observations that are stored once; `fuzz.frames` tries what is not listed."""
 
-import copy
 import functools
 
 import gymnasium as gym
@@ -190,17 +189,6 @@ def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes
     buffer.add(**step(7))
 
 
-def test_the_second_row_of_an_env_in_one_add_is_compared_with_the_first():
-    buffer, parts = made(), [step(t) for t in (4, 5)]
-    both = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    wrong = copy.deepcopy(both)
-    wrong["obs"][3, 1] += 1
-    with pytest.raises(BufferMisuseError, match="row 3, env 1: frame 1 of obs"):
-        buffer.add(**wrong)
-    assert len(buffer) == 0
-    buffer.add(**both)
-
-
 def test_episodes_that_were_cut_may_go_on_elsewhere():
     buffer = made()
     buffer.add(**step(10))
@@ -239,21 +227,6 @@ def test_constructors_refuse(shape, stack, message):
 def test_a_frame_stack_is_refused_where_it_is_made(given):
     with pytest.raises(BufferMisuseError, match=r"num_frames of a FrameStack|axis is"):
         FrameStack(*given)
-
-
-def test_other_spaces_are_refused():
-    with pytest.raises(BufferMisuseError, match="needs a Box of stacked frames"):
-        made(4, space=spaces.Dict(a=STACKS))
-    with pytest.raises(BufferMisuseError, match="frame_stack need num_envs"):
-        SharedReplayBuffer(9, STACKS, ACTIONS, frame_stack=4)
-
-
-def test_a_stack_of_more_frames_than_the_buffer_has_rows():
-    once, twin = (made(stack, 2) for stack in (4, None))
-    for t in range(9):
-        for buffer in (once, twin):
-            buffer.add(**step(t + 4))
-    compare(once.get(once.order()), twin.get(twin.order()))
 
 
 def test_states_of_other_settings_are_refused(tmp_path):

@@ -1,7 +1,6 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
 import pickle
-import threading
 from collections import Counter
 
 import gymnasium
@@ -260,22 +259,6 @@ def test_the_learner_and_writers_wait_for_one_another_and_say_why():
     assert min(sizes.values()) > 50
 
 
-def test_a_waiting_learner_goes_on_when_another_thread_adds():
-    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
-    writer = buffer.writer()
-
-    def add():
-        for number in range(200):
-            writer.add(**rows(number))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    for _ in range(100):
-        numbers_in(buffer.sample(2))
-    thread.join(30)
-    assert not thread.is_alive() and buffer.num_sampled == buffer.num_added == 200
-
-
 def test_batches_drawn_ahead_are_those_of_sample():
     buffer, other = simple(64), simple(64)
     for each in (buffer, other):
@@ -505,12 +488,6 @@ for pid in writers.values():
 print(num_torn, buffer.num_added, buffer.num_sampled)
 """
 )
-
-
-@pytest.mark.slow
-def test_kills_of_writers_tear_no_row():
-    _, added, sampled = map(int, printed(KILLS, 2, 8, kind="buffers"))
-    assert added > 8 * 7 and sampled > 8 * 64
 
 
 @pytest.mark.slow
