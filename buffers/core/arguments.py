@@ -85,12 +85,9 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """An array on the host, of whatever shape and dtype; bfloat16, which NumPy lacks, as float32.
 
     Args:
-        name: Of the argument, for messages.
+        name: Of the argument, for messages, here and below.
         given: Array, tensor or nested list.
         device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: It is no array, or lies elsewhere.
     """
     if type(given) is np.ndarray:
         return given
@@ -102,20 +99,14 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         tensor = given.detach().cpu()
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _no_array(name, given, error) from None
-
-
-def _no_array(name: str, given: Any, error: Exception) -> BufferMisuseError:
-    kind = type(given).__name__
-    return BufferMisuseError(f"{name} must be a tensor or an array, got {kind}: {error}")
+        kind = type(given).__name__
+        raise BufferMisuseError(
+            f"{name} must be a tensor or an array, got {kind}: {error}"
+        ) from None
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
-    """A plain tensor, of whatever shape and dtype, where it lies; without gradients.
-
-    Raises:
-        BufferMisuseError: It is none and no array that can be made one.
-    """
+    """A plain tensor, of whatever shape and dtype, where it lies; without gradients."""
     if isinstance(given, torch.Tensor):
         plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
         return plain.detach() if plain.requires_grad else plain
@@ -126,8 +117,11 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_array(name, given, error) from None
+    except TypeError:
+        raise BufferMisuseError(
+            f"{name} must be a tensor or an array, got {type(given).__name__}: torch has no dtype "
+            f"{array.dtype}"
+        ) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
@@ -144,11 +138,7 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
 
 
 def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
-    """The names of the columns to draw, or None for all.
-
-    Raises:
-        BufferMisuseError: They are no names of `known` columns, or there is none.
-    """
+    """The names of the columns to draw, one at least, out of `known`; or None for all."""
     if columns is None:
         return None
     names: tuple[Any, ...] = ()
@@ -182,16 +172,8 @@ def read_array(
 ) -> np.ndarray:
     """An array of exactly this shape whose values the dtype can hold.
 
-    Args:
-        name: Of the field, for messages.
-        given: Array, tensor or nested list.
-        shape: Expected.
-        dtype: Of the storage. Floats may lose precision, integers no value; flags may be integers
-            0 and 1, and come back as bool.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Something else was given.
+    Floats may lose precision, integers no value; flags may be integers 0 and 1, and come back as
+    bool. A tensor may lie on the device, too.
     """
     array = as_array(name, given, device)
     _check_shape(name, array.shape, shape)
@@ -231,11 +213,7 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
 
 
 def read_flags(name: str, given: Any) -> Any:
-    """Bools of a tensor or array of any shape that has bools, or integers 0 and 1; where it lies.
-
-    Raises:
-        BufferMisuseError: It has other integers.
-    """
+    """Bools, where they lie, of a tensor or array that has bools, or integers 0 and 1."""
     if isinstance(given, torch.Tensor):  # which does not compare all unsigned integers
         given = given if given.dtype is torch.bool else given.to(torch.int64)
         flags: Any = given.bool()
@@ -248,12 +226,7 @@ def read_flags(name: str, given: Any) -> Any:
 
 
 def check_rewards(rewards: np.ndarray, what: str = "") -> None:
-    """Raise BufferMisuseError unless all of float (K,) are finite as float32, as they are stored.
-
-    Args:
-        rewards: See above.
-        what: Begins the message.
-    """
+    """Raise an error that begins with `what` unless all of float (K,) are finite as float32."""
     # Unlike `dot`, `vdot` does not warn of sums that are not finite.
     if rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL:
         return
@@ -299,9 +272,6 @@ def read_distinct_ids(
     """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,); None: all.
 
     A tensor may lie on `device`.
-
-    Raises:
-        BufferMisuseError: Something else was given.
     """
     if env_ids is None:
         return np.arange(num_envs)
@@ -329,9 +299,6 @@ def read_row_ids(
         num_rows: K.
         num_envs: Number of environments, 0 if the buffer keeps no track of them.
         device: Where a tensor may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
     """
     if env_ids is None:
         if num_envs and num_rows % num_envs:
@@ -351,37 +318,32 @@ def read_row_ids(
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
-    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's.
-
-    Raises:
-        BufferMisuseError: Something else was given.
-    """
+    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's."""
     return np.array(read_array("valid", valid, (num_rows,), _BOOL, device), np.bool_)
 
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
-    """List what lies at the leaves of a nest that must be shaped like the space.
-
-    Raises:
-        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
-    """
+    """List what lies at the leaves of a nest that must be shaped like the space."""
+    got: Any = type(tree).__name__
+    nest: Any = tree
+    parts: Mapping[Any, Space]
     if isinstance(space, spaces.Dict):
-        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
-            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{name} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
-            )
-        parts = [(child, tree[key], key) for key, child in space.spaces.items()]
+        parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
+        fits = isinstance(tree, Mapping) and set(tree) == set(parts)
+        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
     elif isinstance(space, spaces.Tuple):
-        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
-            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{name} must be a tuple of {len(space.spaces)} items, got {got}"
-            )
-        parts = [(child, tree[index], index) for index, child in enumerate(space.spaces)]
+        parts, expected = dict(enumerate(space.spaces)), f"tuple of {len(space.spaces)} items"
+        fits = isinstance(tree, tuple | list) and len(tree) == len(parts)
+        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
     else:
         return [tree]
-    return [x for child, part, key in parts for x in tree_leaves(child, part, f"{name}[{key!r}]")]
+    if not fits:
+        raise BufferMisuseError(f"{name} must be a {expected}, got {got}")
+    return [
+        leaf
+        for key, child in parts.items()
+        for leaf in tree_leaves(child, nest[key], f"{name}[{key!r}]")
+    ]
 
 
 def read_nest(
@@ -392,18 +354,9 @@ def read_nest(
     count: int,
     device: torch.device | None = None,
 ) -> list[np.ndarray]:
-    """Observations of `count` rows as arrays (K, *shape), in the order of the space.
+    """Observations, nested like the space, of K rows as arrays (K, *shape), in its order.
 
-    Args:
-        name: Of the argument, for messages.
-        given: Nested like the space.
-        space: Of one observation.
-        leaves: Of the space, with the name "obs".
-        count: K.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Structure, shape or dtype does not fit.
+    `leaves` are those of the space, with the name "obs".
     """
     values = zip(leaves, tree_leaves(space, given, name), strict=True)
     return [
@@ -456,9 +409,6 @@ class ColumnReader:
             columns: From the user, by name; None for one that was not given.
             device: Where tensors may lie besides the CPU.
             optional: Further columns there may be.
-
-        Raises:
-            BufferMisuseError: A column is missing, unknown or does not fit.
         """
         if self._is_stored(columns):
             check_rewards(columns["rewards"])
@@ -500,15 +450,7 @@ class ColumnReader:
     ) -> Transitions:  # fmt: skip
         """Read what `add` of a ring takes, without the rows that are not valid.
 
-        Args:
-            columns: See `read`.
-            env_ids: See `read_row_ids`.
-            valid: See `read_valid`; None for all.
-            num_envs: Number of environments, 0 if the buffer does not tell them apart.
-            device: Where tensors may lie besides the CPU.
-
-        Raises:
-            BufferMisuseError: Something does not fit.
+        The arguments are those of `read`, `read_row_ids` and `read_valid`; `valid` is None for all.
         """
         arrays = self.read(columns, device)
         count = len(arrays["rewards"])
@@ -538,11 +480,7 @@ def read_steps(
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows that are left out interrupt environments.
-
-    Args:
-        env_ids: int64 (K,).
-        is_valid: bool (K,).
+    """Where rows of env_ids int64 (K,) that are not valid, bool (K,), interrupt environments.
 
     Returns:
         bool (K,), rows whose environment's next row here is left out; and the environments whose
@@ -589,10 +527,6 @@ def read_episode(
     Returns:
         Arrays (T, ...) by path (of the observations the first T), one row of the last observation
         by path, and T.
-
-    Raises:
-        BufferMisuseError: A column is missing, unknown or does not fit, or a flag ends the episode
-            before its last step.
     """
     if not isinstance(episode, Mapping):
         raise BufferMisuseError(
@@ -617,7 +551,13 @@ def read_episode(
     following = read_obs("next_obs", count) if has_next else obs
     last = {path: array[-1:] for path, array in following.items()}
     for path, array in obs.items() if has_next else ():
-        _check_successors(path, array, following[path])
+        same = (array[1:] == following[path][:-1]) | (array[1:] != array[1:])  # or NaN
+        wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
+        if len(wrong):
+            raise BufferMisuseError(
+                f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
+                "in one episode they are the same observation: split it there"
+            )
     for name in ("actions", *layout.extras, *flags):
         if name in episode:
             found[name] = _read_field(name, episode[name], fields[name], count, device)
@@ -632,13 +572,3 @@ def read_episode(
             "there, or use the column boundaries for what does not end an episode"
         )
     return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
-
-
-def _check_successors(path: str, obs: np.ndarray, following: np.ndarray) -> None:
-    same = (obs[1:] == following[:-1]) | (obs[1:] != obs[1:])  # or NaN
-    wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
-    if len(wrong):
-        raise BufferMisuseError(
-            f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
-            "in one episode they are the same observation: split it there"
-        )

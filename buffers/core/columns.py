@@ -114,7 +114,7 @@ def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
         there = "" if is_array else f" on {given.device}"
         kind = f"{kind} {given.dtype} {tuple(given.shape)}{there}"
     if device is None:
-        fits = is_array and given.flags.carray and given.dtype == spec.dtype
+        fits = isinstance(given, np.ndarray) and given.flags.carray and given.dtype == spec.dtype
         wanted = f"a NumPy array {spec.dtype} {spec.shape}, C-contiguous and writeable"
     else:
         dtype = torch_dtype(spec.dtype)

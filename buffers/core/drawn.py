@@ -66,10 +66,10 @@ class DrawnBuffer(SavedBuffer):
         method: str = "sample",
         **options: Any,
     ) -> Prefetch[Any]:
-        """Draw batches on a thread, ahead of the learner; close it when done.
+        """Draw batches ahead of the learner, and copy them to a device; close it when done.
 
-        It pays where draws wait: for a disk (`storage="memmap"`), for the copy to a device, for
-        large observations. Else a draw takes less time than handing it over.
+        It pays where the device is a GPU: a batch is copied there while the learner is at the ones
+        before.
 
         Args:
             batch_size: B.
@@ -81,7 +81,7 @@ class DrawnBuffer(SavedBuffer):
             options: Of that method, without `out`.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+            BufferMisuseError: An argument does not fit.
 
         >>> import numpy as np
         >>> from gymnasium.spaces import Box, Discrete

@@ -53,7 +53,10 @@ def copy_at(target, source, count):
 
 @type_callable(address_of)
 def _type_address_of(context):
-    return lambda array: types.intp(array)
+    def typer(array):
+        return types.intp(array)
+
+    return typer
 
 
 @type_callable(prefetch)

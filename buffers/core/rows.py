@@ -69,7 +69,7 @@ class FrameLayout(NamedTuple):
 
     @property
     def memory_shape(self) -> tuple[int, ...]:
-        """Shape of a stack as batches have it in memory: frame by frame where a view can have it."""
+        """Shape of a stack in memory of batches: frame by frame where a view can have it."""
         return self.stack_shape if self.num_pieces > 1 else (self.num_frames, *self.shape)
 
     def split(self, stacks: Any) -> Any:

@@ -104,10 +104,9 @@ def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> Sequenc
     """
     length = check_count("sequence_length", length, MAX_COUNT)
     burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
-    if overlap is None:
-        kept = length - 1
-    else:
-        kept = check_count("overlap", overlap) if overlap != 0 else 0
+    kept = length - 1 if overlap is None else 0
+    if overlap is not None and overlap != 0:
+        kept = check_count("overlap", overlap)
     if max(burn_in, kept) >= length:
         raise BufferMisuseError(
             f"burn_in is {burn_in} and overlap is {kept} of sequence_length {length}, which leaves "

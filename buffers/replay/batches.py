@@ -49,24 +49,16 @@ _PARTS = np.dtype([
 
 
 class Memory(NamedTuple):
-    """What a batch is made of.
+    """What a batch is made of."""
 
-    Attributes:
-        owner: The reader that fills it.
-        columns: Names of those that were chosen, None for all.
-        plan: What there is.
-        tensors: By name: "lists" int64 (J, B), of which "indices" are the first; columns by path;
-            "rewards" and "discounts" of windows; "weights".
-        pages: On hosts the memory of all of them, uint8 (size,); else None.
-        arrays: The tensors over that, as arrays.
-    """
-
-    owner: object
-    columns: frozenset[str] | None
+    owner: object  # the reader that fills it
+    columns: frozenset[str] | None  # names of those that were chosen, None for all
     plan: _Plan
+    # By name: "lists" int64 (J, B), of which "indices" are the first; columns by path; "rewards"
+    # and "discounts" of windows; "weights".
     tensors: dict[str, torch.Tensor]
-    pages: np.ndarray | None
-    arrays: dict[str, np.ndarray]
+    pages: np.ndarray | None  # on hosts the memory of all of them, uint8 (size,)
+    arrays: dict[str, np.ndarray]  # the tensors over that, as arrays
 
     @property
     def indices(self) -> torch.Tensor:
@@ -82,24 +74,9 @@ class Memory(NamedTuple):
 class ReplayBatch(Batch):
     """B transitions; what the buffer does not have is None.
 
-    Attributes:
-        obs: (B, *obs_shape), nested like the observation space.
-        next_obs: The same: the true observation after the last step, also where an episode ended.
-        actions: (B, *action_shape).
-        rewards: float32 (B,); over several steps the discounted sum.
-        terminations: bool (B,), of the last step.
-        truncations: bool (B,), of the last step.
-        discounts: float32 (B,), the factor on the value of next_obs: gamma**m after m steps, 0 if
-            the last one terminated. A buffer without gamma takes it as 1 here, so that it remains
-            to be multiplied by yours; over single steps it is computed when asked for.
-        env_ids: int32 (B,), or None.
-        indices: int64 (B,), the rows of the buffer they were read from.
-        weights: float32 (B,), of prioritized sampling, or None.
-        extras: The user's columns by name, (B, ...).
-        size: B.
-        num_added: Of prioritized buffers: how many transitions had been added when it was drawn;
-            else None.
-        drawn_from: Of prioritized buffers: a number of that buffer, another one after each load.
+    `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last one
+    terminated. A buffer without gamma takes it as 1 here, so that it remains to be multiplied by
+    yours; over single steps it is computed when asked for.
     """
 
     __slots__ = (
@@ -111,20 +88,20 @@ class ReplayBatch(Batch):
     )  # fmt: skip
     _others = ("env_ids", "indices", "weights")
 
-    obs: Any
-    next_obs: Any
-    actions: torch.Tensor
-    rewards: torch.Tensor
-    terminations: torch.Tensor
-    truncations: torch.Tensor
-    discounts: torch.Tensor
-    env_ids: Any
-    indices: torch.Tensor
-    weights: Any
-    extras: dict[str, torch.Tensor]
-    size: int
-    num_added: int | None
-    drawn_from: int | None
+    obs: Any  # (B, *obs_shape), nested like the observation space
+    next_obs: Any  # the same: the true observation after the last step, also where it was final
+    actions: torch.Tensor  # (B, *action_shape)
+    rewards: torch.Tensor  # float32 (B,); over several steps the discounted sum
+    terminations: torch.Tensor  # bool (B,), of the last step
+    truncations: torch.Tensor  # bool (B,), of the last step
+    discounts: torch.Tensor  # float32 (B,)
+    env_ids: Any  # int32 (B,), or None
+    indices: torch.Tensor  # int64 (B,), the rows of the buffer they were read from
+    weights: Any  # float32 (B,), of prioritized sampling, or None
+    extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
+    size: int  # B
+    num_added: int | None  # of prioritized buffers: transitions ever added when it was drawn
+    drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
     def __getattr__(self, name: str) -> Any:
@@ -156,27 +133,17 @@ class _Source(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What batches of some size and columns consist of.
+    """What batches of some size and columns consist of."""
 
-    Attributes:
-        places: Name, shape and dtype of each tensor, and on hosts the byte where it begins.
-        size_bytes: Of all of them.
-        sources: What columns are read from.
-        parts: _PARTS (P,), the same for `gather`.
-        spans: int64 (J, 2), see `gather`.
-        names: Attributes of a batch that are tensors as they are.
-        made: Those that are nests of tensors, by functions of all tensors.
-        gamma: Of `discounts` where they follow from `terminations`, else None.
-    """
-
+    # Name, shape and dtype of each tensor, and on hosts the byte where it begins.
     places: list[tuple[str, tuple[int, ...], np.dtype, int]]
-    size_bytes: int
-    sources: list[_Source]
-    parts: np.ndarray
-    spans: np.ndarray
-    names: list[str]
-    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]
-    gamma: float | None
+    size_bytes: int  # of all of them
+    sources: list[_Source]  # what columns are read from
+    parts: np.ndarray  # _PARTS (P,), the same for `gather`
+    spans: np.ndarray  # int64 (J, 2), see `gather`
+    names: list[str]  # attributes of a batch that are tensors as they are
+    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nests, made of all tensors
+    gamma: float | None  # of `discounts` where they follow from `terminations`
 
 
 class Reader:
@@ -211,11 +178,7 @@ class Reader:
         self._walked = tuple(table.columns.get(name) for name in names)
 
     def read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out.
-
-        Raises:
-            BufferMisuseError: They are no names of columns.
-        """
+        """Names of columns to draw, None for all; those that are always there are left out."""
         chosen = read_columns(columns, self.column_names)
         return chosen and chosen - {"indices", "weights"}
 
@@ -228,7 +191,7 @@ class Reader:
             BufferMisuseError: An argument does not fit, or `out` is not of this reader.
         """
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self.read_columns(columns)
+        chosen = None if columns is None else self.read_columns(columns)
         if out is None:
             return self.new(batch_size, chosen)
         if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:

@@ -312,8 +312,6 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
     # Adding.
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
-        if self._guard.ahead is not None:
-            self._guard.settle()
         is_tensor = self._takes_tensors and isinstance(columns["rewards"], torch.Tensor)
         if is_tensor and valid is None:
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
@@ -484,7 +482,7 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
         """Draw rows and gather them; of files that another process writes until all are whole."""
-        if self._guard.ahead is not None or self._is_staged:
+        if self._is_staged:
             self._guard.enter()
         if not self._is_reader:
             self._draw_and_gather(batch, kind)

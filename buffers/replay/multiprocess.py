@@ -27,8 +27,9 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
 
 import numpy as np
@@ -63,8 +64,6 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 _CPU = torch.device("cpu")
 _MAX_WRITERS = 4096
 _TRIES = 16  # before a draw whose rows are overwritten looks at the time
-_DRAW_TIME = 1.0  # seconds that a draw ahead may take besides waiting
-_FOREVER = 1e9  # seconds: a draw ahead waits until it is closed
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 
 
@@ -302,32 +301,12 @@ class MultiprocessReplayBuffer:
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
-        if self._guard.ahead is not None:
-            raise BufferMisuseError(
-                "a prefetch of this buffer is open, and draws on a thread of its own; take batches "
-                "from that, or close it first"
-            )
-        return self._sample(batch_size, out, columns, self._seconds(timeout), lambda: False)
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
-
-    def _sample(
-        self,
-        batch_size: int,
-        out: ReplayBatch | None,
-        columns: Iterable[str] | None,
-        seconds: float,
-        is_ending: Callable[[], bool],
-    ) -> ReplayBatch:
-        """Draw as `sample` does, but for no longer than until `is_ending`."""
         self._check_usable()
         batch, is_again = self._reader.batch(batch_size, out, columns), False
+        seconds = self._seconds(timeout)
 
         def is_drawn() -> bool:
             nonlocal is_again
-            if is_ending():
-                raise BufferMisuseError("this prefetch was closed")
             for _ in range(_TRIES if self._may_draw() else 0):
                 if self._is_drawn(batch, is_again=is_again):
                     return True
@@ -336,6 +315,9 @@ class MultiprocessReplayBuffer:
 
         wait_for(is_drawn, seconds, lambda: self._missing(seconds))
         return batch
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
 
     def _is_drawn(self, batch: ReplayBatch, *, is_again: bool) -> bool:
         """Draw rows and gather them; return whether they were whole all the while.
@@ -363,38 +345,26 @@ class MultiprocessReplayBuffer:
         columns: Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> Prefetch[ReplayBatch]:
-        """Draw batches on a thread, ahead of the learner; close it, or the buffer, when done.
+        """Draw batches ahead of the learner; close it when done.
 
-        A batch is of what was committed when it was asked for, or later: `depth` batches before it
-        is returned, at the earliest. Batches that are drawn and not taken count for
-        `samples_per_insert`.
+        A batch is of what was committed `depth` batches before it is returned. Batches that are
+        drawn and not taken count for `samples_per_insert`.
 
         Args:
             batch_size: B.
             depth: Batches drawn ahead, 1 to 64.
             device: Where batches are copied to; None leaves them.
             columns: As in `sample`, like the next.
-            timeout: Seconds that `next` waits for transitions, and one more for the draw, before it
-                raises TimeoutError; None takes that of the buffer.
+            timeout: Seconds that each draw waits for transitions; None takes that of the buffer.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+            BufferMisuseError: An argument does not fit.
         """
         self._check_usable()
         size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._reader.read_columns(columns)
-        names = None if chosen is None else (*chosen, "indices")
-        seconds = self._seconds(timeout)
-        return Prefetch(
-            lambda is_ending: self._sample(size, None, names, _FOREVER, is_ending),
-            lambda: self._random,
-            self._guard,
-            depth,
-            device,
-            timeout=seconds + _DRAW_TIME,
-            why=lambda: self._missing(seconds),
-            is_ordered=False,
-        )
+        self._reader.read_columns(columns)
+        draw = partial(self.sample, size, columns=columns, timeout=timeout)
+        return Prefetch(draw, lambda: self._random, self._guard, depth, device)
 
     def _may_draw(self) -> bool:
         header, added = self._header, self.num_added
@@ -436,14 +406,9 @@ class MultiprocessReplayBuffer:
     def close(self) -> None:
         """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
 
-        A buffer that is no longer referred to, or whose process ends, is closed, too; and so is its
-        prefetch.
+        A buffer that is no longer referred to, or whose process ends, is closed, too.
         """
-        try:
-            if self._guard.ahead is not None:
-                self._guard.ahead.close(self._guard)
-        finally:
-            self._memory.close()
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self

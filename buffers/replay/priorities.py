@@ -52,7 +52,6 @@ class SumTree:
 
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
-        arrays: Tree and `starts`, for kernels.
         nbytes: Bytes held.
     """
 
@@ -61,7 +60,7 @@ class SumTree:
         self._capacity, starts = capacity, np.cumsum([0, *sizes[:-1]])
         self._tree = np.zeros(sum(sizes)) if memory is None else memory
         self.leaves, self.nbytes = self._tree[:capacity], self._tree.nbytes
-        self.arrays = self._tree, starts
+        self._arrays = self._tree, starts
 
     @property
     def total(self) -> float:
@@ -75,18 +74,23 @@ class SumTree:
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
-        set_leaves(*self.arrays, leaves, values, np.empty(len(leaves), np.int64))
+        set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
-        self, points: np.ndarray, leaves: np.ndarray, weights: np.ndarray, beta: float
+        self,
+        generator: torch.Generator,
+        leaves: torch.Tensor,
+        weights: torch.Tensor,
+        beta: float,
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
-        points float64 (B,) are random numbers from 0 to below 1, and overwritten; leaves int64 (B,)
-        and weights float32 (B,) are written.
+        leaves int64 (B,) and weights float32 (B,) are written, on the CPU.
         """
-        draw_leaves(*self.arrays, leaves, points, weights)
-        np.power(weights, np.float32(beta), out=weights)
+        points = torch.empty(len(leaves), dtype=torch.float64, device=generator.device)
+        points, ratios = points.uniform_(generator=generator).cpu().numpy(), weights.numpy()
+        draw_leaves(*self._arrays, leaves.numpy(), points, ratios)
+        np.power(ratios, np.float32(beta), out=ratios)
 
     def restore(self, values: np.ndarray) -> None:
         """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""

@@ -231,11 +231,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 raise BufferMisuseError(
                     "all priorities are 0; give some a positive one with update_priorities"
                 )
-            points = torch.empty(batch.size, dtype=torch.float64, device="cpu")
-            points.uniform_(generator=generator)
-            rows, weights = memory.indices.numpy(), memory.weights.numpy()
             exponent = self._beta if exponent is None else exponent
-            self._tree.draw(points.numpy(), rows, weights, exponent)
+            self._tree.draw(generator, memory.indices, memory.weights, exponent)
         self._reader.fill(batch)
         self._keep_generator()
         return batch
@@ -289,8 +286,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree.update(rows, np.power(values, self.alpha, out=values))
             self._note_numbers()
         elif self._sums is not None and len(rows):
-            there = (torch.from_numpy(array).to(self.device) for array in (rows, values))
-            self._sums.update(*there, self._table.live_there())
+            found, given_there = (torch.from_numpy(x).to(self.device) for x in (rows, values))
+            self._sums.update(found, given_there, self._table.live_there())
 
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
@@ -333,10 +330,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
 
         Args:
-            batch_size: See there, like all but the last.
+            batch_size: B; see there, like all but the last.
             sequence_length: L.
-            burn_in: Number of steps that are not learned from.
-            overlap: Number of steps shared with the next sequence.
+            burn_in: Steps that are not learned from.
+            overlap: Steps shared with the next sequence.
             pad: Whether sequences may run out.
             initial_states: Names of extra columns.
             columns: Names of those to draw.
@@ -410,7 +407,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
-        self._restore(*state["exponents"].tolist(), state["priorities"], math.inf)
+        largest, alpha, beta = state["exponents"].tolist()
+        self._restore(largest, alpha, beta, state["priorities"], math.inf)
 
     def _restore(
         self, largest: float, alpha: float, beta: float, values: np.ndarray, until: float

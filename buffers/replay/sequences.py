@@ -51,19 +51,12 @@ def sequence_bytes(plan: Plan) -> int:
 
 
 class Steps(NamedTuple):
-    """What is kept of rows and environments.
+    """What is kept of rows and environments."""
 
-    Attributes:
-        following: int32 (rows,), row + 1 of the next one in the episode, or 0.
-        step_of: int32 (rows,), the number of the row in its episode.
-        newest: int64 (N,), number + 1, in its ring, of the newest row of each environment, or 0.
-        next_step: int64 (N,), the number in its episode of the row that comes next.
-    """
-
-    following: np.ndarray
-    step_of: np.ndarray
-    newest: np.ndarray
-    next_step: np.ndarray
+    following: np.ndarray  # int32 (rows,), row + 1 of the next one in the episode, or 0
+    step_of: np.ndarray  # int32 (rows,), the number of the row in its episode
+    newest: np.ndarray  # int64 (N,), number + 1, in its ring, of the newest row of the env, or 0
+    next_step: np.ndarray  # int64 (N,), the number in its episode of the row that comes next
 
 
 class SequenceMemory(NamedTuple):
@@ -112,11 +105,7 @@ class SequenceIndex:
         self._kept.next_step[env_ids] = 0
 
     def follow(self, value: float) -> None:
-        """Take note of the rows that were added since the last call.
-
-        Args:
-            value: Of the sequences that are new, in the tree.
-        """
+        """Take note of rows that were added; sequences that are new get this value in the tree."""
         table, self._value = self._table, value
         begin, end = table.live()
         columns = table.links, table.row_envs, table.envs["is_open"]
@@ -142,11 +131,7 @@ class SequenceIndex:
         self.mark()
 
     def prepare(self, options: SequenceOptions, value: float) -> None:
-        """Mark the rows that begin a sequence.
-
-        Args:
-            options: Which sequences there are.
-            value: Of each new one, in the tree.
+        """Mark the rows that begin a sequence; the new ones get this value in the tree.
 
         Raises:
             BufferMisuseError: Sequences of other options have priorities.
@@ -163,7 +148,7 @@ class SequenceIndex:
 
     def draw(
         self, generator: torch.Generator, batch_size: int, beta: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SequenceMemory]:
+    ) -> tuple[np.ndarray, np.ndarray, torch.Tensor, SequenceMemory]:
         """Draw sequences in proportion to their values; `prepare` was called.
 
         Returns:
@@ -181,10 +166,10 @@ class SequenceIndex:
                 + (", or all priorities are 0" if self.is_updated else "")
                 + "; add longer episodes, or ask for shorter sequences"
             )
-        starts, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
-        points = torch.empty(batch_size, dtype=torch.float64, device=generator.device)
-        points.uniform_(generator=generator)
-        self.tree.draw(points.cpu().numpy(), starts, weights, beta)
+        starts = torch.empty(batch_size, dtype=torch.int64, device="cpu")
+        weights = torch.empty(batch_size, dtype=torch.float32, device="cpu")
+        self.tree.draw(generator, starts, weights, beta)
+        starts = starts.numpy()
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
         walk(self._kept.following, self._kept.step_of, starts, rows, steps)
@@ -312,18 +297,12 @@ class SequenceDraws:
         if not chosen or "boundaries" in chosen:
             none = torch.zeros((), dtype=torch.bool, device=self.device)
             fields["boundaries"] = none.expand(mask.shape)
-        return SequenceBatch._made_of(
-            {
-                **fields,
-                "steps": steps,
-                "mask": mask,
-                **options.masks(mask, steps),
-                "indices": indices,
-                "weights": None if beta is None else torch.from_numpy(weights).to(self.device),
-                "initial_states": {n: whole[n].index_select(0, starts) for n in names},
-                "memory": memory,
-            }
-        )
+        return SequenceBatch._made_of({
+            **fields, "steps": steps, "mask": mask, **options.masks(mask, steps),
+            "indices": indices, "memory": memory,
+            "weights": None if beta is None else weights.to(self.device),
+            "initial_states": {n: whole[n].index_select(0, starts) for n in names},
+        })  # fmt: skip
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:
         return memory_of(batch, self._sequences and self._sequences.key)
@@ -402,13 +381,10 @@ def mark_starts(kept, live, marked, wanted, runs, written, value):
 
 @njit(nogil=True, cache=True)
 def walk(following, step_of, starts, rows, steps):
-    """Follow sequences int64 (B,) from their first rows, all at once, so that waits overlap.
+    """Follow sequences from first rows int64 (B,), all at once, so that waits overlap.
 
-    Args:
-        following, step_of: As in `Steps`.
-        starts: See above.
-        rows: int64 (B, L), written: -1 where the episode has no more.
-        steps: int32 (B, L), written: 0 there.
+    Written are rows int64 (B, L), -1 where the episode has no more, and steps int32 (B, L), 0
+    there; `following` and `step_of` are those of `Steps`.
     """
     for b in range(starts.shape[0]):
         rows[b, 0] = starts[b]

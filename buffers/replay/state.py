@@ -335,7 +335,8 @@ def _check_table(
         raise contradiction("it has rows that lead to none")
     if table.once is not None:
         newest = rings_of_envs * plan.span + (state["last"] - 1) % plan.span
-        newest = newest[links[newest] > 0]
+        is_held = state["last"] > np.maximum(begun - plan.span, 0)[rings_of_envs]
+        newest = newest[is_held & (links[newest] > 0)]
         if len(np.unique(newest)) < len(newest) or not links[loaded.is_there].all():
             raise contradiction("newest transitions are the same, or rows lead to nothing")
         table.once.check(state, links, loaded.older)

@@ -75,24 +75,6 @@ def test_per_env_draws(over, staged):
     check_law(counts_of(buffer), weights.reshape(-1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "staged"),
-    fast_are([("shared", False), ("per_env", True)], product(["shared", "per_env"], [False, True])),
-)
-def test_draws_without_replacement_are_different_and_uniform(kind, staged):
-    buffer = filled(kind, rows=27, capacity=20, staged=staged)
-    everything = buffer.sample(len(buffer), replace=False).indices
-    assert sorted(everything.tolist()) == sorted(buffer.order().tolist())
-    total = np.zeros(len(buffer.rows()["rewards"]))
-    for _ in range(2000):
-        drawn = buffer.sample(3, replace=False).indices.tolist()
-        assert len(set(drawn)) == 3
-        total[drawn] += 1
-    held = np.isin(np.arange(len(total)), buffer.order().numpy())
-    check_law(total, held.astype(float))
-
-
 @pytest.mark.parametrize(
     ("kind", "staged"),
     fast_are([("shared", True), ("per_env", False)], product(["shared", "per_env"], [False, True])),
