@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
+from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from buffers.core.prefetch import Prefetch
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.buffer import Added
 from buffers.replay.draws import draw_uniform
-from buffers.replay.plan import PLAIN_DEFAULTS, Plan, plan_replay, read_options
+from buffers.replay.plan import PLAIN_DEFAULTS, Plan, RowOptions, plan_replay, read_options
 from buffers.replay.table import ENVS, Memory, Table, fence, wait_for
 
 try:
@@ -85,14 +85,7 @@ SLOT = np.dtype({
 })  # fmt: skip
 
 
-class _PlainOptions(TypedDict, total=False):
-    n_step: int
-    gamma: float | None
-    track_env: bool
-    extra_columns: Mapping[str, Space] | None
-
-
-class _Options(_PlainOptions, total=False):
+class _Options(RowOptions, total=False):
     min_size_to_sample: int
     error_buffer: float | None
 
@@ -195,7 +188,7 @@ class MultiprocessReplayBuffer:
         *,
         num_writers: int,
         num_envs: int | None = None,
-        **options: Unpack[_PlainOptions],
+        **options: Unpack[RowOptions],
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space

@@ -85,6 +85,12 @@ class Once:
         """The array where the rows are: itself, or a tensor."""
         return array if self._xp is np else torch.from_numpy(array).to(self._device)
 
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Zeros where the rows are, which a CUDA graph can make, too."""
+        if self._xp is np:
+            return np.zeros(shape, dtype)
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
+
     def _new_units(self, number: int) -> torch.Tensor:
         shape = number + 1, self._plan.unit_bytes
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
@@ -108,7 +114,7 @@ class Once:
         if self._frames is not None:
             array = arrays[f"{prefix}obs"]
             return array.reshape(*array.shape[:2], -1).view(uint8)
-        packed = self.there(np.zeros((count, 1, self._raw), np.uint8))
+        packed = self._zeros((count, 1, self._raw), "uint8")
         for path in layout.obs:
             field, leaf = layout.fields[path], arrays[prefix + path]
             begin = field.offset - layout.obs_at
@@ -166,7 +172,7 @@ class Once:
                 of_row = older[placed.before_rows][:, k + 1]
                 before = xp.where(at_first, of_row, found[k + 1][previous])
             found[k] = xp.where(goes_on, before, unit)
-        new_older = self.there(np.zeros((count, last), np.int32))
+        new_older = self._zeros((count, last), "int32")
         for k, column in enumerate(found):
             new_older[:, k] = column
         contents = xp.concatenate([obs[:, :-1].reshape(-1, self._raw), heads[:, -1]])
