@@ -79,9 +79,8 @@ class StatefulBuffer(Rebuilt):
         """Dtype and shape of the arrays of a state, None for lengths that may differ."""
         wanted: Wanted = {}
         for name, (first, *_) in self._saved_arrays().items():
-            array = first.numpy() if isinstance(first, torch.Tensor) else first
-            length = None if name in self._growing else len(array)
-            wanted[name] = array.dtype, (length, *array.shape[1:])
+            length = None if name in self._growing else len(first)
+            wanted[name] = _on_host(first[:0]).dtype, (length, *first.shape[1:])
         return wanted
 
     def _check_arrays(self, state: LoadedState) -> None:
