@@ -28,7 +28,7 @@ from buffers.core.compiling import njit
 from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_room, zeroed_bytes
-from buffers.core.rows import RowLayout, RowPacker, plan_view, row_stride, row_views, view_fields
+from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
@@ -159,8 +159,7 @@ class EpisodeTable:
                 there = [torch.zeros(x.shape, dtype=x.dtype, device=device) for x in there]
             self.there, self.live_there = there
         fields = layout.row.fields
-        views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
-        self.columns = dict(zip(fields, views, strict=True))
+        self.columns = view_fields(self.rows, fields)
         self.live, self.num_restored = Live(), 0
         self.options: SequenceOptions | None = None  # of the windows that are counted
         self._refill(0)
