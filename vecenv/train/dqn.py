@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.learn import Adam, Run, load_checkpoint
-from vecenv.train.networks import Encoders, each, rectified
+from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
+from vecenv.train.trainer import Trainer
 
 __all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
@@ -114,6 +116,7 @@ class DQN(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(dqn_loss)
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE  # but the steps, over which the learning rate falls
     STATE: ClassVar = (*Replay.STATE, "schedule")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
@@ -121,17 +124,13 @@ class DQN(Replay):
         space, obs_space = envs.single_action_space, envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
         # Pictures are stored once, and each of a stack.
-        kept: Any = {"frame_stack": options.frame_stack or None}
-        kept["store_next"] = obs_space.shape is None or len(obs_space.shape) == 1
+        stores_next = obs_space.shape is None or len(obs_space.shape) == 1
+        kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
         self.set_up(obs_space, space, is_captured=False, **kept)
         clip, weights = options.max_grad_norm, self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
-
-    def start(self) -> None:
-        """Reset the envs."""
-        super().start()
-        if self.envs.has_action_masks:
+        if envs.has_action_masks:
             print("dqn ignores the env's action masks: it may take actions that these forbid")
 
     def choose(self, obs: Any) -> np.ndarray:
@@ -143,9 +142,8 @@ class DQN(Replay):
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
-        x = each(obs, lambda part: torch.from_numpy(part).to(options.device))
-        best = self.agent.act(x).cpu().numpy()
-        return np.where(is_random, random, best + self.first_action)
+        x = leaf_by_leaf(lambda part: torch.from_numpy(part).to(options.device), obs)
+        return np.where(is_random, random, self.agent.act(x).cpu().numpy() + self.first_action)
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call; actions count from 0."""
@@ -170,9 +168,8 @@ class DQN(Replay):
     def finish(self, run: Run) -> None:
         """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
         super().finish(run)
-        best = self.checkpoint_of(self.options.save)
-        if best.name == "best.pt":
-            self.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+        best = load_checkpoint(self.checkpoint_of(self.options.save))["state"]["agent"]
+        self.agent.load_state_dict(best)
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
@@ -187,11 +184,12 @@ class DQN(Replay):
         Given a dict as `report`, the function puts the values of all actions into it.
         """
         space: Any = envs.single_action_space
+        first = int(space.start)
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
             if report is not None:  # what `vecenv play --html` shows beside the action
                 report["action_values"] = agent.network(obs).numpy()
-            return agent.act(obs) + int(space.start)
+            return agent.act(obs) + first
 
         return act
 
@@ -199,8 +197,8 @@ class DQN(Replay):
     def check_options(cls, options: Options) -> None:
         """Refuse stacks of frames in files."""
         if options.frame_stack and options.storage == "memmap":
-            wanted = "files hold whole observations"
-            raise OptionsError(f"--frame-stack is for --storage memory: {wanted}")
+            told = "files hold whole observations"
+            raise OptionsError(f"--frame-stack is for --storage memory: {told}")
         super().check_options(options)
 
     @staticmethod

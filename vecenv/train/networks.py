@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from vecenv.learn import Moments
 from vecenv.train.options import OptionsError
 
-__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "each"]
-__all__ += ["linear", "mlp", "rectified", "sizes_of"]
+__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "linear"]
+__all__ += ["mlp", "rectified", "sizes_of"]
 
 # Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
 # Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
@@ -144,13 +144,11 @@ class Numbers(nn.Module):
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
         super().__init__()
-        shape: tuple[int, ...] = space.shape
-        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", ()))).tolist()
         self.choices: list[tuple[int, int]] = []  # the first of them, how many
         if isinstance(space, Discrete | MultiDiscrete):
-            self.choices = list(zip(np.ravel(space.start).tolist(), sizes, strict=True))
-        self.num_features = sum(sizes) if self.choices else math.prod(shape)
-        self.moments = Moments(shape) if normalizes and not self.choices else None
+            self.choices = list(zip(np.ravel(space.start).tolist(), sizes_of(space), strict=True))
+        self.num_features = sum(n for _, n in self.choices) or math.prod(space.shape)
+        self.moments = Moments(space.shape) if normalizes and not self.choices else None
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return vectors float32 (B, num_features)."""
@@ -219,13 +217,11 @@ class Encoders(nn.ModuleDict):
                 if name != "action_mask":
                     self[name] = Numbers(part, normalizes)
             else:
-                wanted = (
-                    "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
-                )
-                raise OptionsError(f"the observation {name!r} is {part}, expected {wanted}")
+                told = f"the observation {name!r} is {part}, expected Box, Discrete, MultiDiscrete"
+                raise OptionsError(f"{told}, MultiBinary or a Dict of these; use a wrapper")
         encoders: Any = self.values()
         self.num_features = sum(encode.num_features for encode in encoders)
-        self.has_pictures = any(isinstance(encode, Pictures) for encode in encoders)
+        self.has_pictures = any(isinstance(encode, Pictures) for encode in self.values())
 
     def forward(self, obs: Any) -> Tensor:
         """Return one vector (B, num_features) for each observation, (B, ...) or a dict of these."""
@@ -253,10 +249,3 @@ def sizes_of(space: Any) -> list[int]:
         return [1] * math.prod(space.shape)
     wanted = "Discrete, MultiDiscrete or a Box of floats; use a wrapper"
     raise OptionsError(f"actions are {space}, expected {wanted}")
-
-
-def each(obs: Any, function: Any) -> Any:
-    """Apply a function to an observation, or to each part of one."""
-    if isinstance(obs, Mapping):
-        return {name: function(part) for name, part in obs.items()}
-    return function(obs)

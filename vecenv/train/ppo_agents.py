@@ -10,7 +10,7 @@ It is learned by PPO, whose envs are the rows of the group's agents in all games
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +19,8 @@ from torch import Tensor
 
 from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import load_checkpoint
 from vecenv.train import ppo
-from vecenv.train.options import placed
+from vecenv.train.options import make_placed
 from vecenv.train.ppo import ppo_loss
 from vecenv.train.trainer import Trainer
 
@@ -66,6 +65,19 @@ class Agent(ppo.Agent):
         super().__init__(group, options, num_agents=num_agents, state_size=state_size)
 
 
+class Team(dict[str, Any]):
+    """Agents by group."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each agent, by group."""
+        return {name: agent.state_dict() for name, agent in self.items()}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Bring each agent into its state."""
+        for name, agent in self.items():
+            agent.load_state_dict(states[name])
+
+
 class AgentsPPO(Trainer):
     """Plays the games and lets each group learn from its rows; see `Trainer`.
 
@@ -74,7 +86,7 @@ class AgentsPPO(Trainer):
     Args:
         options: How.
         envs: The games, the caller's to close; they are reset.
-        agent: Not used: each group has one.
+        agent: By group; None makes them.
         earlier: How gradients were computed, by group, in the run that goes on.
 
     Attributes:
@@ -87,32 +99,33 @@ class AgentsPPO(Trainer):
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "eval_episodes", "num_workers"}
-    STATE: ClassVar = ("envs", "steps", "num_updates", "game")
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "num_workers"}
+    STATE: ClassVar = ("agent", "envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
-    def __init__(
-        self, options: Options, envs: AgentsVecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
-        super().__init__(options, envs, agent or {}, earlier)
-        self.game: Tensor | None = None
+    def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
+        super().__init__(options, envs, agent, earlier)
         num_rows = sum(group.num_envs for group in envs.groups.values())
-        self.rollout_steps = options.num_steps * num_rows
-        obs = self.reset()
-        make, size = self.make_agent, 0 if self.game is None else self.game.shape[1]
-        learner = ppo.PPO.replacing(
-            make_agent=lambda group, options: make(group, size, options), loss=self.loss
-        )
+        self.rollout_steps, self.game = options.num_steps * num_rows, None
+        obs, own = self.reset(), {"loss": self.loss, "game": self.game}
+        learner = ppo.PPO.replacing(reset=lambda one: obs[one.envs.name], **own)
         self.learners: dict[str, ppo.PPO] = {
-            name: learner(
-                options, group, None, (earlier or {}).get(name), obs=obs[name], game=self.game
-            )
+            name: learner(options, group, self.agent[name], (earlier or {}).get(name))
             for name, group in envs.groups.items()
         }
-        self.agent = {name: one.agent for name, one in self.learners.items()}
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
             self.capture("collect")
+
+    @classmethod
+    def new_agent(cls, envs: AgentsVecEnv, options: Options) -> Team:
+        """Make the agents of all groups on the device of the options."""
+        size = 0
+        if options.critic == "central":
+            envs.reset()
+            size = envs.state()[0].size
+        made = {k: cls.make_agent(group, size, options) for k, group in envs.groups.items()}
+        return Team({name: agent.to(options.device) for name, agent in made.items()})
 
     def reset(self) -> dict[str, Any]:
         """Reset all games; return observations by group."""
@@ -135,14 +148,15 @@ class AgentsPPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all games `num_steps` times."""
-        for learner in self.learners.values():
+        learners = self.learners
+        for learner in learners.values():
             learner.begin_rollout()
         for t in range(self.options.num_steps):
-            actions = {k: learner.act(t) for k, learner in self.learners.items()}
-            slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
+            actions = {name: one.act(t) for name, one in learners.items()}
+            slots = {name: one.rollout.slot(t) for name, one in learners.items()}
             self.envs.step(actions, out=slots)
             self.look()
-        for learner in self.learners.values():
+        for learner in learners.values():
             learner.end_rollout()
 
     def update(self) -> dict[str, float]:
@@ -153,21 +167,19 @@ class AgentsPPO(Trainer):
             self.steps -= learner.steps
             means = learner.improve(before)
             self.steps += learner.steps
-            if learner.episodes:
-                mean = sum(learner.episodes) / len(learner.episodes)
-                scalars[f"{name}/episodic_return"] = mean
+            if returns := learner.episodes:
+                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
             scalars |= {f"{name}/{key}": value for key, value in means.items()}
-            self.episodes += learner.episodes
+            self.episodes += returns
         self.num_updates += 1
         return scalars
 
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
-        names = "agent", "optimizer", "rollout", "memory"
         found = super().snapshot()
-        for group, learner in self.learners.items():
-            parts = {f"{group}/{name}": getattr(learner, name) for name in names}
-            found |= {name: part for name, part in parts.items() if part is not None}
+        for group, one in self.learners.items():
+            parts = {"optimizer": one.optimizer, "rollout": one.rollout, "memory": one.memory}
+            found |= {f"{group}/{k}": part for k, part in parts.items() if part is not None}
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -182,12 +194,13 @@ class AgentsPPO(Trainer):
             kwargs["groups"] = str  # each agent a group of its own name
         if options.critic == "central":
             kwargs["central_state"] = True
-        workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+        if options.num_workers is not None:
+            kwargs["vector_kwargs"] = {"num_workers": options.num_workers}
 
-        def make(num_games: int = 1, **where: Any) -> Any:
+        def make(num_games: int, **where: Any) -> Any:
             return make_vec_agents(options.env, num_games, **where, **kwargs)
 
-        envs = make(num_envs, vector_kwargs=workers, **placed(make, options, on_device=on_device))
+        envs = make_placed(make, options, num_envs, on_device=on_device)
         # One group is an ordinary vector env of its rows; here all goes by group.
         return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
@@ -197,10 +210,7 @@ class AgentsPPO(Trainer):
     ) -> Callable[..., dict[str, Any]]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
-        Args:
-            envs: For masks, and for who has acted: a memory is of an agent's life.
-            agent: By group.
-            options: `masks` and `device`.
+        `envs` are asked for masks, and who has acted: a memory is of an agent's life.
         """
         groups = envs.groups
         players = {k: ppo.PPO.player(groups[k], one, options) for k, one in agent.items()}
@@ -214,22 +224,6 @@ class AgentsPPO(Trainer):
             return found
 
         return act
-
-    @classmethod
-    def load_policy(
-        cls, options: Options, num_envs: int
-    ) -> tuple[AgentsVecEnv, Callable[..., Any]]:
-        """Return games and the policies of a run, for `vecenv play`."""
-        options = replace(options, device="cpu")
-        envs, size = cls.make_envs(options, num_envs), 0
-        if options.critic == "central":
-            envs.reset()
-            size = envs.state()[0].size
-        agents = {name: cls.make_agent(group, size, options) for name, group in envs.groups.items()}
-        state = load_checkpoint(cls.checkpoint_of(options.save))["state"]
-        for name, agent in agents.items():
-            agent.load_state_dict(state[f"{name}/agent"])
-        return envs, cls.player(envs, agents, options)
 
 
 load_policy, main = AgentsPPO.load_policy, AgentsPPO.main

@@ -19,7 +19,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from buffers import PrioritizedReplayBuffer, SequenceBatch, SharedReplayBuffer, TransitionWriter
+from buffers import SequenceBatch
 from vecenv import VecEnv
 from vecenv.train.options import EnvOptions, OptionsError, RunOptions
 from vecenv.train.replay import Replay, TargetAgent
@@ -127,20 +127,15 @@ class R2D2(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
-    MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     STATE: ClassVar = (*Replay.STATE, "state")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
         space, actions = envs.single_observation_space, envs.single_action_space
-        self.num_actions = int(actions.n)
         weights = self.agent.network.parameters()
         self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
-        kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
-        kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
-        kept |= {"num_envs": envs.num_envs, "track_episodes": True, "seed": options.seed}
-        self.buffer = kind(options.capacity, space, actions, **kept)
-        self.writer = TransitionWriter(envs, self.buffer)
+        column = {"state": Box(-np.inf, np.inf, (options.hidden,))}
+        self.make_buffer(space, actions, extra_columns=column, track_episodes=True)
         # Each env explores in its own way.
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
         self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
@@ -151,21 +146,20 @@ class R2D2(Replay):
         self.state.zero_()
 
     @torch.no_grad()
-    def collect(self) -> list[float]:
-        """Step all envs; return the returns of ended episodes."""
+    def choose(self, obs: Any) -> np.ndarray:
+        """Return the best actions, some of them replaced by random ones."""
         is_early = self.steps < self.options.learning_starts
-        is_random = self.rng.random(len(self.obs)) < np.where(is_early, 1.0, self.random_share)
-        random = self.rng.integers(self.num_actions, size=len(self.obs))
-        with self.timing.phase("policy"):
-            obs = torch.from_numpy(self.obs)[:, None]
-            values, states = self.agent.network(obs, self.state)
-        actions = np.where(is_random, random, values[:, 0].argmax(1).numpy())
-        result = self.obs, rewards, terminations, truncations, _ = self.envs.step(actions)
-        self.writer.step(actions, *result, state=self.state.numpy())
-        is_over = terminations | truncations
-        self.state = states[:, 0].masked_fill(torch.from_numpy(is_over)[:, None], 0.0)
-        self.steps += len(actions)
-        return self.note_returns(rewards, is_over)
+        is_random = self.rng.random(len(obs)) < np.where(is_early, 1.0, self.random_share)
+        random = self.rng.integers(self.envs.single_action_space.n, size=len(obs))
+        values, states = self.agent.network(torch.from_numpy(obs)[:, None], self.state)
+        self.noted, self.next_state = {"state": self.state.numpy()}, states[:, 0]
+        return np.where(is_random, random, values[:, 0].argmax(1).numpy())
+
+    def collect(self) -> list[float]:
+        """Step all envs; return the returns of ended episodes, which are forgotten."""
+        found = super().collect()
+        self.state = self.next_state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
+        return found
 
     def num_due(self, before: int) -> int:
         """Return how many updates are due."""
@@ -212,11 +206,9 @@ class R2D2(Replay):
         """Refuse shares of random actions that are 0, and a burn-in as long as sequences."""
         if not min(options.exploration) > 0:
             raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
-        if not 0 <= options.burn_in < options.sequence_length:
-            raise OptionsError(
-                f"--burn-in {options.burn_in}: expected 0 or more and less than "
-                f"--sequence-length {options.sequence_length}"
-            )
+        if not 0 <= options.burn_in < (length := options.sequence_length):
+            wanted = f"expected 0 or more and less than --sequence-length {length}"
+            raise OptionsError(f"--burn-in {options.burn_in}: {wanted}")
         super().check_options(options)
 
 
