@@ -170,11 +170,11 @@ def test_a_memory_is_unrolled_as_it_acted_and_forgets_at_the_borders_of_episodes
         _, means = ppo.ppo_loss(trainer.agent, batch, trainer.options)
         assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
         states = batch.initial_states["state"]
-        features = trainer.agent.unroll(batch.obs, states, batch.is_first)
+        features, _ = trainer.agent.step(batch.obs, states, batch.is_first)
         kept = batch.weights > 0
         found = trainer.agent.value(features).view_as(kept)[kept]
         torch.testing.assert_close(found, batch.values[kept])
-        forgotten = trainer.agent.unroll(batch.obs, 0 * states, batch.is_first)
+        forgotten, _ = trainer.agent.step(batch.obs, 0 * states, batch.is_first)
         assert not torch.allclose(trainer.agent.value(forgotten).view_as(kept)[kept], found)
 
 

@@ -22,14 +22,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vecenv.cage import (
-    CAGE4_RULES_VERSION,
-    Cage4Memory,
-    Cage4Player,
-    Cage4VectorEnv,
-    evaluate_cage4,
-    save_cage4_defender,
-)
+from vecenv import cage
 from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
@@ -81,7 +74,7 @@ class Defender(nn.Module):
 
     def __init__(self, num_truths: int, options: Options) -> None:
         super().__init__()
-        width, memory = options.width, Cage4Memory
+        width, memory = options.width, cage.Cage4Memory
         hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
@@ -152,7 +145,7 @@ class Cage4Defender(Trainer):
 
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
-        self.memory = Cage4Memory(count)
+        self.memory = cage.Cage4Memory(count)
         self.begin_episodes(options.seed)
         agent = agent or self.make_agent(self.truths().shape[2], options)
         super().__init__(options, envs, agent, earlier)
@@ -306,31 +299,32 @@ class Cage4Defender(Trainer):
 
     def finish(self, run: Run) -> None:
         """Save the policy."""
-        facts: Any = {"steps": self.steps, "rules_version": CAGE4_RULES_VERSION}
+        facts: Any = {"steps": self.steps, "rules_version": cage.CAGE4_RULES_VERSION}
         facts["temperature"] = self.options.temperature
-        save_cage4_defender(self.options.save / "defender.npz", self.agent.weights(), **facts)
+        cage.save_cage4_defender(self.options.save / "defender.npz", self.agent.weights(), **facts)
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make games to train in, whose episodes all begin together."""
-        return Cage4VectorEnv(num_envs, messages=True, autoreset_mode="Disabled", num_threads=1)
+        return cage.Cage4VectorEnv(
+            num_envs, messages=True, autoreset_mode="Disabled", num_threads=1
+        )
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse a training of no update."""
         if options.total_steps < (least := NUM_STEPS * options.num_games):
             raise OptionsError(f"--total-steps is less than one rollout, {least}")
-        super().check_options(options)
 
     @classmethod
     def main(cls, options: Options) -> float:
         """Train, save and evaluate; return the mean score."""
         run, trainer = cls.run(options)
         # The run has given back the signals: one is enough now.
-        path, name = options.save / "defender.npz", f"defender, {trainer.steps:,} steps"
-        with evaluating(f"{options.eval_episodes} episodes"):
-            player = Cage4Player(path)
-            result = evaluate_cage4(player, episodes=options.eval_episodes, name=name)
+        path, count = options.save / "defender.npz", options.eval_episodes
+        name = f"defender, {trainer.steps:,} steps"
+        with evaluating(f"{count} episodes"):
+            result = cage.evaluate_cage4(cage.Cage4Player(path), episodes=count, name=name)
         result.to_json(options.save / "evaluation.json")
         Console().print(result)
         print(f"{run.seconds:.0f} s; policy, curve and table: {options.save}")
@@ -340,8 +334,8 @@ class Cage4Defender(Trainer):
     @classmethod
     def load_policy(cls, options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
         """Return games and the defender of a run, for `vecenv play`."""
-        envs = Cage4VectorEnv(num_envs, **env_kwargs)
-        player = Cage4Player(options.save / "defender.npz", seed=options.seed)
+        envs = cage.Cage4VectorEnv(num_envs, **env_kwargs)
+        player = cage.Cage4Player(options.save / "defender.npz", seed=options.seed)
 
         def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
             if starts.all():  # all games have the same length

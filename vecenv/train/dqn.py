@@ -7,7 +7,6 @@ Double and dueling networks, rewards over n steps, and prioritized replay are op
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +46,6 @@ class Options(ReplayOptions):
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
     eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
-    save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
 
 
 BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
@@ -81,12 +79,10 @@ class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        super().__init__()
-        obs_space, space = envs.single_observation_space, envs.single_action_space
+        space = envs.single_action_space
         if not isinstance(space, Discrete):
             raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
-        self.network = QNetwork(obs_space, int(space.n), options)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        super().__init__(QNetwork(envs.single_observation_space, int(space.n), options))
         self.is_double = options.double
 
     @torch.no_grad()
@@ -127,8 +123,8 @@ class DQN(Replay):
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
         self.set_up(obs_space, space, is_captured=False, **kept)
-        clip, weights = options.max_grad_norm, self.gradient.parameters()
-        self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
+        how = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
+        self.optimizer = Adam(self.gradient.parameters(), **how)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
         if envs.has_action_masks:
             print("dqn ignores the env's action masks: it may take actions that these forbid")
@@ -168,38 +164,32 @@ class DQN(Replay):
     def finish(self, run: Run) -> None:
         """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
         super().finish(run)
-        best = load_checkpoint(self.checkpoint_of(self.options.save))["state"]["agent"]
-        self.agent.load_state_dict(best)
+        best = load_checkpoint(self.checkpoint_of(self.options.save))
+        self.agent.load_state_dict(best["state"]["agent"])
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs on the CPU, wherever the network is: choices are made there."""
-        placed = replace(options, device="cpu")
-        return super().make_envs(placed, num_envs, on_device=on_device)
+        return super().make_envs(replace(options, device="cpu"), num_envs, on_device=on_device)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
-        """Return the best actions as a function of observations.
-
-        Given a dict as `report`, the function puts the values of all actions into it.
-        """
+        """Return the best actions as a function of observations; a `report` gets all values."""
         space: Any = envs.single_action_space
-        first = int(space.start)
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
             if report is not None:  # what `vecenv play --html` shows beside the action
                 report["action_values"] = agent.network(obs).numpy()
-            return agent.act(obs) + first
+            return agent.act(obs) + int(space.start)
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse stacks of frames in files."""
         if options.frame_stack and options.storage == "memmap":
             told = "files hold whole observations"
             raise OptionsError(f"--frame-stack is for --storage memory: {told}")
-        super().check_options(options)
 
     @staticmethod
     def checkpoint_of(folder: Path) -> Path:

@@ -163,14 +163,8 @@ class Numbers(nn.Module):
 class Pictures(nn.Module):
     """Convolutions over pictures (B, H, W, C) or (B, C, H, W), whichever has fewer channels.
 
-    How many, and their strides, follow from the shorter side, so that 1 to 9 cells of it are left;
-    `docs/learning.md` has a table.
-
-    Args:
-        space: uint8 is divided by 255.
-
-    Raises:
-        OptionsError: A side is shorter than 5.
+    How many, and their strides, follow from the shorter side, 5 at least, so that 1 to 9 cells of
+    it are left; `docs/learning.md` has a table. uint8 is divided by 255.
     """
 
     def __init__(self, space: Any) -> None:
@@ -199,12 +193,8 @@ class Pictures(nn.Module):
 class Encoders(nn.ModuleDict):
     """An encoder for an observation ("obs"), or one for each part of a Dict but "action_mask".
 
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
-        normalizes: Whether numbers that are no pictures get mean 0 and variance 1.
-
-    Raises:
-        OptionsError: A part is of another space.
+    If it normalizes, numbers that are no pictures get mean 0 and variance 1. OptionsError for a
+    part that is none of Box, Discrete, MultiDiscrete and MultiBinary.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
@@ -224,7 +214,7 @@ class Encoders(nn.ModuleDict):
         self.has_pictures = any(isinstance(encode, Pictures) for encode in self.values())
 
     def forward(self, obs: Any) -> Tensor:
-        """Return one vector (B, num_features) for each observation, (B, ...) or a dict of these."""
+        """Return vectors (B, num_features) of observations (B, ...), or a dict of these."""
         parts = obs if isinstance(obs, Mapping) else {"obs": obs}
         encoded = [encode(parts[name]) for name, encode in self.items()]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
@@ -238,11 +228,7 @@ class Encoders(nn.ModuleDict):
 
 
 def sizes_of(space: Any) -> list[int]:
-    """Return how many choices each part of an action has, 1 for a real number.
-
-    Raises:
-        OptionsError: It is no Discrete, MultiDiscrete or Box of floats.
-    """
+    """Return how many choices each part of an action has, 1 for a real number."""
     if isinstance(space, Discrete | MultiDiscrete):
         return np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):

@@ -8,6 +8,7 @@ J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv 1707.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,8 +51,8 @@ class RolloutOptions(RunOptions, GradientOptions):
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    hidden: tuple[int, ...] | None = None  # units of hidden layers; by default 64 64, of actor and
-    # critic each (tanh); where there are pictures 512, shared by both (ReLU)
+    hidden: tuple[int, ...] | None = None  # units of hidden layers; None: 64 64, of actor and
+    # critic each (tanh), or behind pictures one for both (ReLU), see docs/learning.md
     target_kl: float | None = None  # no further pass once the policy has moved further than this
     clip_values: float | None = None  # changing a value by more than this does not pay
     entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
@@ -81,8 +82,8 @@ class Agent(nn.Module):
 
     Args:
         envs: Their single spaces count.
-        options: `hidden`, `recurrent`, `memory_size`, `normalize`, `entropy_weight`.
-        num_agents: Of several agents whose rows are side by side: tell which one each row is of.
+        options: `hidden`, `recurrent`, `memory_size`, `normalize`, `entropy_weight`; of several
+            agents, whose rows are side by side, also `indicator`: tell which one each row is of.
         state_size: Of a central critic, which sees so many numbers of a game's state besides.
 
     Attributes:
@@ -103,18 +104,18 @@ class Agent(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(
-        self, envs: Any, options: RolloutOptions, *, num_agents: int = 0, state_size: int = 0
-    ) -> None:
+    def __init__(self, envs: Any, options: RolloutOptions, state_size: int = 0) -> None:
         super().__init__()
         space: Any = envs.single_observation_space
         self.action_space: Any = envs.single_action_space
-        self.num_agents, self.state_size = num_agents, state_size
+        self.num_agents = envs.num_agents if getattr(options, "indicator", False) else 0
+        self.state_size = state_size
         self.encoders = Encoders(space, options.normalize)
-        num_features = self.encoders.num_features + num_agents
+        num_features = self.encoders.num_features + self.num_agents
         has_pictures, hidden = self.encoders.has_pictures, options.hidden
-        if hidden is None:
-            hidden = (512,) if has_pictures else (64, 64)
+        if hidden is None:  # behind pictures about as many units as numbers that come in
+            width = min(max(2 ** int(math.log2(num_features)), 128), 512)
+            hidden = (width,) if has_pictures else (64, 64)
         self.trunk, widths = nn.Sequential(), hidden
         if has_pictures and hidden:
             self.trunk = networks.rectified(num_features, *hidden, layer=networks.linear)
@@ -142,7 +143,7 @@ class Agent(nn.Module):
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
 
     def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
-        """Return one vector (B, F) for each observation, (B, ...) or a dict of these.
+        """Return vectors (B, F) of observations (B, ...), or a dict of these.
 
         `rows`, int64 (B,), are theirs of a rollout, if they are not those of whole steps.
         """
@@ -163,10 +164,9 @@ class Agent(nn.Module):
         if mask is not None:
             outputs = torch.where(mask.bool(), outputs, -1e9)
         most = max(self.sizes)
-        if outputs.shape[1] < most * len(self.sizes):  # padded with choices that are never taken
-            parts = outputs.split(self.sizes, 1)
-            padded = [F.pad(part, (0, most - part.shape[1]), value=-2e9) for part in parts]
-            outputs = torch.cat(padded, 1)
+        if min(self.sizes) < most:  # padded with choices that are never taken
+            parts = zip(outputs.split(self.sizes, 1), self.sizes, strict=True)
+            outputs = torch.cat([F.pad(x, (0, most - n), value=-2e9) for x, n in parts], 1)
         return Choices(outputs.view(-1, len(self.sizes), most))
 
     def value(self, features: Tensor, state: Tensor | None = None) -> Tensor:
@@ -179,31 +179,28 @@ class Agent(nn.Module):
             features = torch.cat([features, state], 1)
         return self.critic(features).squeeze(1).float()
 
-    def unroll(self, obs: Any, state: Tensor, is_first: Tensor, rows: Any = None) -> Tensor:
-        """Return vectors (L * S, F) for observations (L, S, ...): L steps of S sequences.
+    def step(
+        self, obs: Any, state: Any = None, is_first: Any = None, rows: Any = None
+    ) -> tuple[Tensor, Any]:
+        """Return vectors (B, F) for observations (B, ...), and the memory's state after them.
 
         Args:
-            obs: The observations, or a dict of these.
-            state: Of the memory before the first steps, float32 (S, M).
-            is_first: bool (L, S), where the memory begins anew.
-            rows: int64 (L, S), as of `features`.
+            obs: The observations, or a dict of these; with a memory also L steps of S sequences,
+                (L, S, ...), of which there are vectors (L * S, F).
+            state: Of the memory before them, float32 (B, M) or (S, M).
+            is_first: Where the memory begins anew, bool (B,) or (L, S).
+            rows: As of `features`.
         """
-        assert self.memory is not None
-        rows = None if rows is None else rows.flatten()
-        found = self.features(leaf_by_leaf(lambda x: x.flatten(0, 1), obs), rows)
-        states = []
-        for features, begins in zip(found.unflatten(0, is_first.shape), is_first, strict=True):
-            state = self.memory(features, state, begins)
-            states.append(state)
-        return self.memory.features(torch.cat(states))
-
-    def step(self, obs: Any, state: Any = None, is_first: Any = None) -> tuple[Tensor, Any]:
-        """Return vectors (B, F) for observations (B, ...), and the memory's state after them."""
-        features = self.features(obs)
         if self.memory is None:
-            return features, None
-        state = self.memory(features, state, is_first)
-        return self.memory.features(state), state
+            return self.features(obs, rows), None
+        if is_first.ndim == 2:
+            obs = leaf_by_leaf(lambda x: x.flatten(0, 1), obs)
+            rows = None if rows is None else rows.flatten()
+        begins, states = is_first.reshape(-1, is_first.shape[-1]), []
+        features = self.features(obs, rows).unflatten(0, begins.shape)
+        for seen, first in zip(features, begins, strict=True):
+            states.append(state := self.memory(seen, state, first))
+        return self.memory.features(torch.cat(states)), state
 
     def act(
         self, obs: Any, quantiles: Any = None, mask: Any = None, *memory: Any
@@ -240,13 +237,12 @@ def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor,
             `returns`, `weights` (0 for rows that only fill it up), `indices` and `extras`.
         options: `clip`, `clip_values`, `value_weight` and `entropy_weight`.
     """
-    if agent.memory is None:
-        features = agent.features(batch.obs, batch.indices)
-    else:  # sequences (L, S, ...)
-        states = batch.initial_states["state"]
-        features = agent.unroll(batch.obs, states, batch.is_first, batch.indices)
-    columns = {name: batch.extras.get(name) for name in ("action_mask", "game")}
-    mask, game = (None if x is None else x.flatten(0, -2) for x in columns.values())
+    first = (None, None)
+    if agent.memory is not None:  # sequences (L, S, ...)
+        first = batch.initial_states["state"], batch.is_first
+    features, _ = agent.step(batch.obs, *first, batch.indices)
+    columns = [batch.extras.get(name) for name in ("action_mask", "game")]
+    mask, game = (None if x is None else x.flatten(0, -2) for x in columns)
     policy, values = agent.policy(features, mask), agent.value(features, game)
     values = values.view_as(batch.returns)
     log_probs = policy.log_prob(batch.actions.view(len(features), -1)).view_as(batch.returns)
@@ -303,57 +299,50 @@ class PPO(Trainer):
         super().__init__(options, envs, agent, earlier)
         if (file := getattr(options, "load", None)) is not None:
             load_agent(file, self.agent, identity_of(envs))
-        self.ranks = ranks or Ranks()
-        self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
-        self.rollout_steps = self.ranks.size * envs.num_envs * options.num_steps
+        self.ranks = ranks = ranks or Ranks()
+        self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
+        self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
         if options.graphs == "on" and not is_on_device(envs):
             raise OptionsError("--graphs on: the envs are not on the device; leave it out")
         self.is_captured = options.graphs != "off" and is_on_device(envs)
-        obs = self.reset()
         self.memory, cell = None, self.agent.memory
         if cell is not None:
             self.memory = torch.zeros(envs.num_envs, cell.state_size, device=options.device)
         self.rollout = self.make_rollout()
-        self.rollout.start(obs)
+        self.start()
         if isinstance(envs, RayVectorEnv):
             if cell is not None:
                 told = "actors keep no memory between rollouts; use another backend"
                 raise OptionsError(f"--recurrent {options.recurrent} with --backend ray: {told}")
             make_agent = self.make_agent
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options, make_agent))
-        num_updates = options.total_steps // self.rollout_steps
-        self.gradient = self.make_gradient(
-            num_updates * options.num_epochs * options.num_minibatches,
-            envs.num_envs * options.num_steps // options.num_minibatches,
-            may_split=cell is None,  # steps of a sequence depend on each other
-            ranks=self.ranks,
-            deferred=self.is_captured,
-            log=print if self.ranks.rank == 0 else None,
-        )
+        count = options.num_minibatches
+        calls = options.total_steps // self.rollout_steps * options.num_epochs * count
+        given: Any = {"ranks": ranks, "deferred": self.is_captured}
+        given["may_split"] = cell is None  # steps of a sequence depend on each other
+        given["log"] = print if ranks.rank == 0 else None
+        rows = envs.num_envs * options.num_steps // count
+        self.gradient = self.make_gradient(calls, rows, **given)
         self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
-        given: Any = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
+        given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
         weights = self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, eps=1e-5, **given)
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
-            once = ("learn_once",) if self.ranks.size == 1 else ()
-            generators = [self.rollout.generator]
-            self.capture("collect", "compute_advantages", *once, generators=generators)
-
-    def reset(self) -> Any:
-        """Reset the envs; return their observations."""
-        return self.envs.reset(seed=self.options.seed + self.steps + self.first)[0]
+            names = ["collect", "compute_advantages", "learn_once"][: 3 if ranks.size == 1 else 2]
+            self.capture(*names, generators=[self.rollout.generator])
 
     def start(self) -> None:
         """Reset the envs, and begin a rollout."""
-        self.rollout.start(self.reset())
+        seed = self.options.seed + self.steps + self.first
+        self.rollout.start(self.envs.reset(seed=seed)[0])
 
     def make_rollout(self) -> RolloutBuffer:
         """Return the buffer, on the device of the options."""
         options, envs = self.options, self.envs
         given: Any = {name: getattr(options, name) for name in ("gamma", "gae_lambda", "device")}
-        given |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
+        given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
         given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
         if self.game is not None:  # stored once for all agents of a game
             given["game_columns"] = {"game": Box(-np.inf, np.inf, self.game.shape[1:])}
@@ -643,16 +632,14 @@ def save_agent(file: Path, agent: Any, identity: dict[str, Any]) -> None:
     """Write the agent; `vecenv evaluate` plays it, without torch, if it is one of tanh layers."""
     tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
     saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
-    encode = next(iter(agent.encoders.values()))
-    is_plain = len(agent.encoders) == 1 and len(agent.trunk) == 0 and agent.memory is None
-    is_plain = is_plain and isinstance(agent.actor, nn.Sequential)
-    if is_plain and isinstance(encode, networks.Numbers) and not encode.choices:
+    encode, *others = agent.encoders.values()
+    is_plain = isinstance(encode, networks.Numbers) and not (encode.choices or others)
+    is_plain = is_plain and agent.memory is None and isinstance(agent.actor, nn.Sequential)
+    if is_plain and len(agent.trunk) == 0:
         arrays = [array for name, array in tensors.items() if name.startswith("actor.")]
         saved["layers"] = [[w.T, b] for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-        saved["scale"] = None
-        if encode.moments is not None:
-            mean, std = encode.moments.mean, encode.moments.std()
-            saved["scale"] = [x.flatten().cpu().numpy() for x in (mean, std)]
+        scale = [] if (x := encode.moments) is None else [x.mean, x.std()]
+        saved["scale"] = [x.flatten().cpu().numpy() for x in scale] or None
     save_arrays(file, saved)
 
 

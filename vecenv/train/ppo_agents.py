@@ -9,19 +9,18 @@ It is learned by PPO, whose envs are the rows of the group's agents in all games
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vecenv import make_vec_agents
-from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
+from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.train import ppo
 from vecenv.train.options import make_placed
-from vecenv.train.ppo import ppo_loss
+from vecenv.train.ppo import Agent, ppo_loss
 from vecenv.train.trainer import Trainer
 
 __all__ = ["Agent", "AgentsPPO", "Options", "load_policy", "main", "ppo_loss"]
@@ -45,52 +44,22 @@ class Options(ppo.RolloutOptions):
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.95  # discount
     eval_episodes: int = 100  # games of the deterministic policies at the end
-    save: Path = Path("runs_agents")  # folder for checkpoints, learning curve and scalars
-
-
-class Agent(ppo.Agent):
-    """Actor and critic that the agents of a group share.
-
-    Args:
-        group: Its single spaces count, and how many agents it has.
-        state_size: Numbers of the game's state, which a central critic sees; 0 for none.
-        options: Those of `vecenv.train.ppo.Agent`, and `indicator`.
-
-    Raises:
-        OptionsError: A space is not supported.
-    """
-
-    def __init__(self, group: AgentGroup, state_size: int, options: Options) -> None:
-        num_agents = group.num_agents if options.indicator else 0
-        super().__init__(group, options, num_agents=num_agents, state_size=state_size)
-
-
-class Team(dict[str, Any]):
-    """Agents by group."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of each agent, by group."""
-        return {name: agent.state_dict() for name, agent in self.items()}
-
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Bring each agent into its state."""
-        for name, agent in self.items():
-            agent.load_state_dict(states[name])
 
 
 class AgentsPPO(Trainer):
     """Plays the games and lets each group learn from its rows; see `Trainer`.
 
-    `make_agent(group, state_size, options)` makes the agent of a group, and `loss` is given that.
+    `make_agent(group, options)` makes the agent of a group, whose rows are like envs; beside a
+    central critic it is given the size of its games' states, too. `loss` is given that agent.
 
     Args:
         options: How.
         envs: The games, the caller's to close; they are reset.
-        agent: By group; None makes them.
+        agent: An `nn.ModuleList` of one for each group; None makes it.
         earlier: How gradients were computed, by group, in the run that goes on.
 
     Attributes:
-        agent: Agents by group.
+        agent: Agents of the groups, in their order.
         steps: Steps made by agents; those of dead ones do not count.
         learners: By group, PPO whose `envs` are the rows of its agents.
         game: States of the games, float32 (G, S), for a central critic; else None.
@@ -107,37 +76,33 @@ class AgentsPPO(Trainer):
         super().__init__(options, envs, agent, earlier)
         num_rows = sum(group.num_envs for group in envs.groups.values())
         self.rollout_steps, self.game = options.num_steps * num_rows, None
-        obs, own = self.reset(), {"loss": self.loss, "game": self.game}
-        learner = ppo.PPO.replacing(reset=lambda one: obs[one.envs.name], **own)
-        self.learners: dict[str, ppo.PPO] = {
-            name: learner(options, group, self.agent[name], (earlier or {}).get(name))
-            for name, group in envs.groups.items()
-        }
+        self.learners: dict[str, ppo.PPO] = {}
+        self.start()
+        replaced: Any = {"loss": self.loss, "game": self.game}
+        replaced["start"] = lambda one: one.rollout.start(self.obs[one.envs.name])
+        learner = ppo.PPO.replacing(**replaced)
+        for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
+            self.learners[name] = learner(options, group, one, (earlier or {}).get(name))
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
             self.capture("collect")
 
     @classmethod
-    def new_agent(cls, envs: AgentsVecEnv, options: Options) -> Team:
+    def new_agent(cls, envs: AgentsVecEnv, options: Options) -> nn.ModuleList:
         """Make the agents of all groups on the device of the options."""
-        size = 0
+        size = []
         if options.critic == "central":
             envs.reset()
-            size = envs.state()[0].size
-        made = {k: cls.make_agent(group, size, options) for k, group in envs.groups.items()}
-        return Team({name: agent.to(options.device) for name, agent in made.items()})
-
-    def reset(self) -> dict[str, Any]:
-        """Reset all games; return observations by group."""
-        obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
-        self.look()
-        return obs
+            size = [envs.state()[0].size]
+        made = [cls.make_agent(group, options, *size) for group in envs.groups.values()]
+        return nn.ModuleList(made).to(options.device)
 
     def start(self) -> None:
         """Reset all games, and begin rollouts."""
-        obs = self.reset()
+        self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
+        self.look()
         for name, learner in self.learners.items():
-            learner.rollout.start(obs[name])
+            learner.rollout.start(self.obs[name])
 
     def look(self) -> None:
         """Take note of the games' states for a central critic, in memory that stays."""
@@ -205,22 +170,20 @@ class AgentsPPO(Trainer):
         return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
     @staticmethod
-    def player(
-        envs: AgentsVecEnv, agent: Mapping[str, ppo.Agent], options: Options
-    ) -> Callable[..., dict[str, Any]]:
+    def player(envs: AgentsVecEnv, agent: nn.ModuleList, options: Options) -> Callable[..., Any]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
         `envs` are asked for masks, and who has acted: a memory is of an agent's life.
         """
-        groups = envs.groups
-        players = {k: ppo.PPO.player(groups[k], one, options) for k, one in agent.items()}
+        groups = envs.groups.values()
+        players = [ppo.PPO.player(*pair, options) for pair in zip(groups, agent, strict=True)]
 
         def act(obs: Any, starts: Tensor, *, sample: bool = False) -> dict[str, Any]:
             found = {}
-            for name, play in players.items():
-                was_dead = torch.as_tensor(~groups[name].valid, device=starts.device)
-                begins = starts.repeat_interleave(groups[name].num_agents) | was_dead
-                found[name] = play(obs[name], begins, sample=sample)
+            for group, play in zip(groups, players, strict=True):
+                was_dead = torch.as_tensor(~group.valid, device=starts.device)
+                begins = starts.repeat_interleave(group.num_agents) | was_dead
+                found[group.name] = play(obs[group.name], begins, sample=sample)
             return found
 
         return act

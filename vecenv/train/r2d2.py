@@ -8,10 +8,8 @@ without its actors, its rescaled values and its noise.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,7 +46,6 @@ class Options(RunOptions, EnvOptions):
     n_step: int = 5  # rewards summed before the value of an observation
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
-    save: Path = Path("runs/r2d2")  # folder of the run: options, metrics, weights, curve
 
 
 class QNetwork(nn.Module):
@@ -76,14 +73,12 @@ class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        super().__init__()
         space, actions = envs.single_observation_space, envs.single_action_space
         is_known = isinstance(space, Box) and len(space.shape) > 0
         if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
             wanted = "Box with an axis, and Discrete from 0; use a wrapper"
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
-        self.network = QNetwork(space, int(actions.n), options)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        super().__init__(QNetwork(space, int(actions.n), options))
 
 
 def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
@@ -132,8 +127,8 @@ class R2D2(Replay):
     def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         super().__init__(options, envs, agent, earlier)
         space, actions = envs.single_observation_space, envs.single_action_space
-        weights = self.agent.network.parameters()
-        self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
+        self.weights = list(self.agent.network.parameters())
+        self.optimizer = torch.optim.Adam(self.weights, lr=options.learning_rate)
         column = {"state": Box(-np.inf, np.inf, (options.hidden,))}
         self.make_buffer(space, actions, extra_columns=column, track_episodes=True)
         # Each env explores in its own way.
@@ -163,22 +158,21 @@ class R2D2(Replay):
 
     def num_due(self, before: int) -> int:
         """Return how many updates are due."""
-        every = self.options.update_every
-        is_early = self.steps < self.options.learning_starts
+        every, is_early = self.options.update_every, self.steps < self.options.learning_starts
         return 0 if is_early else self.steps // every - before // every
 
     def learn(self) -> dict[str, Tensor]:
         """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
         options = self.options
         how: Any = {"burn_in": options.burn_in, "overlap": options.overlap, "pad": True}
-        size, length = options.batch_size, options.sequence_length
-        batch = self.buffer.sample_sequences(size, length, initial_states="state", **how)
+        how |= {"sequence_length": options.sequence_length, "initial_states": "state"}
+        batch = self.buffer.sample_sequences(options.batch_size, **how)
         loss, found = self.loss(self.agent, batch, options)
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.agent.network.parameters(), options.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.weights, options.max_grad_norm)
         self.optimizer.step()
         self.agent.follow(options.tau)
         if options.prioritized:
@@ -201,15 +195,14 @@ class R2D2(Replay):
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse shares of random actions that are 0, and a burn-in as long as sequences."""
         if not min(options.exploration) > 0:
             raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
         if not 0 <= options.burn_in < (length := options.sequence_length):
             wanted = f"expected 0 or more and less than --sequence-length {length}"
             raise OptionsError(f"--burn-in {options.burn_in}: {wanted}")
-        super().check_options(options)
 
 
 load_policy, main = R2D2.load_policy, R2D2.main

@@ -9,6 +9,7 @@ envs --- step ---> TransitionWriter ---> replay buffer --- sample ---> batch ---
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Callable
@@ -61,6 +62,11 @@ class TargetAgent(nn.Module):
 
     FOLLOWS: ClassVar = ("network", "target")
 
+    def __init__(self, network: nn.Module | None = None) -> None:
+        super().__init__()
+        if network is not None:
+            self.network, self.target = network, copy.deepcopy(network).requires_grad_(False)
+
     @torch.no_grad()
     def follow(self, tau: float) -> None:
         """Move the target towards the network."""
@@ -74,23 +80,19 @@ class Replay(Trainer):
 
     A subclass gives `optimizer` and `choose(obs)`, the actions (N, ...) to store at observations
     (N, *obs_shape), and an agent with two methods more: `follow(tau)`, which moves the targets, and
-    `errors(batch)`, (B,) or (K, B) of a batch.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
+    `errors(batch)`, (B,) or (K, B) of a batch. `train` resets the envs.
     """
 
     RETURN: ClassVar = "return"
     SPEED: ClassVar = "steps_per_second"
     LOG_STEPS: ClassVar = 1000
+    KEEPS_BEST: ClassVar = False  # evaluations tell, if there are any
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps"}
     STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
     AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
     choose: Callable[..., Any]
+    to_env: Callable[..., Any] = staticmethod(lambda actions: actions)  # of those stored
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
         torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
@@ -110,10 +112,7 @@ class Replay(Trainer):
         self.writer = TransitionWriter(self.envs, self.buffer)
 
     def set_up(self, obs_space: Any, action_space: Any, is_captured: bool, **given: Any) -> None:
-        """Make the gradient, the buffer for such spaces, and what is drawn from it.
-
-        Updates that are captured as CUDA graphs wait for nothing; `given` as of the buffer.
-        """
+        """Make gradient and buffer; updates that are captured as CUDA graphs wait for nothing."""
         options, device = self.options, self.options.device
         steps, size = options.total_steps - options.learning_starts, options.batch_size
         self.total_updates = int(options.update_ratio * steps)  # of the whole training
@@ -139,12 +138,7 @@ class Replay(Trainer):
         """Return transitions of the buffer, valid until the next call."""
         found = self.buffer.sample(self.options.batch_size, self.drawn)
         importance = found.weights if self.options.prioritized else self.ones
-        columns = found.obs, found.next_obs, found.actions, found.rewards, found.discounts
-        return Batch(*columns, importance)
-
-    def to_env(self, actions: Any) -> Any:
-        """Turn actions as they are stored into those that the env takes."""
-        return actions
+        return Batch(*(getattr(found, name) for name in Batch._fields[:5]), importance)
 
     def collect(self) -> list[float]:
         """Step all envs; return the returns of ended episodes."""
@@ -204,11 +198,6 @@ class Replay(Trainer):
         """Return the returns of ended episodes that `collect` has not waited for."""
         return []
 
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save from time to time; which checkpoint is the best, evaluations tell alone."""
-        if run.is_due(self.steps):
-            self.save(run)
-
     def finish(self, run: Run) -> None:
         """Close the buffer, and say how far the training came."""
         self.buffer.close()
@@ -224,4 +213,4 @@ class Replay(Trainer):
             self.obs = leaf_by_leaf(lambda part: part.to(self.options.device), self.obs)
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
-        return begins_anew or "envs" not in self.snapshot()
+        return begins_anew or "envs" not in self.STATE

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -41,7 +40,6 @@ class Options(ReplayOptions):
     hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
-    save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
 
 
 class Linears(nn.Module):
@@ -55,9 +53,7 @@ class Linears(nn.Module):
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """Return x @ weight + bias; frozen: gradients pass to x, not to weight and bias."""
-        weight, bias = self.weight, self.bias
-        if frozen:
-            weight, bias = weight.detach(), bias.detach()
+        weight, bias = (x.detach() if frozen else x for x in (self.weight, self.bias))
         if weight.shape[2] == 1:  # libraries are slow at one column
             return (x * weight.mT).float().sum(-1, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
@@ -100,15 +96,14 @@ class Agent(TargetAgent):
             raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
         num_inputs, self.num_actions = self.encoders.num_features, len(space.low)
         widths = num_inputs, *options.hidden
-        hidden = rectified(*widths)
-        last = nn.Linear(widths[-1], 2 * self.num_actions)
-        self.actor = nn.Sequential(nn.Flatten(), *hidden, last)
+        layers = *rectified(*widths), nn.Linear(widths[-1], 2 * self.num_actions)
+        self.actor = nn.Sequential(nn.Flatten(), *layers)
         self.critics = Critics(2, num_inputs + self.num_actions, *options.hidden, 1)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         log_alpha = torch.tensor(math.log(1.0 if options.alpha is None else options.alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
-    def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, obs: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
         """Draw actions at observations (B, ...), with normal noise, float32 (B, A).
 
         Returns:
@@ -124,8 +119,7 @@ class Agent(TargetAgent):
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
-        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
-        return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
+        return self.draw(obs, noise)[0]
 
     def errors(self, batch: Batch) -> Tensor:
         """Return how far the critics, (2, B), are above the rewards and the value after them.
@@ -170,12 +164,10 @@ class SAC(Replay):
         if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
         space, device = envs.single_action_space, torch.device(options.device)
-        is_on_gpu = device.type == "cuda"
-        is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
-        actions = Box(-1, 1, space.shape, space.dtype)
+        is_captured = options.graphs == "on" or (options.graphs, device.type) == ("auto", "cuda")
+        actions, rate = Box(-1, 1, space.shape, space.dtype), options.learning_rate
         self.set_up(envs.single_observation_space, actions, is_captured)
-        weights, rate = self.gradient.parameters(), options.learning_rate
-        self.optimizer = Adam(weights, lr=rate, deferred=is_captured)
+        self.optimizer = Adam(self.gradient.parameters(), lr=rate, deferred=is_captured)
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
         self.generator = torch.Generator(device).manual_seed(options.seed)
         self.ids = np.arange(envs.num_envs)
@@ -185,13 +177,11 @@ class SAC(Replay):
         if self.is_on_device:
             self.bounds = [torch.tensor(bound, device=device) for bound in self.bounds]
         if is_captured:  # from here on it is replayed, and waits for nothing
-            generators = [self.buffer.generator, self.generator] if is_on_gpu else []
-            self.capture("learn", generators=generators)
+            drawn_with = [self.buffer.generator, self.generator] if device.type == "cuda" else []
+            self.capture("learn", generators=drawn_with)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return what a checkpoint has; not envs that are stepping, which can't be saved."""
-        found = super().snapshot()
-        return {k: x for k, x in found.items() if k != "envs" or not self.options.first_ready}
+        if options.first_ready:  # envs that are stepping can't be saved
+            self.STATE = tuple(name for name in self.STATE if name != "envs")
 
     def start(self) -> None:
         """Reset the envs."""
@@ -201,10 +191,7 @@ class SAC(Replay):
             self.send(self.obs, self.ids)
 
     def choose(self, obs: Any, ids: Any = ...) -> Any:
-        """Return actions from -1 to 1 of the envs `ids`, at the start random ones.
-
-        Of observations on a device they are a tensor there.
-        """
+        """Return actions from -1 to 1 of the envs `ids`, random ones at the start."""
         options, device, held = self.options, self.noise.device, self.held
         if self.steps < options.learning_starts:
             if self.steps // len(self.ids) % options.hold == 0:
@@ -261,20 +248,17 @@ class SAC(Replay):
         space: Any = envs.single_action_space
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
-            noise: Any = 0.0
-            if sample:
-                noise = torch.randn(envs.num_envs, math.prod(space.shape)).to(options.device)
+            drawn = torch.randn(envs.num_envs, *space.shape) if sample else torch.zeros(())
+            noise = drawn.to(options.device)
             return to_env(agent.act(obs, noise).cpu().numpy(), space.low, space.high)
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse an entropy weight that is none."""
-        if options.alpha is not None and not options.alpha > 0:
-            wanted = "expected a number above 0; 1e-9 is nearly none"
-            raise OptionsError(f"--alpha {options.alpha}: {wanted}")
-        super().check_options(options)
+        if (alpha := options.alpha) is not None and not alpha > 0:
+            raise OptionsError(f"--alpha {alpha}: expected a number above 0; 1e-9 is nearly none")
 
 
 def to_env(actions: Any, low: Any, high: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 
 from vecenv import learn, make_vec
 from vecenv.agents import AgentsVecEnv
@@ -61,19 +61,18 @@ class Trainer:
     start: Callable[..., Any]
     update: Callable[..., Any]
     player: Callable[..., Any]
+    # Options that a resumed run may be given other values of.
     MAY_CHANGE: ClassVar = frozenset(
-        {"save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes"}
+        ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
     )
-    """Options that a resumed run may be given other values of."""
     STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
-    """Attributes that a checkpoint has."""
-    BASELINES: ClassVar[dict[str, float] | None] = None
-    """Returns of other policies by their names, lines beside the learning curve."""
+    BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
     RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
     SPEED: ClassVar = "charts/SPS"
     LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
     NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
+    KEEPS_BEST: ClassVar = True  # the checkpoint with the highest of these
 
     optimizer: Any = None
     gradient: Any = None
@@ -81,12 +80,11 @@ class Trainer:
 
     def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
         self.options, self.envs, self.earlier = options, envs, earlier
-        self.timing, self.ranks = envs.timing, Ranks()
+        self.timing, self.ranks, self.steps, self.num_updates = envs.timing, Ranks(), 0, 0
         try:
             self.agent: Any = self.new_agent(envs, options) if agent is None else agent
         except OptionsError as error:
             raise OptionsError(f"{name_of(options)}: {error}") from None
-        self.steps = self.num_updates = 0
         self.episodes = list[float]()
         self.graphs = dict[str, Graph[Any]]()
 
@@ -152,19 +150,18 @@ class Trainer:
         """Update until the steps are made, or until a signal says to stop, and save."""
         if self.restore(run):
             self.start()
-        options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
-        is_first = self.ranks.rank == 0
-        shown: Any = {"rollout_steps": size, "is_shown": is_first}
-        is_asked = False  # by a callback, to stop
-        with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
-            while self.steps + size <= options.total_steps:
-                if any(self.ranks.gather(run.should_stop or is_asked)):
+        total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
+        how: Any = {"rollout_steps": size, "is_shown": self.ranks.rank == 0}
+        stops = False  # as a callback has asked
+        with run.progress(title_of(self.options), self.steps, total, **how) as progress:
+            while self.steps + size <= total:
+                if any(self.ranks.gather(run.should_stop or stops)):
                     break
                 before = self.steps
                 with run.updating(self.num_updates + 1, before):
                     scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
-                is_asked = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
+                stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
                     recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
                     shown = {self.RETURN: recent, self.SPEED: speed}
@@ -176,7 +173,7 @@ class Trainer:
             else:
                 progress.fill(self.steps)  # what no rollout fits into is left out
             progress.show(self.steps)
-        if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
+        if how["is_shown"] and self.steps + size <= total:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
 
@@ -189,15 +186,15 @@ class Trainer:
     def save_if_due(self, run: Run, before: int) -> None:
         """Save from time to time; `before` is the steps made before the last update."""
         if run.is_due(self.steps):
-            self.save(run, run.recent_return(self.NUM_RECENT))
+            self.save(run, run.recent_return(self.NUM_RECENT) if self.KEEPS_BEST else None)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
         return {name: getattr(self, name) for name in self.STATE}
 
     def describe(self) -> Any:
-        """Return how gradients are computed, which a resumed run keeps; None to keep nothing."""
-        return None if self.gradient is None else self.gradient.describe()
+        """Return how gradients are computed, which a resumed run keeps."""
+        return self.gradient and self.gradient.describe()
 
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
@@ -209,7 +206,7 @@ class Trainer:
     def save(self, run: Run, score: float | None = None) -> None:
         """Write a checkpoint, as the best one too if no score was higher."""
         self.check()
-        if (how := self.describe()) is not None:
+        if how := self.describe():
             run.write_json("gradient", how)
         run.save(self.snapshot(), score=score)
 
@@ -256,12 +253,9 @@ class Trainer:
             play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
             return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
 
-    @classmethod
-    def check_options(cls, options: Any) -> None:
-        """Raise OptionsError for options that do not fit each other, or the machine."""
-        device = getattr(options, "device", "cpu")
-        if device != "cpu" and not torch.cuda.is_available():
-            raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
+    @staticmethod
+    def check_options(options: Any) -> None:
+        """Raise OptionsError for options that do not fit each other."""
 
     @classmethod
     def main(cls, options: Any) -> Any:
@@ -287,6 +281,8 @@ class Trainer:
         torch.set_num_threads(options.torch_threads)
         torch.manual_seed(options.seed)
         with _refusing():
+            if (device := getattr(options, "device", "cpu")) != "cpu" and not cuda.is_available():
+                raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
             cls.check_options(options)
             num_envs = getattr(options, "num_envs", None) or options.num_games
             return cls.run_in(options.save, options, num_envs)
