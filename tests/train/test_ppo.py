@@ -414,7 +414,7 @@ def scalars_of(folder):
 def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path):
     main(tmp_path)
     names = {"policy.npz", "metrics.jsonl", "options.json", "gradient.json", "evaluation.json"}
-    names |= {"policy.json"}
+    names |= {"policy.pt"}
     assert {path.name for path in tmp_path.iterdir()} >= names | {"curve.png", "checkpoint"}
     rows = scalars_of(tmp_path)
     assert 600 - 4 * 32 < rows[-1]["steps"] <= 600  # ends before the steps are exceeded

@@ -305,11 +305,11 @@ class PPO(Trainer):
         if options.graphs == "on" and not is_on_device(envs):
             raise OptionsError("--graphs on: the envs are not on the device; leave it out")
         self.is_captured = options.graphs != "off" and is_on_device(envs)
-        self.memory, cell = None, self.agent.memory
+        obs, self.memory, cell = self.reset(), None, self.agent.memory
         if cell is not None:
             self.memory = torch.zeros(envs.num_envs, cell.state_size, device=options.device)
         self.rollout = self.make_rollout()
-        self.start()
+        self.rollout.start(obs)
         if isinstance(envs, RayVectorEnv):
             if cell is not None:
                 told = "actors keep no memory between rollouts; use another backend"
@@ -333,10 +333,13 @@ class PPO(Trainer):
             names = ["collect", "compute_advantages", "learn_once"][: 3 if ranks.size == 1 else 2]
             self.capture(*names, generators=[self.rollout.generator])
 
+    def reset(self) -> Any:
+        """Reset the envs; return their observations."""
+        return self.envs.reset(seed=self.options.seed + self.steps + self.first)[0]
+
     def start(self) -> None:
         """Reset the envs, and begin a rollout."""
-        seed = self.options.seed + self.steps + self.first
-        self.rollout.start(self.envs.reset(seed=seed)[0])
+        self.rollout.start(self.reset())
 
     def make_rollout(self) -> RolloutBuffer:
         """Return the buffer, on the device of the options."""
@@ -516,7 +519,6 @@ class PPO(Trainer):
             raise OptionsError("a rollout has no step to learn from, only resets: more --num-steps")
         return means_of(found)
 
-    @classmethod
     def restore(self, run: Run, **given: Any) -> bool | None:
         """Go on where the run's checkpoint was made, all ranks from that of the first one."""
         ranks, modules = self.ranks, (self.agent, self.optimizer)
@@ -606,15 +608,14 @@ class Actor:
     """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
 
     def __init__(self, envs: VecEnv, options: Any, make_agent: Callable[..., Any] = Agent) -> None:
-        self.envs, self.agent = envs, make_agent(envs, options)
+        self.envs, self.takes_masks, self.agent = envs, options.masks, make_agent(envs, options)
         self.to_env, self.load = self.agent.to_env, self.agent.load_state_dict
-        self.takes_masks = options.masks and envs.has_action_masks
 
     @torch.inference_mode()
     def act(self, obs: Any, quantiles: np.ndarray) -> tuple[Tensor, dict[str, Any]]:
         """Return actions (n, *action_shape), and the masks that they were drawn with."""
         mask, found = None, dict[str, Any]()
-        if self.takes_masks:
+        if self.takes_masks and self.envs.has_action_masks:  # known from the first reset on
             mask = torch.from_numpy(np.array(self.envs.action_masks(), np.int8))
             found["action_mask"] = mask.numpy()
         x = leaf_by_leaf(torch.as_tensor, obs)

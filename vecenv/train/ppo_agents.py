@@ -79,7 +79,7 @@ class AgentsPPO(Trainer):
         self.learners: dict[str, ppo.PPO] = {}
         self.start()
         replaced: Any = {"loss": self.loss, "game": self.game}
-        replaced["start"] = lambda one: one.rollout.start(self.obs[one.envs.name])
+        replaced["reset"] = lambda one: self.obs[one.envs.name]
         learner = ppo.PPO.replacing(**replaced)
         for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
             self.learners[name] = learner(options, group, one, (earlier or {}).get(name))
@@ -92,7 +92,7 @@ class AgentsPPO(Trainer):
         """Make the agents of all groups on the device of the options."""
         size = []
         if options.critic == "central":
-            envs.reset()
+            envs.reset(seed=options.seed)
             size = [envs.state()[0].size]
         made = [cls.make_agent(group, options, *size) for group in envs.groups.values()]
         return nn.ModuleList(made).to(options.device)
