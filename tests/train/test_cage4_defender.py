@@ -1,7 +1,6 @@
 """The trainer of the defender of CAGE Challenge 4, for a few updates."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from vecenv.cage import Cage4Player, evaluate_cage4
 from vecenv.cage.challenge4.play.player import defender_logits
 from vecenv.core.compiling import is_jit_off
-from vecenv.learn import load_checkpoint
 
 if is_jit_off():
     pytest.skip("takes too long without compiled code", allow_module_level=True)
@@ -39,30 +37,6 @@ def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
     assert "defender.npz" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_where_it_was(example, tmp_path, monkeypatch, capsys):
-    example.main(options_of(example, tmp_path / "through"))
-    learn = example.Cage4Defender.learn
-
-    def interrupted(trainer, left):
-        signal.raise_signal(signal.SIGINT)
-        return learn(trainer, left)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(example.Cage4Defender, "learn", interrupted)
-        example.main(options_of(example, tmp_path / "stopped"))
-    assert "stopped after" in capsys.readouterr().out
-    example.main(options_of(example, tmp_path / "stopped", resume=True))
-    states = [
-        load_checkpoint(tmp_path / name / "checkpoint" / "last.pt")["state"]
-        for name in ("through", "stopped")
-    ]
-    assert [state["steps"] for state in states] == [1996, 1996]
-    first, second = (Cage4Player(tmp_path / x / "defender.npz") for x in ("through", "stopped"))
-    for name, weights in first.weights.items():
-        np.testing.assert_array_equal(weights, second.weights[name])
-
-
 def test_the_player_computes_what_the_network_does(example):
     agent = example.Defender(5, example.Options(width=8))
     torch.nn.init.normal_(agent.act.weight)
@@ -73,8 +47,3 @@ def test_the_player_computes_what_the_network_does(example):
     logits = defender_logits(agent.weights(), hosts.numpy(), units.numpy())
     found = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_less_than_one_rollout_is_refused(example, tmp_path):
-    with pytest.raises(SystemExit, match="less than one rollout, 998"):
-        example.main(options_of(example, tmp_path, total_steps=10))

@@ -65,7 +65,7 @@ def test_nothing_of_an_update_goes_through_the_host(monkeypatch):
 
 
 def test_games_are_on_the_device_for_the_training_alone():
-    options = example.Options(env="Spread-v0", device="cuda", env_kwargs={"max_cycles": 9})
+    options = example.Options(env="Spread-v0", backend="cuda", env_kwargs={"max_cycles": 9})
     envs = example.AgentsPPO.make_envs(options, 2, on_device=True)
     assert all(map(is_on_device, envs.groups.values()))
     assert options.env_kwargs == {"max_cycles": 9}

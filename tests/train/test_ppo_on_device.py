@@ -14,8 +14,8 @@ from vecenv import ActionError, make_vec
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 from vecenv.learn import Graph, Ranks, load_checkpoint
-from vecenv.train import OptionsError, networks, ppo
-from vecenv.train import options as train_envs
+from vecenv.train import OptionsError, networks, ppo, trainer
+from vecenv.train.options import is_on_device
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -186,7 +186,7 @@ def test_actions_become_those_of_the_space_as_on_the_cpu(space, given):
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        train_envs, "make_vec", lambda *a, **k: made.append(make_vec(*a, **k)) or made[-1]
+        trainer, "make_vec", lambda *a, **k: made.append(make_vec(*a, **k)) or made[-1]
     )
     options = ppo.Options(
         "JitCartPole-v1", backend="cuda", num_envs=2, num_steps=8, total_steps=32, eval_episodes=2,
@@ -207,28 +207,15 @@ def steps_of(folder):
 
 def test_devices_of_envs_follow_the_networks():
     options = ppo.Options("JitCartPole-v1", backend="auto")
-    assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
+    assert not is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.device = "cuda"
     with pytest.raises(OptionsError, match="the envs are on cpu"):  # as the stand-in's are
         ppo.PPO.make_envs(options, 2, on_device=True)
     options.backend, options.device = "cuda", "cpu"
-    assert train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
+    assert is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.device = "cuda"
     for env_id, backend in (("JitCartPole-v1", "jit"), ("CartPole-v1", "sync")):
         options.env_id, options.backend = env_id, backend
-        assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
+        assert not is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
     options.env_id, options.backend = "CartPole-v1", "auto"  # not compiled
-    assert not train_envs.is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))
-
-
-@pytest.mark.slow
-def test_agents_trained_on_the_device_say_which_rules_they_were_made_for():
-    found = []
-    for backend in ("cuda", "jit"):
-        envs = make_vec("Cage2-v0", 1, backend=backend)
-        found.append(ppo.identity_of(envs))
-        envs.close()
-    assert found[0] == found[1] != {}
-    envs = make_vec("JitCartPole-v1", 1)
-    assert ppo.identity_of(envs) == {}
-    envs.close()
+    assert not is_on_device(ppo.PPO.make_envs(options, 2, on_device=True))

@@ -34,7 +34,7 @@ def test_functions_take_the_place_of_network_loss_collecting_and_evaluation(tmp_
         ppo.PPO.collect(trainer)
         trainer.rollout.rewards.fill_(2.0)
 
-    def evaluate(trainer, episodes):
+    def evaluate(trainer, episodes, seed=None, *, sample=False):
         return EvaluationResult(float(episodes), 0.0, 0.0, (1.0,), (1,))
 
     own = ppo.PPO.replacing(make_agent=Agent, loss=loss, collect=collect, evaluate=evaluate)

@@ -154,7 +154,7 @@ def test_a_trainer_killed_at_random_points_ends_as_one_that_ran_through(case, tm
     assert [name for name in differing if not name.startswith("/envs")] == []
 
 
-@pytest.mark.parametrize("name", ["ppo", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sac", "dqn"))])  # fmt: skip
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_another_network_and_an_earlier_run_are_refused(name, tmp_path, monkeypatch):
     assert_another_network_is_refused(
         trainer_of(name), lambda **more: main(name, tmp_path, **more), monkeypatch
@@ -170,11 +170,10 @@ def test_another_network_and_an_earlier_run_are_refused(name, tmp_path, monkeypa
         ("ppo", {"wrappers": ("nothing:There",)}, "--wrappers nothing:There: .*expected module:n"),
         ("ppo", {"num_envs": 1, "num_steps": 1, "num_minibatches": 1}, "only resets: more --num-"),
         ("sac", {"env_id": "CartPole-v1"}, "CartPole-v1: actions are Discrete.*a bounded Box of f"),
-        ("sac", {"env_id": "CarRacing"}, "observations have pictures"),
         ("sac", {"alpha": 0.0}, r"--alpha 0\.0: expected a number above 0"),
-        ("dqn", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "actions are Box.*, expected Discrete"),
+        ("dqn", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "actions are Box.*expected Discrete"),
         ("dqn, files", {"frame_stack": 4}, "--frame-stack is for --storage memory"),
-        ("r2d2", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "the spaces are .*, expected Box wit"),
+        ("r2d2", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "the spaces are .*, expected Box"),
         ("r2d2", {"exploration": (0.4, 0.0)}, r"exploration \(0\.4, 0\.0\): expected numbers abov"),
         ("r2d2", {"burn_in": 30}, "--burn-in 30: expected 0 or more and less than --sequence-leng"),
         ("agents", {"graphs": "on"}, "--graphs on: the envs are not on the device"),

@@ -126,7 +126,11 @@ class DQN(Replay):
         how = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
         self.optimizer = Adam(self.gradient.parameters(), **how)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
-        if envs.has_action_masks:
+
+    def start(self) -> None:
+        """Reset the envs."""
+        super().start()
+        if self.envs.has_action_masks:
             print("dqn ignores the env's action masks: it may take actions that these forbid")
 
     def choose(self, obs: Any) -> np.ndarray:

@@ -93,7 +93,7 @@ class AgentsPPO(Trainer):
         size = []
         if options.critic == "central":
             envs.reset(seed=options.seed)
-            size = [envs.state()[0].size]
+            size = [torch.as_tensor(envs.state())[0].numel()]
         made = [cls.make_agent(group, options, *size) for group in envs.groups.values()]
         return nn.ModuleList(made).to(options.device)
 
