@@ -410,7 +410,8 @@ class PPO(Trainer):
         rollout, count = self.rollout, self.envs.num_envs
         # Steps whose rows fit the processor's cache; on a device as many as make it busy.
         size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
-        parts = [slice(t, t + size) for t in range(0, rollout.num_steps, size)]
+        end = rollout.num_steps
+        parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
         with quick_products(size * count, device=rollout.device):
             list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
         rollout.count_episodes()  # of rewards as they came
@@ -423,13 +424,13 @@ class PPO(Trainer):
         if agent.memory is not None:
             every = range(rollout.num_steps)[steps]
             first = torch.cat([rollout.is_first_at(t) for t in every])
-        obs = leaf_by_leaf(lambda x: x[: rollout.num_steps][steps].flatten(0, 1), rollout.obs)
+        obs = leaf_by_leaf(lambda x: x[steps].flatten(0, 1), rollout.obs)
         features, _ = agent.step(obs, columns.get("state"), first)
         policy = agent.policy(features, columns.get("action_mask"))
         log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
         rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
         values = agent.value(features, columns.get("game"))
-        rollout.values[: rollout.num_steps][steps] = values.view(-1, rollout.num_envs)
+        rollout.values[steps] = values.view(-1, rollout.num_envs)
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
@@ -444,8 +445,7 @@ class PPO(Trainer):
     def compute_advantages(self) -> None:
         """Fill advantages, and returns in the critic's unit, their standard deviation."""
         rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
-        is_first = None if agent.memory is None else rollout.is_first_at(end)
-        features, _ = agent.step(rollout.obs_at(end), self.memory, is_first)
+        features, _ = agent.step(rollout.obs_at(end), self.memory, rollout.is_first_at(end))
         last_values, unit = agent.value(features, self.game), agent.returns.std()
         rollout.values *= unit
         rollout.compute_advantages(last_values * unit)
@@ -550,8 +550,7 @@ class PPO(Trainer):
     def vector_kwargs(options: Options) -> dict[str, Any]:
         """Return what Ray is told, if it is asked for."""
         given = {"address": options.ray_address, "shares_cpus": options.ray_lost == "share"}
-        given["on_error"] = "restart" if options.ray_lost != "raise" else None
-        return {name: value for name, value in given.items() if value}
+        return given | {"on_error": "restart" if options.ray_lost != "raise" else None}
 
     @staticmethod
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:

@@ -111,8 +111,8 @@ class Trainer:
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs to play in, on the CPU, or to train in: compiled ones where networks are."""
-        workers = {"num_workers": options.num_workers} if options.num_workers else {}
-        given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
+        asked = {"num_workers": options.num_workers, **cls.vector_kwargs(options)}
+        given: Any = {"vector_kwargs": {name: value for name, value in asked.items() if value}}
         if on_device and cls.AUTORESET is not None:
             given["autoreset_mode"] = cls.AUTORESET
         if options.wrappers:
@@ -125,7 +125,7 @@ class Trainer:
 
     @staticmethod
     def vector_kwargs(options: Any) -> dict[str, Any]:
-        """Return further arguments of the backend's class."""
+        """Return further arguments of the backend's class, of which those that are set count."""
         return {}
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
