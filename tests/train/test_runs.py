@@ -245,3 +245,26 @@ def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
     main("ppo", tmp_path, total_steps=64, profile=True)
     told = capsys.readouterr().out
     assert told.index("where the time goes") < told.index("first calls only:\ngraphs: []")
+
+
+# Options, bar, seeds; the pages of docs have the tables of all seeds.
+SCORES = [
+    (ppo, {"env_id": "vecenv:Cage2-v0", **ppo.DEFAULTS["vecenv:Cage2-v0"]}, -25),
+    *((ppo, {"env_id": "CartPole-v1", "seed": seed}, 475) for seed in range(1, 6)),
+    (ppo, {"env_id": "Acrobot-v1", "total_steps": 500_000, "num_envs": 16, "num_minibatches": 4,
+           "normalize": True, "learning_rate": 1e-3}, -100),
+    (ppo, {"env_id": "Pendulum-v1", "total_steps": 300_000, "num_steps": 256, "num_epochs": 10,
+           "num_minibatches": 16, "normalize": True, "gamma": 0.9, "learning_rate": 1e-3}, -250),
+    (sac, {"total_steps": 10_000, "backend": "sync"}, -200),
+    (dqn, {"seed": 0}, 475),
+    (r2d2, {"env_id": "memory:TMaze-v0", "env_kwargs": {"length": 6}, "total_steps": 30_000}, 0.9),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.learn
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("module", "options", "least"), SCORES)
+def test_known_scores_are_reached(module, options, least, tmp_path):
+    result = module.main(module.Options(**options, save=tmp_path))
+    assert len(result.returns) == 100 and result.mean >= least
