@@ -137,7 +137,7 @@ class Twice(Ranks):
 
 def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
     """Their updates are those of envs on the CPU, too."""
-    monkeypatch.setattr(ppo, "Ranks", Twice)
+    monkeypatch.setattr(ppo.PPO, "ranks", Twice())
     cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs="on")
     names = ("collect", "compute_advantages", "learn_once")
     assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Trainers with replay: the definitions of SAC, DQN and R2D2, and envs of examples that they learn."""
+"""Trainers with replay: the definitions of SAC, DQN and R2D2, and the examples' envs."""
 
 import math
 from types import SimpleNamespace

@@ -143,12 +143,12 @@ class Cage4Defender(Trainer):
     STATE: ClassVar = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
     BASELINES: ClassVar = BASELINES
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
         self.memory = cage.Cage4Memory(count)
         self.begin_episodes(options.seed)
         agent = agent or self.make_agent(self.truths().shape[2], options)
-        super().__init__(options, envs, agent, earlier)
+        super().__init__(options, envs, agent)
         self.NUM_RECENT, self.rollout_steps = 10 * count, NUM_STEPS * count
         self.total_updates = options.total_steps // self.rollout_steps
         num_calls = self.total_updates * options.num_epochs * 25

@@ -115,8 +115,8 @@ class DQN(Replay):
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE  # but the steps, over which the learning rate falls
     STATE: ClassVar = (*Replay.STATE, "schedule")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         space, obs_space = envs.single_action_space, envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
         # Pictures are stored once, and each of a stack.

@@ -102,10 +102,9 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 
 def mlp(*widths: int, gain: float) -> nn.Sequential:
     """Return orthogonal layers with tanh between them; `gain` is of the last one."""
-    layers: list[nn.Module] = []
-    for number, (a, b) in enumerate(pairwise(widths), 2):
-        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), Tanh()]
-    return nn.Sequential(*layers[:-1])
+    *inner, last = pairwise(widths)
+    hidden = [part for a, b in inner for part in (linear(a, b), Tanh())]
+    return nn.Sequential(*hidden, linear(*last, gain))
 
 
 def rectified(*widths: int, layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
@@ -120,7 +119,7 @@ class Memory(nn.Module):
         super().__init__()
         self.is_lstm, self.size = kind == "lstm", size
         self.state_size = 2 * size if self.is_lstm else size
-        self.cell = nn.LSTMCell(num_inputs, size) if self.is_lstm else nn.GRUCell(num_inputs, size)
+        self.cell = (nn.LSTMCell if self.is_lstm else nn.GRUCell)(num_inputs, size)
         for name, parameter in self.cell.named_parameters():
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
@@ -155,9 +154,9 @@ class Numbers(nn.Module):
         if not self.choices:
             x = numbers.float() if self.moments is None else self.moments(numbers.float())
             return x.flatten(1) if x.ndim > 1 else x[:, None]
-        columns = numbers.reshape(len(numbers), -1).long().unbind(1)
-        pairs = [(x - start, n) for x, (start, n) in zip(columns, self.choices, strict=True)]
-        return torch.cat([F.one_hot(x.clamp(min=0), n) for x, n in pairs], 1).float()
+        columns = zip(numbers.reshape(len(numbers), -1).long().unbind(1), self.choices, strict=True)
+        found = [F.one_hot((x - start).clamp(min=0), n) for x, (start, n) in columns]
+        return torch.cat(found, 1).float()
 
 
 class Pictures(nn.Module):
@@ -179,8 +178,7 @@ class Pictures(nn.Module):
         modules: list[nn.Module] = []
         for count, size, stride in next(rows for least, rows in _CONVOLUTIONS if side >= least):
             modules += [nn.Conv2d(channels, count, size, stride), nn.ReLU()]
-            height, width = (height - size) // stride + 1, (width - size) // stride + 1
-            channels = count
+            height, width, channels = *((n - size) // stride + 1 for n in (height, width)), count
         self.layers = nn.Sequential(*modules, nn.Flatten())
         self.num_features = channels * height * width
 

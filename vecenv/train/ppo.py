@@ -272,8 +272,6 @@ class PPO(Trainer):
         options: How.
         envs: The caller's to close; they are reset.
         agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-        ranks: Processes that learn together.
 
     Attributes:
         episodes: Returns of the episodes that ended in the last update, of all ranks.
@@ -293,13 +291,11 @@ class PPO(Trainer):
     STATE: ClassVar = (*Trainer.STATE, "rollout", "memory")
     game: Tensor | None = None
 
-    def __init__(
-        self, options: Any, envs: Any, agent: Any = None, earlier: Any = None, ranks: Any = None
-    ) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         if (file := getattr(options, "load", None)) is not None:
             load_agent(file, self.agent, identity_of(envs))
-        self.ranks = ranks = ranks or Ranks()
+        ranks = self.ranks
         self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
         if options.graphs == "on" and not is_on_device(envs):
@@ -585,9 +581,7 @@ class PPO(Trainer):
         return act
 
     @classmethod
-    def run_in(
-        cls, folder: Path, options: Options, num_envs: int, **given: Any
-    ) -> tuple[Run, Self]:
+    def run_in(cls, folder: Path, options: Options, num_envs: int) -> tuple[Run, Self]:
         """Train and save; other processes of torchrun than the first end then."""
         with Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
             try:
@@ -597,7 +591,8 @@ class PPO(Trainer):
             options = replace(options, device=str(ranks.device))
             if ranks.rank > 0:
                 folder, options.tensorboard = folder / f"rank{ranks.rank}", False
-            found = super().run_in(folder, options, num_envs, ranks=ranks, **given)
+            made: Any = super(PPO, cls.replacing(ranks=ranks))
+            found = made.run_in(folder, options, num_envs)
             if ranks.rank > 0:
                 raise SystemExit(0)  # the first one does the rest
         return found

@@ -56,7 +56,6 @@ class AgentsPPO(Trainer):
         options: How.
         envs: The games, the caller's to close; they are reset.
         agent: An `nn.ModuleList` of one for each group; None makes it.
-        earlier: How gradients were computed, by group, in the run that goes on.
 
     Attributes:
         agent: Agents of the groups, in their order.
@@ -72,17 +71,17 @@ class AgentsPPO(Trainer):
     STATE: ClassVar = ("agent", "envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
-    def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         num_rows = sum(group.num_envs for group in envs.groups.values())
         self.rollout_steps, self.game = options.num_steps * num_rows, None
         self.learners: dict[str, ppo.PPO] = {}
         self.start()
         replaced: Any = {"loss": self.loss, "game": self.game}
         replaced["reset"] = lambda one: self.obs[one.envs.name]
-        learner = ppo.PPO.replacing(**replaced)
         for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
-            self.learners[name] = learner(options, group, one, (earlier or {}).get(name))
+            learner = ppo.PPO.replacing(earlier=(self.earlier or {}).get(name), **replaced)
+            self.learners[name] = learner(options, group, one)
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
             self.capture("collect")

@@ -124,8 +124,8 @@ class R2D2(Replay):
     loss = staticmethod(r2d2_loss)
     STATE: ClassVar = (*Replay.STATE, "state")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         space, actions = envs.single_observation_space, envs.single_action_space
         self.weights = list(self.agent.network.parameters())
         self.optimizer = torch.optim.Adam(self.weights, lr=options.learning_rate)

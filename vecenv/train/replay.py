@@ -94,9 +94,9 @@ class Replay(Trainer):
     choose: Callable[..., Any]
     to_env: Callable[..., Any] = staticmethod(lambda actions: actions)  # of those stored
 
-    def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
+    def __init__(self, options: Any, envs: VecEnv, agent: Any = None) -> None:
         torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
-        super().__init__(options, envs, agent, earlier)
+        super().__init__(options, envs, agent)
         self.is_on_device, self.obs = is_on_device(envs), None
         self.rng = np.random.default_rng(options.seed)  # of random actions
         self.returns = np.zeros(envs.num_envs)  # of the open episodes

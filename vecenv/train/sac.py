@@ -159,8 +159,8 @@ class SAC(Replay):
     LOG_STEPS: ClassVar = 200
     STATE: ClassVar = (*Replay.STATE, "generator", "held", "num_episodes")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
         space, device = envs.single_action_space, torch.device(options.device)

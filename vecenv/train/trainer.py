@@ -43,7 +43,6 @@ class Trainer:
         options: An `Options` of the trainer's module.
         envs: The caller's to close.
         agent: On the device of the options; None makes one.
-        earlier: `Gradient.describe` of the run that goes on, as `Run.read_json("gradient")` has it.
 
     Attributes:
         agent: The module that learns.
@@ -74,13 +73,15 @@ class Trainer:
     NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
     KEEPS_BEST: ClassVar = True  # the checkpoint with the highest of these
 
+    earlier: Any = None  # `Gradient.describe` of the run that goes on
+    ranks = Ranks()  # processes that learn together
     optimizer: Any = None
     gradient: Any = None
     rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
-    def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        self.options, self.envs, self.earlier = options, envs, earlier
-        self.timing, self.ranks, self.steps, self.num_updates = envs.timing, Ranks(), 0, 0
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        self.options, self.envs, self.timing = options, envs, envs.timing
+        self.steps = self.num_updates = 0
         try:
             self.agent: Any = self.new_agent(envs, options) if agent is None else agent
         except OptionsError as error:
@@ -99,9 +100,8 @@ class Trainer:
             told = f"{cls.__name__} has no {', '.join(unknown)} to be replaced"
             raise ValueError(f"{told}; expected make_agent, loss, collect, evaluate, or a method")
         static = "make_agent", "loss", "make_envs", "player"
-        found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
-        made: Any = type(cls.__name__, (cls,), found)
-        return made
+        found: Any = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, **found})
 
     @classmethod
     def new_agent(cls, envs: Any, options: Any) -> Any:
@@ -288,14 +288,14 @@ class Trainer:
             return cls.run_in(options.save, options, num_envs)
 
     @classmethod
-    def run_in(cls, folder: Path, options: Any, num_envs: int, **given: Any) -> tuple[Run, Self]:
-        """Do what `run` does in a folder, with so many envs; `given` is for the constructor."""
+    def run_in(cls, folder: Path, options: Any, num_envs: int) -> tuple[Run, Self]:
+        """Do what `run` does in a folder, with so many envs."""
         settings: Any = {"tensorboard": options.tensorboard, "overwrite": options.overwrite}
         settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
         with Run(folder, options, options.resume, **settings) as run:
             earlier = run.read_json("gradient") if options.resume else None
             envs = cls.make_envs(options, num_envs, on_device=True)
-            trainer = cls(options, envs, earlier=earlier, **given)
+            trainer = cls.replacing(earlier=earlier)(options, envs)
             save_spaces(folder, cls, options, envs)
             if options.profile:
                 envs.timing.enable()
