@@ -140,7 +140,7 @@ class Cage4Defender(Trainer):
     Options = Options
     make_agent = Defender
     loss = staticmethod(ppo_loss)
-    STATE: ClassVar = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
+    STATE = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
     BASELINES: ClassVar = BASELINES
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:

@@ -113,7 +113,7 @@ class DQN(Replay):
     make_agent = Agent
     loss = staticmethod(dqn_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE  # but the steps, over which the learning rate falls
-    STATE: ClassVar = (*Replay.STATE, "schedule")
+    STATE = (*Replay.STATE, "schedule")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
@@ -123,7 +123,7 @@ class DQN(Replay):
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
         self.set_up(obs_space, space, is_captured=False, **kept)
-        how = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
+        how: Any = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
         self.optimizer = Adam(self.gradient.parameters(), **how)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
 

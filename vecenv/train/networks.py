@@ -146,8 +146,9 @@ class Numbers(nn.Module):
         self.choices: list[tuple[int, int]] = []  # the first of them, how many
         if isinstance(space, Discrete | MultiDiscrete):
             self.choices = list(zip(np.ravel(space.start).tolist(), sizes_of(space), strict=True))
-        self.num_features = sum(n for _, n in self.choices) or math.prod(space.shape)
-        self.moments = Moments(space.shape) if normalizes and not self.choices else None
+        shape: Any = space.shape
+        self.num_features = sum(n for _, n in self.choices) or math.prod(shape)
+        self.moments = Moments(shape) if normalizes and not self.choices else None
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return vectors float32 (B, num_features)."""

@@ -288,7 +288,7 @@ class PPO(Trainer):
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE.union(
         ("total_steps", "num_workers", "ray_address", "ray_lost", "rank_timeout")
     )
-    STATE: ClassVar = (*Trainer.STATE, "rollout", "memory")
+    STATE = (*Trainer.STATE, "rollout", "memory")
     game: Tensor | None = None
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:

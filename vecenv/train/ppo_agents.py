@@ -68,7 +68,7 @@ class AgentsPPO(Trainer):
     make_agent = Agent
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "num_workers"}
-    STATE: ClassVar = ("agent", "envs", "steps", "num_updates", "game")
+    STATE = ("agent", "envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
@@ -169,7 +169,7 @@ class AgentsPPO(Trainer):
         return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
     @staticmethod
-    def player(envs: AgentsVecEnv, agent: nn.ModuleList, options: Options) -> Callable[..., Any]:
+    def player(envs: AgentsVecEnv, agent: Any, options: Options) -> Callable[..., Any]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
         `envs` are asked for masks, and who has acted: a memory is of an agent's life.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ class R2D2(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
-    STATE: ClassVar = (*Replay.STATE, "state")
+    STATE = (*Replay.STATE, "state")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)

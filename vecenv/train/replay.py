@@ -88,7 +88,7 @@ class Replay(Trainer):
     LOG_STEPS: ClassVar = 1000
     KEEPS_BEST: ClassVar = False  # evaluations tell, if there are any
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps"}
-    STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
+    STATE: tuple[str, ...] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
     AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
     choose: Callable[..., Any]
@@ -138,7 +138,8 @@ class Replay(Trainer):
         """Return transitions of the buffer, valid until the next call."""
         found = self.buffer.sample(self.options.batch_size, self.drawn)
         importance = found.weights if self.options.prioritized else self.ones
-        return Batch(*(getattr(found, name) for name in Batch._fields[:5]), importance)
+        columns = found.obs, found.next_obs, found.actions, found.rewards, found.discounts
+        return Batch(*columns, importance)
 
     def collect(self) -> list[float]:
         """Step all envs; return the returns of ended episodes."""

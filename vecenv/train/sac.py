@@ -157,7 +157,7 @@ class SAC(Replay):
     make_agent = Agent
     loss = staticmethod(sac_loss)
     LOG_STEPS: ClassVar = 200
-    STATE: ClassVar = (*Replay.STATE, "generator", "held", "num_episodes")
+    STATE = (*Replay.STATE, "generator", "held", "num_episodes")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
@@ -208,7 +208,7 @@ class SAC(Replay):
         """Turn actions from -1 to 1 into those that the env takes."""
         return to_env(actions, *self.bounds)
 
-    def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
+    def send(self, obs: Any, ids: np.ndarray) -> None:
         """Begin steps of the envs `ids` (n,), with actions for their observations."""
         with self.timing.phase("policy"):
             actions = self.choose(obs, ids)

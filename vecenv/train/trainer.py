@@ -64,7 +64,7 @@ class Trainer:
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
     )
-    STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
+    STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
     BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
     RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
@@ -90,7 +90,7 @@ class Trainer:
         self.graphs = dict[str, Graph[Any]]()
 
     @classmethod
-    def replacing(cls, **functions: Callable[..., Any]) -> type[Self]:
+    def replacing(cls, **functions: Any) -> type[Self]:
         """Return a trainer with other functions in place of its own.
 
         These are `make_agent` and `loss`, which are called as they are here, or any method, such as
@@ -101,7 +101,8 @@ class Trainer:
             raise ValueError(f"{told}; expected make_agent, loss, collect, evaluate, or a method")
         static = "make_agent", "loss", "make_envs", "player"
         found: Any = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
-        return type(cls.__name__, (cls,), {"__module__": cls.__module__, **found})
+        made: Any = type(cls.__name__, (cls,), {"__module__": cls.__module__, **found})
+        return made
 
     @classmethod
     def new_agent(cls, envs: Any, options: Any) -> Any:
@@ -133,7 +134,7 @@ class Trainer:
 
         `given` are `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
         """
-        options, how = self.options, {"num_calls": num_calls, "num_rows": num_rows}
+        options, how = self.options, dict[str, Any](num_calls=num_calls, num_rows=num_rows)
         how |= {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
         given |= learn.gradient_options(options.compile, earlier=self.earlier, **how)
         given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
