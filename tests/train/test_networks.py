@@ -39,6 +39,13 @@ def test_smaller_pictures_are_refused():
         sac.Agent(envs, sac.Options())
 
 
+def test_pictures_have_their_channels_first_or_last():
+    last, first = (Pictures(Box(0, 255, shape, np.uint8)) for shape in ((10, 9, 4), (4, 10, 9)))
+    first.load_state_dict(last.state_dict())
+    pictures = torch.randint(0, 255, (6, 10, 9, 4))
+    torch.testing.assert_close(first(pictures.movedim(3, 1)), last(pictures))
+
+
 def test_hidden_layers_are_as_asked_for_behind_pictures_too():
     agent = agent_of(PICTURE, hidden=(48, 24))
     linear = [layer for layer in agent.trunk if isinstance(layer, nn.Linear)]

@@ -37,6 +37,16 @@ def host_device(monkeypatch):
     return use(monkeypatch, HostDevice())
 
 
+@pytest.fixture
+def staged(monkeypatch):
+    """Let buffers keep what they hold as on a device."""
+
+    def made(*args, make=SharedReplayBuffer, **options):
+        return make(*args, staged=True, **options)
+
+    monkeypatch.setattr(replay, "SharedReplayBuffer", made)
+
+
 def make_ppo(kind, **changes):
     options = ppo.Options(**{**PPO, **changes})
     envs = kind(TOY, 4, params=PARAMS, max_episode_steps=9, debug=True, autoreset_mode="NextStep")
@@ -147,22 +157,31 @@ def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
         assert_same_update(cpu, device)
 
 
-@pytest.mark.parametrize(
-    ("graphs", "recurrent"), fast_are([("on", "gru")], [("on", "gru"), ("off", "no")])
-)
-def test_no_step_goes_through_the_host(graphs, recurrent, monkeypatch):
-    made = make_ppo(CudaVectorEnv, graphs=graphs, recurrent=recurrent)
-    made.update()
+@pytest.mark.parametrize("kind", ["ppo", "ppo, calls", "ppo_agents", "sac"])
+def test_no_step_and_with_graphs_no_update_goes_through_the_host(kind, staged, monkeypatch):
+    make: dict = {"ppo": lambda: make_ppo(CudaVectorEnv, graphs="on", recurrent="gru"),
+                  "ppo, calls": lambda: make_ppo(CudaVectorEnv, graphs="off"),
+                  "ppo_agents": lambda: make_agents("cuda"),
+                  "sac": lambda: make_sac("cuda", graphs="on")}  # fmt: skip
+    made = make[kind]()
+    for _ in range(12 if kind == "sac" else 0):
+        made.collect()
+    (made.learn if kind == "sac" else made.update)()
     with monkeypatch.context() as steps:
-        refuse = refuse_host(steps)
-        steps.setattr(torch, "from_numpy", refuse)
+        refuse = refuse_host(steps, allowed=["numpy"] if kind == "sac" else [])
         steps.setattr(CudaVectorEnv, "_wait", refuse)
+        if kind != "sac":
+            steps.setattr(torch, "from_numpy", refuse)
         steps.setattr(networks.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
         made.collect()
-        if graphs == "on":  # and nothing else of an update
-            made.compute_advantages()
+        if kind == "sac":
             made.learn()
-            made.rollout.advance()
+        for one in {"ppo": [made], "ppo_agents": getattr(made, "learners", {}).values()}.get(
+            kind, ()
+        ):
+            one.compute_advantages()
+            one.learn()
+            one.rollout.advance()
 
 
 def test_what_is_wrong_on_the_device_ends_the_update():
@@ -251,18 +270,6 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
     assert cpu.episodes
 
 
-def test_nothing_of_an_update_of_games_goes_through_the_host(monkeypatch):
-    made = make_agents("cuda")
-    made.update()
-    with monkeypatch.context() as patch:
-        refuse_host(patch)
-        made.collect()
-        for learner in made.learners.values():
-            learner.compute_advantages()
-            learner.learn_once()
-            learner.rollout.advance()
-
-
 def test_games_are_on_the_device_for_the_training_alone():
     options = ppo_agents.Options(env="Spread-v0", backend="cuda", env_kwargs={"max_cycles": 9})
     envs = ppo_agents.AgentsPPO.make_envs(options, 2, on_device=True)
@@ -273,16 +280,6 @@ def test_games_are_on_the_device_for_the_training_alone():
 
 
 # ---- SAC ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def staged(monkeypatch):
-    """Let buffers keep what they hold as on a device."""
-
-    def made(*args, make=SharedReplayBuffer, **options):
-        return make(*args, staged=True, **options)
-
-    monkeypatch.setattr(replay, "SharedReplayBuffer", made)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -304,19 +301,6 @@ def test_steps_and_updates_of_sac_are_those_of_envs_on_the_cpu(staged, n_step):
     for name in ("obs", "next_obs", "actions", "rewards", "terminations", "truncations"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name))
     assert one.truncations.any()
-
-
-def test_neither_step_nor_update_of_sac_goes_through_the_host(staged, monkeypatch):
-    made = make_sac("cuda", graphs="on")
-    for _ in range(12):
-        made.collect()
-    made.learn()
-    with monkeypatch.context() as patch:
-        refuse = refuse_host(patch, allowed=["numpy"])
-        patch.setattr(CudaVectorEnv, "_wait", refuse)
-        for _ in range(3):
-            made.collect()
-            made.learn()
 
 
 def test_a_graph_changes_no_number():

@@ -81,15 +81,14 @@ def test_actions_can_be_sampled(tmp_path):
     assert 50 < found.sum() < 150
     torch.manual_seed(1)
     np.testing.assert_array_equal(policy(obs, sample=True), found)
-    actions = vecenv.load_policy(tmp_path / "sac")(np.zeros((50, 3), np.float32), sample=True)
-    assert actions.std() > 0.1
-    assert actions.dtype == np.float32
-
-
-def test_a_policy_of_values_is_not_sampled(tmp_path):
-    make_run("dqn", tmp_path / "run")
+    real = vecenv.load_policy(tmp_path / "sac")
+    actions = real(np.zeros((50, 3), np.float32), sample=True)
+    assert actions.std() > 0.1 and actions.dtype == np.float32
+    with pytest.raises(ValueError, match=r"masks are given, but Box.* has none"):
+        real(np.zeros(3), masks=np.ones(1))
+    make_run("dqn", tmp_path / "dqn")
     with pytest.raises(TypeError, match="has values, not probabilities"):
-        vecenv.load_policy(tmp_path / "run")(np.zeros(4, np.float32), sample=True)
+        vecenv.load_policy(tmp_path / "dqn")(np.zeros(4, np.float32), sample=True)
 
 
 def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):

@@ -234,16 +234,6 @@ def test_errors_are_those_of_the_definition():
         torch.testing.assert_close(loss, (batch.importance * errors**2 / 2).mean())
 
 
-def test_pictures_have_their_channels_first_or_last():
-    agent, batch = agent_and_batch(Box(0, 255, (4, 10, 10), np.uint8))
-    assert agent.errors(batch).shape == (6,)
-    assert agent.network.encoders["obs"].layers[0].in_channels == 4
-    twin = agent_of(Box(0, 255, (10, 10, 4), np.uint8))
-    twin.load_state_dict(agent.state_dict())
-    found = twin.network(batch.obs.movedim(1, 3))
-    torch.testing.assert_close(found, agent.network(batch.obs))
-
-
 def test_masks_are_not_heeded_which_is_told(capsys):
     envs = SyncVectorEnv([Masked] * 4, autoreset_mode="SameStep")
     trainer = dqn.DQN(dqn.Options(**DQN), envs)

@@ -50,7 +50,7 @@ QUICK = ("sac",)  # the others are slow
 
 def main(name, folder, **more):
     module, options = RUNS[name]
-    return module.main(module.Options(**{**options, "save": folder, **more}))
+    return module.main(module.Options(**{**options, "save": Path(folder), **more}))
 
 
 def trainer_of(name):
@@ -91,37 +91,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(name, tmp_path, monkeypatch, capsys):
     assert "stopped after" not in capsys.readouterr().out
 
 
+NUM_LINES = 150  # of the metrics, at the end
 KILLED = {
-    "ppo, sync": ["ppo", "--env-id", "CartPole-v1", "--backend", "sync", "--compile", "off"],
-    "ppo, compiled": ["ppo", "--env-id", "JitCartPole-v1", "--compile", "on"],
-    "sac": ["sac", "--env-id", "Pendulum-v1", "--backend", "sync", "--save-every", "1500"],
-    "dqn": ["dqn", "--env-id", "JitCartPole-v1", "--n-step", "3", "--save-every", "8000"],
-    "cage2_defender": ["cage2_defender", "--num-envs", "4", "--dtype", "bfloat16"],
+    "ppo": {"total_steps": NUM_LINES * 64, "save_every": 500},
+    "ppo, gru": {"total_steps": NUM_LINES * 64, "save_every": 500, "compile": "on"},
+    "sac": {"total_steps": NUM_LINES * 200, "save_every": 1500, "update_ratio": 0.05},
+    "dqn": {"total_steps": NUM_LINES * 1000, "save_every": 8000, "update_ratio": 0.02},
 }
-NUM_LINES = 150
-KILLED["cage2_defender"] += ["--total-steps", f"{NUM_LINES * 404}", "--save-every", "3000"]
-KILLED["cage2_defender"] += ["--num-minibatches", "2", "--compile", "on"]
-for kind in ("ppo, sync", "ppo, compiled"):
-    KILLED[kind] += ["--total-steps", f"{NUM_LINES * 128}", "--num-envs", "4", "--num-steps", "32"]
-    KILLED[kind] += ["--save-every", "1000", "--normalize"]
-for kind, steps in (("sac", "30000"), ("dqn", "150000")):
-    KILLED[kind] += ["--total-steps", steps, "--num-envs", "4", "--learning-starts", "400"]
-    KILLED[kind] += ["--update-ratio", "0.05", "--batch-size", "32", "--hidden", "32"]
-    KILLED[kind] += ["--capacity", "5000", "--compile", "off", "--prioritized"]
-
-# Trains by the trainer that is named first.
 PROGRAM = """
-import importlib, sys, tyro
-trainer = importlib.import_module("vecenv.train." + sys.argv.pop(1))
-trainer.main(tyro.cli(trainer.Options))
+import sys
+from train.test_runs import KILLED, main
+main(*sys.argv[1:], resume=True, **KILLED[sys.argv[1]])
 """
 
 
-def begin(case, folder, *more):
-    options = [*KILLED[case], "--eval-episodes", "2", "--save", str(folder), *more]
-    changed = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def begin(name, folder):
+    changed = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     with (folder.parent / "output.txt").open("ab") as output:
-        command = [sys.executable, "-c", PROGRAM, *options]
+        command = [sys.executable, "-c", PROGRAM, name, str(folder)]
         return subprocess.Popen(command, env=os.environ | changed, stdout=output, stderr=output)
 
 
@@ -131,27 +118,27 @@ def count_lines(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", KILLED)
-def test_a_trainer_killed_at_random_points_ends_as_one_that_ran_through(case, tmp_path):
+@pytest.mark.parametrize("name", KILLED)
+def test_a_trainer_killed_at_random_points_ends_as_one_that_ran_through(name, tmp_path):
     seed = int(np.random.default_rng().integers(1 << 30))
     print("points drawn with seed", seed)  # noqa: T201 - to repeat a failure
     points = np.sort(np.random.default_rng(seed).integers(1, NUM_LINES - 10, 3))
-    assert begin(case, tmp_path / "through").wait(600) == 0
+    assert begin(name, tmp_path / "through").wait(600) == 0
     folder = tmp_path / "killed"
     folder.mkdir()
     for number, point in zip((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), points, strict=True):
         # A line more than the last process has left is the next one's own, which handles signals.
         point = max(point, count_lines(folder / "metrics.jsonl") + 1)
-        process = begin(case, folder, "--resume")
+        process = begin(name, folder)
         while process.poll() is None and count_lines(folder / "metrics.jsonl") < point:
             time.sleep(0.001)
         process.send_signal(number)
         assert process.wait(300) == (-number if number == signal.SIGKILL else 0)
         assert count_lines(folder / "metrics.jsonl") < NUM_LINES, "it was over before"
-    assert begin(case, folder, "--resume").wait(600) == 0
-    states = [last_state(tmp_path / name) for name in ("through", "killed")]
-    differing = [name for name, value in states[0].items() if states[1].get(name) != value]
-    assert [name for name in differing if not name.startswith("/envs")] == []
+    assert begin(name, folder).wait(600) == 0
+    states = [last_state(tmp_path / run) for run in ("through", "killed")]
+    differing = [key for key, value in states[0].items() if states[1].get(key) != value]
+    assert [key for key in differing if not key.startswith("/envs")] == []
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
