@@ -41,7 +41,7 @@ RUNS = {
                     "learning_starts": 40, "update_every": 8, "batch_size": 4, "hidden": 8,
                     "total_steps": 240, "eval_episodes": 3}),
     "agents": (ppo_agents, {**ROLLOUT, **AGENTS, "critic": "central", "recurrent": "lstm"}),
-    "cage4": (cage4_defender, {"total_steps": 499 * 4, "num_games": 2, "minibatch": 200,
+    "cage4": (cage4_defender, {"total_steps": 499 * 6, "num_games": 2, "minibatch": 200,
                                "eval_episodes": 2, "compile": "off", "width": 8}),
 }  # fmt: skip
 RUNS["agents"][1].pop("num_envs")
@@ -79,12 +79,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
     through = main(name, tmp_path / "through")
     with monkeypatch.context() as patch:
-        stop_before_update(3 if "num_steps" in RUNS[name][1] else 2, name, patch)
+        stop_before_update(2 if name == "cage4" else 3, name, patch)
         main(name, tmp_path / "stopped")
     assert "stopped after" in (out := capsys.readouterr().out) and "--resume" in out
     assert main(name, tmp_path / "stopped", resume=True) == through
     states = [last_state(tmp_path / folder) for folder in ("through", "stopped")]
-    assert states[0]["/num_updates"] > 2 or name == "cage4"
+    assert states[0]["/num_updates"] > 2
     # Pickles of equal envs need not have equal bytes.
     differing = [k for k, v in states[0].items() if states[1][k] != v and "envs" not in k]
     assert differing == []
