@@ -10,8 +10,9 @@ no effect that a user can see; those are listed in `benchmarks/mutants_same.json
 
 With the compiler off kernels run as Python, which takes no seconds of compiling for each mutant;
 tests that take more than 20 s so are left out. `--compiled` leaves it on, for files without kernels
-(vecenv/jit/runner.py). Lines that run in other processes only are not seen
-by the coverage: for them the shortest tests of all are run.
+(vecenv/jit/runner.py). Coverage sees the lines that run in the process of the tests; in those
+that they start, such as workers, only the functions that are called are noted. The shortest tests
+of all are run for what neither has seen.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TARGETS = {
     "vecenv/core/masks.py": _ENVS,
     "vecenv/core/protocol.py": _ENVS,
     "vecenv/workers/chunk.py": _ENVS,
-    "vecenv/workers/pool.py": _ENVS,
+    "vecenv/workers/pool.py": (*_ENVS, "tests/timing"),
     "vecenv/workers/worker.py": _ENVS,
     "vecenv/jit/runner.py": _JIT,
     "vecenv/jit/episodes.py": _JIT,
@@ -260,6 +261,32 @@ def apply(source: str, mutant: Mutant) -> str:
     return b"".join(lines).decode()
 
 
+# `sitecustomize` of the processes that tests start: notes the functions of some files that run.
+_NOTE_CALLS = """
+import os, sys
+
+if os.environ.get("MUTANTS_CALLS"):
+    log = os.open(os.environ["MUTANTS_CALLS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    files, seen = os.environ["MUTANTS_FILES"].split(os.pathsep), set()
+
+    def note(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename in files and code not in seen:
+            seen.add(code)
+            test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+            told = chr(9).join([code.co_filename, str(code.co_firstlineno), test])
+            os.write(log, told.encode() + bytes([10]))
+
+    def begin():
+        seen.clear()
+        sys.setprofile(note)
+
+    os.register_at_fork(after_in_child=begin)
+    if sys.flags.safe_path:  # a fresh interpreter for envs
+        begin()
+"""
+
+
 class _Listener:
     """Pytest's plugin that keeps how long each test took, and which failed first."""
 
@@ -305,6 +332,8 @@ def _run_tests(
         str(tree),
         *(p for p in sys.path if p not in ("", str(ROOT), str(ROOT / "benchmarks"))),
     ]
+    if (tree / "sitecustomize.py").exists():  # to note what runs in other processes
+        exec(compile(_NOTE_CALLS, "sitecustomize", "exec"), {})
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -364,7 +393,12 @@ def run_with_coverage(files: Sequence[str], tests: Sequence[str]) -> Covering:
         print(f"running {' '.join(tests)}", flush=True)
         begin = time.perf_counter()
         limit = (f"--timeout={TEST_S}", "--timeout-method=signal")
+        calls = tree / "calls.txt"
+        (tree / "sitecustomize.py").write_text(_NOTE_CALLS)
+        os.environ["MUTANTS_CALLS"] = str(calls)
+        os.environ["MUTANTS_FILES"] = os.pathsep.join(str(tree / file) for file in files)
         heard = _in_child(tree, [*options, *limit, *found], timeout=3600)
+        del os.environ["MUTANTS_CALLS"], os.environ["MUTANTS_FILES"]
         if heard is None:
             raise SystemExit(f"the tests {' '.join(tests)} did not come to their end")
         seconds, failed, _ = heard
@@ -374,11 +408,18 @@ def run_with_coverage(files: Sequence[str], tests: Sequence[str]) -> Covering:
         data = coverage.CoverageData(str(database))
         data.read()
         contexts = {file: data.contexts_by_lineno(str(tree / file)) for file in files}
+        elsewhere: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for line in calls.read_text().splitlines() if calls.exists() else ():
+            path, number, test = line.split("\t")
+            elsewhere[str(Path(path).relative_to(tree)), int(number)].add(test)
+    first_lines = {file: _first_lines((ROOT / file).read_text()) for file in files}
     usable = {name for name in seconds if name not in failed}
 
     def covering(mutant: Mutant) -> tuple[list[str], float, float]:
         on_line = contexts[mutant.file].get(mutant.line, [])
-        names = {name.rpartition("|")[0] for name in on_line if name} & usable
+        names = {name.rpartition("|")[0] for name in on_line if name}
+        names |= elsewhere[mutant.file, first_lines[mutant.file].get(mutant.line, 0)]
+        names &= usable
         order = sorted(names or usable, key=seconds.__getitem__)
         until = itertools.accumulate(seconds[name] for name in order)
         chosen = [name for name, total in zip(order, until, strict=True) if total <= MUTANT_S]
@@ -386,6 +427,16 @@ def run_with_coverage(files: Sequence[str], tests: Sequence[str]) -> Covering:
         return chosen, sum(seconds[name] for name in chosen), seconds[chosen[-1]]
 
     return covering
+
+
+def _first_lines(source: str) -> dict[int, int]:
+    """Return for each line in a function the first line of the innermost one, decorators too."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):  # outer functions first
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
+            found.update(dict.fromkeys(range(first, (node.end_lineno or first) + 1), first))
+    return found
 
 
 def try_mutants(mutants: Sequence[Mutant], covering: Covering, jobs: int) -> list[Result]:

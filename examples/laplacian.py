@@ -3,14 +3,12 @@
     python examples/laplacian.py
 
 A compiled env is walked at random, an EpisodicReplayBuffer draws pairs of positions a geometric
-number of steps apart, and a network learns the first d eigenvectors from them. The objective is
-that of Gomez, Bowling and Machado, "Proper Laplacian Representation Learning", ICLR 2024 (arXiv
-2310.10833); see docs/laplacian.md.
+number of steps apart, and a network learns the first eigenvectors from them (docs/laplacian.md), as
+in Gomez et al., "Proper Laplacian Representation Learning", ICLR 2024 (arXiv 2310.10833).
 """
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ ROOMS = """
 ###############
 """
 IS_WALL = np.array([[char == "#" for char in line] for line in ROOMS.split()])
+PENALTY, DUAL_RATE = 2.0, 0.02  # b, of what is not orthonormal; of the gradient ascent on B
 CELLS = np.argwhere(~IS_WALL).astype(np.int32)  # (S, 2), rows and columns
 
 
@@ -50,10 +49,8 @@ class Options:
     num_updates: int = 25_000  # gradient steps
     batch_size: int = 256  # pairs in one of them
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
-    dual_rate: float = 0.02  # of the gradient ascent on B
-    penalty: float = 2.0  # b, of what is not orthonormal
     seed: int = 1  # the same seed gives the same eigenvectors
-    save: Path = Path("runs/laplacian")  # folder for the eigenvectors and their picture
+    save: Path = Path("runs/laplacian")  # folder for the picture
 
 
 def reset(state, rng, params):
@@ -83,8 +80,6 @@ KERNELS = EnvKernels(
     step=step,
     observe=observe,
 )
-
-
 PARAMS = pack_record(is_wall=IS_WALL.astype(np.int8), cells=CELLS)
 
 
@@ -98,13 +93,12 @@ def placed(repeats: int) -> JitVectorEnv:
 
 def transition_matrix() -> np.ndarray:
     """Return P (S, S) of the uniformly random policy, by every action in every cell."""
-    envs, count = placed(4), len(CELLS)
+    envs, count, numbers = placed(4), len(CELLS), np.full(IS_WALL.shape, -1)
     envs.step(np.tile(np.arange(4), count))
-    numbers = np.full(IS_WALL.shape, -1)
     numbers[tuple(CELLS.T)] = np.arange(count)
     matrix = np.zeros((count, count))
-    reached = numbers[envs.states["row"], envs.states["column"]]
-    np.add.at(matrix, (np.repeat(np.arange(count), 4), reached), 0.25)
+    reached = np.repeat(np.arange(count), 4), numbers[envs.states["row"], envs.states["column"]]
+    np.add.at(matrix, reached, 0.25)
     return matrix
 
 
@@ -125,14 +119,12 @@ def exact_eigensystem(matrix: np.ndarray, weights: np.ndarray) -> tuple[np.ndarr
 def collect(num_envs: int, num_rounds: int, length: int, seed: int) -> EpisodicReplayBuffer:
     """Walk at random for `num_rounds` episodes of each env; return a buffer with the episodes."""
     kwargs: Any = {"max_episode_steps": length, "autoreset_mode": "SameStep"}
-    envs = JitVectorEnv(KERNELS, num_envs, params=PARAMS, **kwargs)
-    spaces = envs.single_observation_space, envs.single_action_space
-    capacity = num_rounds * length * num_envs
-    buffer = EpisodicReplayBuffer(capacity, *spaces, num_envs=num_envs, seed=seed)
+    envs, size = JitVectorEnv(KERNELS, num_envs, params=PARAMS, **kwargs), num_rounds * length
+    spaces = KERNELS.observation_space, KERNELS.action_space
+    buffer = EpisodicReplayBuffer(size * num_envs, *spaces, num_envs=num_envs, seed=seed)
     writer, rng = TransitionWriter(envs, buffer), np.random.default_rng(seed)
     writer.reset(envs.reset(seed=seed)[0])
-    for _ in range(num_rounds * length):
-        actions = rng.integers(4, size=num_envs)
+    for actions in rng.integers(4, size=(size, num_envs)):
         writer.step(actions, *envs.step(actions))
     return buffer
 
@@ -141,38 +133,31 @@ class Network(nn.Sequential):
     """Observations (B, 2) to u (B, d). As cosines, coordinates let a small net draw walls."""
 
     def __init__(self, num_dims: int) -> None:
-        layers = [part for a, b in pairwise([12, 64, 64]) for part in (nn.Linear(a, b), nn.ReLU())]
-        super().__init__(*layers, nn.Linear(64, num_dims))
+        first, second, last = nn.Linear(12, 64), nn.Linear(64, 64), nn.Linear(64, num_dims)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
         self.waves = 0.5 * math.pi * torch.arange(1, 7)
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(torch.cos((input[..., None] + 1) * self.waves).flatten(1))
 
 
-def errors_of(outputs: Tensor) -> Tensor:
-    """Return e (d, d), lower triangular, as estimated from outputs (B, d)."""
-    products = outputs.T @ outputs.detach() / len(outputs)
-    return (products - torch.eye(len(products))).tril()
-
-
 def learn(network: Network, buffer: EpisodicReplayBuffer, options: Options) -> Tensor:
     """Make gradient steps down for the network and up for B; return B."""
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
-    duals = torch.zeros(options.num_dims, options.num_dims)
+    duals, one = torch.zeros(options.num_dims, options.num_dims), torch.eye(options.num_dims)
     for update in range(options.num_updates):
         optimizer.param_groups[0]["lr"] = options.learning_rate * (1 - update / options.num_updates)
         batch = buffer.sample(options.batch_size, options.discount)
         here, later = network(torch.cat([batch.obs, batch.future_obs])).chunk(2)
-        # Half of the mean squared difference over pairs estimates the sum of <u_i, L u_i>.
-        graph_loss = 0.5 * (here - later).square().sum(1).mean()
+        graph_loss = 0.5 * (here - later).square().sum(1).mean()  # of the sum of <u_i, L u_i>
         # The two halves of the pairs are independent, so e * e has the mean that e^2 should have.
-        halves = zip(here.chunk(2), later.chunk(2), strict=True)
-        first, second = (errors_of(torch.cat(half)) for half in halves)
-        mean, penalty = 0.5 * (first + second), options.penalty * (first * second).sum()
+        halves = map(torch.cat, zip(here.chunk(2), later.chunk(2), strict=True))
+        first, second = ((u.T @ u.detach() / len(u) - one).tril() for u in halves)  # of e (d, d)
+        mean, penalty = 0.5 * (first + second), PENALTY * (first * second).sum()
         optimizer.zero_grad()
         (graph_loss + (duals * mean).sum() + penalty).backward()
         optimizer.step()
-        duals.add_(mean.detach(), alpha=options.dual_rate)
+        duals.add_(mean.detach(), alpha=DUAL_RATE)
         if update % 2500 == 2499:
             print(f"{update + 1} updates: graph loss {graph_loss.item():.3f}", flush=True)
     return duals
@@ -184,13 +169,12 @@ def draw(values: np.ndarray, exact: np.ndarray, learned: np.ndarray, path: Path)
 
     figure = Figure(figsize=(1.5 * len(values), 2.4), layout="constrained")
     axes = figure.subplots(2, len(values), squeeze=False)
-    signs = np.sign((learned * exact).sum(0))  # an eigenvector has none of its own
-    for row, vectors in zip(axes, (exact, signs * learned), strict=True):
-        for axis, value, vector in zip(row, values, vectors.T, strict=True):
-            grid = np.full(IS_WALL.shape, np.nan)
-            grid[tuple(CELLS.T)] = vector
-            axis.set(xticks=[], yticks=[], facecolor="0.3", title=f"λ = {value:.3f}")
-            axis.imshow(grid, cmap="RdBu", vmin=-2.5, vmax=2.5)
+    learned = learned * np.sign((learned * exact).sum(0))  # an eigenvector has no sign of its own
+    for axis, k in zip(axes.flat, 2 * [*range(len(values))], strict=True):
+        grid = np.full(IS_WALL.shape, np.nan)
+        grid[tuple(CELLS.T)] = (exact if axis in axes[0] else learned)[:, k]
+        axis.set(xticks=[], yticks=[], facecolor="0.3", title=f"λ = {values[k]:.3f}")
+        axis.imshow(grid, cmap="RdBu", vmin=-2.5, vmax=2.5)
     figure.savefig(path, dpi=150)
 
 
@@ -198,18 +182,16 @@ def main(options: Options) -> np.ndarray:
     """Collect, learn, compare, draw; return |cos| (d,)."""
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    options.save.mkdir(parents=True, exist_ok=True)
-    values, exact = exact_eigensystem(transition_matrix(), offset_weights(options.discount, 200))
-    values, exact = values[: options.num_dims], exact[:, : options.num_dims]
-    network = Network(options.num_dims)
-    duals = learn(network, collect(options.num_envs, 10, 200, options.seed), options)
+    found = exact_eigensystem(transition_matrix(), offset_weights(options.discount, 200))
+    values, exact = (part[..., : options.num_dims] for part in found)
+    network, buffer = Network(options.num_dims), collect(options.num_envs, 10, 200, options.seed)
+    duals = learn(network, buffer, options)
     with torch.inference_mode():
         learned = network(torch.from_numpy(placed(1).observe().copy())).double().numpy()
-    cosines = np.abs((learned * exact).mean(0)) / np.sqrt((learned**2).mean(0))
-    np.savez(options.save / "eigenvectors.npz", learned=learned, exact=exact)
+    cosines = np.abs((learned * exact).mean(0)) / (learned**2).mean(0) ** 0.5
+    options.save.mkdir(parents=True, exist_ok=True)
     draw(values, exact, learned, options.save / "laplacian.png")
-    print("eigenvalues:", values.round(3))
-    print("learned:    ", (-0.5 * duals.diagonal().numpy()).round(3))
+    print("eigenvalues, learned ones:", values, -0.5 * duals.diagonal().numpy(), sep="\n")
     print(f"|cosines|: {cosines.round(4)}, lowest {cosines.min():.4f}; see {options.save}")
     return cosines
 

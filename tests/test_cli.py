@@ -495,7 +495,7 @@ def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "CartPole-v1", "--algo", "ppo", "--eject", "my"]) == 0
+    assert main(["train", "--algo", "ppo", "CartPole-v1", "--eject", "my"]) == 0
     assert [path.name for path in Path("my").iterdir()] == ["ppo.py"]
     assert main(["train", "CartPole-v1", "--eject", "my"]) == 2
     assert "there already" in capsys.readouterr().err
@@ -510,8 +510,8 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     args = ["--backend", "sync", "--my-width", "16", "--save", "run"]
     assert main(["train", "CartPole-v1", "--algo", str(own), *FAST, *args]) == 0
     play = ["play", "CartPole-v1", "--policy", "run", "--episodes", "1"]
-    assert main(play) == 2  # no trainer has these options
-    assert "give the file that trained it, by --algo" in capsys.readouterr().err
+    assert main(play) == 2
+    assert "own_ppo.py, which only runs if you name it: --algo" in capsys.readouterr().err
     assert main([*play, "--algo", str(own)]) == 0
     assert "own_ppo of run" in capsys.readouterr().out
     sys.modules.pop("own_ppo")
@@ -587,7 +587,7 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
     ("args", "words"),
     [
         (["train", "CartPole-v7"], "there is no env 'CartPole-v7'; did you mean CartPole-v1"),
-        (["train", "--algo", "ppo", "CartPole-v1"], "ENV comes first, as in: vecenv train CartP"),
+        (["train", "--seed", "1", "CartPole-v1"], "come after it, as in: vecenv train CartPole-v1"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
         (

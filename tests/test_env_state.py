@@ -41,7 +41,7 @@ def play(envs, first, last):
 @pytest.mark.parametrize(
     ("saver", "loader", "mode"),
     fast_are(
-        [("sync", "async", "SameStep")],
+        [("sync", "async", "SameStep"), ("async", "sync", "NextStep")],
         [
             ("sync", "sync", "NextStep"),
             ("sync", "async", "SameStep"),

@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
+import vecenv
 from vecenv.adapters.sb3 import make_sb3_env
 from vecenv.cage import Cage2VectorEnv, evaluate
 from vecenv.cage.saved import load_sb3_policy
 from vecenv.command.cli import main
 from vecenv.command.playing import load_policy
+from vecenv.learn import evaluate as evaluate_policy
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import A2C, PPO
@@ -40,7 +44,7 @@ def actions_of(path, obs, **options):
 @pytest.mark.parametrize(
     "where", ["models/vecnormalize.pkl", "models/model/vecnormalize.pkl", "elsewhere.pkl", None]
 )
-def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, where):
+def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, caplog, where):
     """By the file beside the model, or the one that is given; else none, and a line says which."""
     path, model, envs = trained
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32) * 3
@@ -51,6 +55,11 @@ def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, w
         envs.save(tmp_path / where)
         options = {"vecnormalize": tmp_path / where} if where == "elsewhere.pkl" else {}
     np.testing.assert_array_equal(actions_of(path, obs, **options), expected[0])
+    np.testing.assert_array_equal(vecenv.load_policy(path, **options)(obs), expected[0])
+    told = [record.message for record in caplog.records]
+    assert [f"no vecnormalize.pkl is beside {path}" in line for line in told] == [True] * (
+        not where
+    )
     given = [f"--{name}={value}" for name, value in options.items()]
     play = ["play", "JitPendulum-v1", "--policy", str(path), "--episodes", "1"]
     assert main([*play, *given]) == 0
@@ -70,6 +79,50 @@ def test_a_checkpoint_has_statistics_of_its_own(tmp_path):
     expected = loaded.predict(own.normalize_obs(obs), deterministic=True)[0]
     np.testing.assert_array_equal(found, expected)
     envs.close()
+
+
+class Doors(gym.Env):
+    """A door that is shut raises; the one that is open is in the mask alone."""
+
+    observation_space = Box(0, 1, (1,), np.float32)
+    action_space = Discrete(4)
+
+    def _next(self):
+        self.open, self.steps = int(self.np_random.integers(4)), self.steps + 1
+        return np.zeros(1, np.float32), {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = -1
+        return self._next()
+
+    def step(self, action):
+        if action != self.open:
+            raise RuntimeError(f"door {action} is shut")
+        obs, info = self._next()
+        return obs, 1.0, self.steps == 5, False, info
+
+    def action_masks(self):
+        return np.arange(4) == self.open
+
+
+def test_evaluate_gives_a_policy_its_masks(tmp_path):
+    contrib = pytest.importorskip("sb3_contrib")
+    envs = make_sb3_env(Doors, 2)
+    model = contrib.MaskablePPO("MlpPolicy", envs, n_steps=8, batch_size=8, device="cpu", seed=1)
+    model.learn(16)
+    model.save(tmp_path / "model.zip")
+    envs.close()
+    result = evaluate_policy(vecenv.load_policy(tmp_path / "model.zip"), Doors, 4, backend="sync")
+    assert result.returns == (5.0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("n_envs", "write num_envs="), ("vec_env_cls", 'write backend="sync"')]
+)
+def test_arguments_of_make_vec_env_are_told_their_names_here(name, told):
+    with pytest.raises(TypeError, match=f"no argument {name}: {told}"):
+        make_sb3_env("CartPole-v1", **{name: 2})
 
 
 def test_statistics_that_fit_not_are_refused(trained, tmp_path):

@@ -1,10 +1,10 @@
 """examples/compare_stepping.py: all methods do the same, and everything asked for is shown."""
 
 import re
+import time
 
 import numpy as np
 import pytest
-from choices import fast_are
 from example_files import load_example
 from PIL import Image
 
@@ -13,13 +13,12 @@ QUICK = {"cpu_ms": 0.02, "rounds": 2, "round_s": 0.01}
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """Makes methods that do not warm up, and closes them."""
-    monkeypatch.setattr(example.Method, "run", lambda self, seconds: 0.0)
+def made():
+    """Makes methods, and closes them."""
     methods = []
 
-    def make(method_class, num_envs):
-        methods.append(method_class(num_envs, example.Options(**QUICK)))
+    def make(name, num_envs):
+        methods.append(example.Method(name, num_envs, example.Options(**QUICK)))
         return methods[-1]
 
     yield make
@@ -28,10 +27,10 @@ def made(monkeypatch):
         method.envs.close()
 
 
-@pytest.mark.parametrize("method_class", fast_are(example.METHODS[1::2], example.METHODS[1:]))
-def test_every_way_leads_to_the_same_true_states(method_class, made):
-    num_envs = 1 if method_class is example.FirstReady else 3
-    method, loop = made(method_class, num_envs), made(example.OneByOne, num_envs)
+@pytest.mark.parametrize("name", list(example.METHODS)[1:])
+def test_every_way_leads_to_the_same_true_states(name, made):
+    num_envs = 1 if name == "chunks, first-ready" else 3
+    method, loop = made(name, num_envs), made("Gymnasium's sync", num_envs)
     for _ in range(12):
         assert method.step() == loop.step() == num_envs
         assert method.states.shape == (num_envs, 192)
@@ -39,7 +38,7 @@ def test_every_way_leads_to_the_same_true_states(method_class, made):
 
 
 def test_first_ready_hands_back_a_part_and_settles(made):
-    method = made(example.FirstReady, 8)
+    method = made("chunks, first-ready", 8)
     assert 2 <= method.step() <= 8
     method.settle()
     method.settle()
@@ -49,9 +48,10 @@ def test_first_ready_hands_back_a_part_and_settles(made):
 def test_steps_take_their_time_by_the_clock_of_the_thread():
     env = example.SlowCage(2.0)
     env.reset(seed=0)
+    begin = time.thread_time_ns()
     for _ in range(3):
         env.step(0)
-    assert env.cpu_ns == pytest.approx(6e6, rel=0.1)
+    assert time.thread_time_ns() - begin >= 6e6
 
 
 @pytest.mark.slow
@@ -62,12 +62,13 @@ def test_all_figures_come_from_one_call(capsys, tmp_path):
     assert list(found) == [1, 2]
     out = capsys.readouterr().out
     for methods in found.values():
-        assert [type(method) for method in methods] == list(example.METHODS)
+        assert [method.name for method in methods] == list(example.METHODS)
         for method in methods:
             assert len(method.rates) == 2
             # On a busy machine no step may end in so short a time.
-            assert sum(method.parts.values()) == pytest.approx(1)
-            assert method.parts[example.COMPUTE] >= 0
+            if method.timing is not None:
+                assert sum(method.parts.values()) == pytest.approx(1)
+                assert method.parts["env compute"] >= 0
             assert method.name in out
     for words in (
         "copies: 1",

@@ -59,7 +59,7 @@ def shares(crew, log, stamps):
     return found, found.shares_ns
 
 
-def report(crew, log, stamps, phases_ns=None, cpu_share=0.0):
+def report(crew, log, stamps, phases_ns=None, cpu_share=0.0, load=None):
     """Return a report about 1000 ns."""
     found, _ = shares(crew, log, stamps)
     ended = None if stamps is None else stamps[stamps["end_ns"] > 0]
@@ -74,7 +74,7 @@ def report(crew, log, stamps, phases_ns=None, cpu_share=0.0):
             return 0, log, ended
 
         def others_load(self):
-            return None
+            return load
 
     Known.cpu_share = None if stamps is None else cpu_share
     return make_report(Known())
@@ -190,6 +190,16 @@ def test_one_env_waits_beside_no_other(num_envs):
     verdict = report(crew, log, envs).verdict
     assert ("side by side already" in verdict) == (num_envs == 2)
     assert "more envs at once cost little more" in verdict
+
+
+@pytest.mark.parametrize(
+    ("load", "advice"), [(1.0, "other programs keep 1.0 of 2"), (0.1, "num_workers=4")]
+)
+def test_envs_that_seem_to_wait_may_find_no_processor(load, advice, monkeypatch):
+    monkeypatch.setattr("vecenv.timing.advice.usable_cores", lambda: 2)
+    envs = steps(*((k, 0, 1000, 1000) for k in range(4)))
+    verdict = report(TWO_WORKERS, calls((STEP, 0, 1000, 0, 1000)), envs, load=load).verdict
+    assert advice in verdict
 
 
 def test_gains_are_bounded_by_the_envs_own_time():

@@ -91,6 +91,19 @@ def test_actions_can_be_sampled(tmp_path):
         vecenv.load_policy(tmp_path / "dqn")(np.zeros(4, np.float32), sample=True)
 
 
+def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
+    make_run("masks", tmp_path / "run")
+    policy = vecenv.load_policy(tmp_path / "run")
+    obs = np.zeros(52, np.float32)
+    policy(obs, np.ones(145))
+    assert not caplog.records
+    policy(obs)
+    policy(obs)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the policy was trained with action masks and is asked without"
+    ]
+
+
 def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
     make_run("masks", tmp_path / "run")
     policy = vecenv.load_policy(tmp_path / "run")

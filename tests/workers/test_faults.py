@@ -112,6 +112,10 @@ def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
     obs, _ = pool.reset(seed=0)
     assert obs[:, 1].tolist() == [0] * 4
     pool.step(actions(0, FINE))
+    del lines[:]
+    with pytest.raises(AttributeError):
+        pool.get_attr("nothing")
+    assert [line.splitlines()[0] for line in lines] == ["envs 0, 1, 2, 3 raised, in call:"]
 
 
 def test_a_fault_of_an_env_that_the_caller_steps_is_logged_by_the_envs_number(monkeypatch):

@@ -323,6 +323,18 @@ class SB3VecEnv(_Base):
         return list(self._get_indices(indices))
 
 
+_RENAMED = {  # arguments of stable-baselines3's `make_vec_env`
+    "n_envs": "write num_envs=",
+    "vec_env_cls": 'write backend="sync" or "async"',
+    "vec_env_kwargs": "write vector_kwargs=",
+    "env_kwargs": "give the env's arguments themselves, as in render_mode='rgb_array'",
+    "wrapper_class": "write wrappers=[...]",
+    "wrapper_kwargs": "write wrappers=[functools.partial(Wrapper, ...)]",
+    "start_index": "seed= is that of the first env",
+    "monitor_kwargs": "write SB3's VecMonitor around make_sb3_env(..., monitor=False)",
+}
+
+
 def make_sb3_env(
     env: Any,
     num_envs: int | None = None,
@@ -342,7 +354,12 @@ def make_sb3_env(
         monitor: See `SB3VecEnv`.
         monitor_dir: See `SB3VecEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
+
+    Raises:
+        TypeError: An argument is one of `make_vec_env`'s that has another name here.
     """
+    for name in sorted(_RENAMED.keys() & options.keys()):
+        raise TypeError(f"make_sb3_env has no argument {name}: {_RENAMED[name]}")
     load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     try:

@@ -92,11 +92,13 @@ class Train:
 def _train(words: Sequence[str]) -> int:
     """Read what `Train` has, then the options of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
+    while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
+        words = [*words[2:], *words[:2]]  # what is before ENV must not be an option of a trainer
     if not words or words[0].startswith("-"):
         if words and not helps:
             raise ValueError(
-                f"{words[0]} came before ENV; ENV comes first, as in: vecenv train CartPole-v1 "
-                f"{words[0]} ..."
+                f"{words[0]} came before ENV; options of trainers come after it, as in: "
+                f"vecenv train CartPole-v1 {words[0]} ..."
             )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
@@ -281,9 +283,9 @@ def play(
     if gif is not None:
         require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
-    options |= {"seed": seed, "vecnormalize": vecnormalize}
+    options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
     _tell_statistics(policy, vecnormalize)
-    results, name = play(env, policy, episodes, sample=sample, **options)
+    results, name = play(env, policy, episodes, **options)
     for group, result in results.items():
         print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
     if text:

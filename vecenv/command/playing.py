@@ -60,22 +60,17 @@ def play(env: str, policy: Path, episodes: int, **options: Any) -> tuple[dict[st
         env: See `load_policy`.
         policy: See `load_policy`.
         episodes: How many, at most 100 side by side.
-        **options: `seed`, `sample` to draw from the policy, and those of `load_policy`.
+        **options: `seed`, and those of `load_policy`.
 
     Raises:
-        ValueError: See `load_policy`; or fewer than one episode; or nothing to draw from.
+        ValueError: See `load_policy`; or fewer than one episode.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
-    seed, sample = options.pop("seed"), options.pop("sample", False)
+    seed = options.pop("seed")
     loaded = load_policy(env, policy, num_envs=min(episodes, 100), **options)
-    act = loaded.act
     try:
-        if sample:
-            if "sample" not in inspect.signature(act).parameters:
-                raise ValueError(f"{policy} has no probabilities to draw from: leave --sample out")
-            act = functools.partial(act, sample=True)
-        return _evaluate(act, loaded.envs, episodes, seed), loaded.name
+        return _evaluate(loaded.act, loaded.envs, episodes, seed), loaded.name
     finally:
         loaded.envs.close()
 
@@ -201,9 +196,8 @@ def load_policy(
     policy: Path,
     *,
     num_envs: int,
-    algorithm: str | None = None,
-    env_kwargs: Mapping[str, Any],
-    vecnormalize: Path | None = None,
+    sample: bool = False,
+    **options: Any,
 ) -> LoadedPolicy:
     """Load a policy, and make envs for it.
 
@@ -212,16 +206,34 @@ def load_policy(
         policy: A run folder of the trainers, or a file in it; or a .zip that stable-baselines3 has
             written, which can run code: give only those that you trust.
         num_envs: How many envs.
-        algorithm: Which trainer the run is of, a name or a file; None finds out.
-        env_kwargs: For the env, beside those of the training.
-        vecnormalize: Statistics of a model of stable-baselines3, see `load_sb3_model`; they can run
-            code, too.
+        sample: Whether it draws from the policy instead of taking the likeliest actions.
+        **options: `env_kwargs` for the env, beside those of the training; `algorithm`, which
+            trainer the run is of, a name or a file, None finds out; `vecnormalize`, statistics of a
+            model of stable-baselines3, see `load_sb3_model`, which can run code, too.
 
     Raises:
-        ValueError: The file is no policy, or one of another env.
+        ValueError: The file is no policy, or one of another env; or there is nothing to draw from.
         OSError: It can't be read.
         ImportError: torch or stable-baselines3 is not installed.
     """
+    loaded = _load(env, policy, num_envs, **options)
+    if not sample:
+        return loaded
+    if "sample" not in inspect.signature(loaded.act).parameters:
+        loaded.envs.close()
+        raise ValueError(f"{policy} has no probabilities to draw from: leave --sample out")
+    return loaded._replace(act=functools.partial(loaded.act, sample=True))
+
+
+def _load(
+    env: str,
+    policy: Path,
+    num_envs: int,
+    env_kwargs: Mapping[str, Any],
+    algorithm: str | None = None,
+    vecnormalize: Path | None = None,
+) -> LoadedPolicy:
+    """Do what `load_policy` does, for the likeliest actions."""
     source = read_source(env)
     if not policy.exists():
         raise FileNotFoundError(f"policy is {str(policy)!r}, but there is no such file or folder")
@@ -359,7 +371,8 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
         names = set(json.loads((home / OPTIONS_FILE).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{home / OPTIONS_FILE} can't be read: {error!s:.200}") from None
-    for candidate in ALGORITHMS if algorithm is None else (algorithm,):
+    known = [_trained_by(home)] if algorithm is None else [algorithm]
+    for candidate in ALGORITHMS if known == [None] else known:
         module = load(candidate)
         if names <= {field.name for field in dataclasses.fields(module.Options)}:
             return module, _without_trial(load_options(home, module.Options))
@@ -368,6 +381,25 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
     raise ValueError(
         f"{home} is of none of {', '.join(ALGORITHMS)}; give the file that trained it, by --algo"
     )
+
+
+def _trained_by(home: Path) -> str | None:
+    """Return the bundled trainer that a run says it is of; None if it does not say.
+
+    Raises:
+        ValueError: It is of a file of the user's.
+    """
+    from vecenv.learn import CheckpointError, load_checkpoint
+    from vecenv.train.policy import LIBRARY, POLICY_FILE
+
+    try:
+        trainer = str(load_checkpoint(home / POLICY_FILE)["trainer"])
+    except (OSError, CheckpointError, LookupError, TypeError):
+        return None
+    if not trainer.startswith(LIBRARY):
+        raise ValueError(f"{home} was made by {trainer}, which only runs if you name it: --algo")
+    name = trainer.removeprefix(LIBRARY)
+    return name if name in ALGORITHMS else None
 
 
 def _without_trial(options: Any) -> Any:

@@ -11,7 +11,7 @@ except ModuleNotFoundError as _error:
     _needed = 'vecenv.learn needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None
 
-from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
+from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
 from vecenv.learn.gradient import Gradient
@@ -42,5 +42,6 @@ __all__ = [
     "gradient_options",
     "load_checkpoint",
     "load_options",
+    "load_weights",
     "quick_products",
 ]

@@ -29,8 +29,8 @@ from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
 __all__ = [
-    "CheckpointError", "RunError", "load_checkpoint", "restore_parts", "save_checkpoint",
-    "states_of",
+    "CheckpointError", "RunError", "load_checkpoint", "load_weights", "restore_parts",
+    "save_checkpoint", "states_of",
 ]  # fmt: skip
 
 FORMAT = "vecenv checkpoint 3"
@@ -207,7 +207,45 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
                 raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
         if isinstance(part, torch.optim.Optimizer):
             _require_optimizer_state(part, state)
-        part.load_state_dict(state)
+        if isinstance(part, nn.Module):
+            load_weights(part, state)
+        else:
+            part.load_state_dict(state)
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Put saved weights into a module.
+
+    Raises:
+        ValueError: They are of another module; says which weights differ.
+    """
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        own = {name: _shape(part) for name, part in module.state_dict().items()}
+        saved = {name: _shape(part) for name, part in state.items()}
+        told = {
+            "it lacks": [name for name in own if name not in saved],
+            "it has besides": [name for name in saved if name not in own],
+            "of another shape are": [
+                f"{name} ({saved[name]}, expected {shape})"
+                for name, shape in own.items()
+                if saved.get(name, shape) != shape
+            ],
+        }
+        parts = [
+            f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
+            for what, names in told.items()
+            if names
+        ]
+        raise ValueError(
+            f"its weights are not of this {type(module).__name__}: {'; '.join(parts) or error}. "
+            "The code that makes the network, or an option of it, has changed"
+        ) from error
+
+
+def _shape(part: Any) -> Any:
+    return tuple(getattr(part, "shape", ()))
 
 
 def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:

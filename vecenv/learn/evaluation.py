@@ -105,6 +105,7 @@ def evaluate(
             array, as `envs.step` takes them. It is called in inference mode. If it has a parameter
             `starts`, it is given bool (N,), True where obs begins an episode, for policies with a
             memory; if it has one `action_masks`, what `envs.action_masks()` returns, as a tensor.
+            What `vecenv.load_policy` returns is such a function, its `masks` are given it, too.
         envs: A vector env, which is reset and not closed; or what `make_vec` takes: an id, a
             factory.
         episodes: How many.
@@ -264,9 +265,10 @@ def ask(
     more: dict[str, Any] = {}
     if "starts" in wanted:
         more["starts"] = torch.from_numpy(starts).to(device)
-    if "action_masks" in wanted:
+    takes_any = "masks" in wanted and getattr(envs, "has_action_masks", False)  # a `Policy`
+    if "action_masks" in wanted or takes_any:
         masks = _masks_of(envs) if isinstance(envs, AgentsVecEnv) else envs.action_masks()
-        more["action_masks"] = _as_tensors(masks, device)
+        more["masks" if takes_any else "action_masks"] = _as_tensors(masks, device)
     if "report" in wanted and report is not None:
         more["report"] = report
     actions = act(_as_tensors(obs, device), **more)

@@ -14,6 +14,7 @@ _HERE, _WORKERS, _FIRST_READY, _COMPILED = (
     BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
 )
 _COMPUTES = 0.3  # steps with at least this share of processor time count as computing
+_BUSY = 0.3  # of the processors: if others use as many, a step that waits may wait for one
 _CHEAP_NS = 20_000  # a step that costs less than handing it to another process
 _TEXTS = {
     "none": "no env has been stepped, so nothing can be advised (docs/timing.md)",
@@ -82,6 +83,11 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
     if found.cpu_share is None:
         return Advice("the envs; whether they compute or wait is unknown (docs/stepping.md)")
     does_wait, cores, backend = found.cpu_share < _COMPUTES, usable_cores(), None
+    if does_wait and (load := found.others_load() or 0.0) > _BUSY * cores:
+        return Advice(
+            "the envs, which wait, or find no processor free: other programs keep "
+            f"{load:.1f} of {cores} busy; measure again without them (docs/timing.md)"
+        )
     num_workers = len(found.processes)
     if found.is_local and num_envs > 1 and not first_ready and (does_wait or cores > 1):
         how = "lets them wait side by side" if does_wait else "steps them on more processors"

@@ -56,6 +56,7 @@ class EnvOptions:
     # networks on a device; with "ray" the policy of PPO acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
+    log_infos: tuple[str, ...] = ()  # numbers in infos whose means are logged, by their names
 
 
 def make_placed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -19,16 +20,17 @@ from gymnasium.vector.utils import batch_space
 
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
-from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
-from vecenv.learn import load_checkpoint, load_options
+from vecenv.learn import load_checkpoint, load_options, load_weights
 from vecenv.learn.checkpoint import save_checkpoint
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
 
-_FILE = "policy.pt"  # of a run folder: what `load_policy` needs beside options and weights
-_LIBRARY = "vecenv.train."
+POLICY_FILE = "policy.pt"  # of a run folder: what `load_policy` needs beside options and weights
+LIBRARY = "vecenv.train."
+_logger = logging.getLogger("vecenv")
 
 
 class Policy:
@@ -63,7 +65,7 @@ class Policy:
         Args:
             obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
             masks: Which actions are allowed (N, A), or (A,), 1 and 0 as of `action_masks()`;
-                None allows all.
+                None allows all, which the log says once if there were masks in the training.
             starts: Where an episode begins with this observation, bool (N,), or one bool. None:
                 everywhere in the first call and after `reset`, then nowhere.
             sample: Draw from the policy, by torch's global generator, instead of taking the
@@ -101,7 +103,7 @@ class Policy:
 class PlaySpaces:
     """Stands for a vector env where a policy only wants to know its spaces and masks."""
 
-    has_memory = False
+    has_memory = wants_masks = False
 
     def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
         self.single_observation_space = single_observation_space
@@ -121,6 +123,12 @@ class PlaySpaces:
             raise ValueError(f"masks are given, but {self.single_action_space} has none")
         if not self.has_action_masks:
             return
+        if masks is None and self.wants_masks:
+            _logger.warning(
+                "the policy was trained with action masks and is asked without: it may choose "
+                "actions that are not allowed; give masks=, as of `action_masks()`"
+            )
+            self.wants_masks = False  # said once
         expected = self.num_envs, mask_width(self.single_action_space)
         self._masks = np.ones(expected, np.int8) if masks is None else np.asarray(masks, np.int8)
         if is_one and self._masks.ndim == 1:
@@ -147,7 +155,9 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
     return build_tree(space, list(map(torch.from_numpy, arrays))), len(arrays[0]), is_one
 
 
-def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
+def load_policy(
+    path: str | Path, *, code: str | Path | None = None, vecnormalize: str | Path | None = None
+) -> Policy:
     """Load a trained policy, to be called with observations; makes no envs.
 
     Args:
@@ -155,40 +165,41 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
             stable-baselines3 has written, which can run code: give only those that you trust.
         code: The file of a trainer of your own, if one made the run: it is imported. The folder
             remembers the path, but only a file that is named here is ever run.
+        vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
+            those beside it, see `vecenv.cage.saved.find_vecnormalize`. The log says if there are
+            none.
 
     Raises:
         FileNotFoundError: There is no such run, or it has saved nothing yet.
         ValueError: It is no run, or was made by other code than `code`.
         ImportError: stable-baselines3 is not installed.
 
-    Two lines in a script of one's own::
+    Two lines in a script of one's own, the second with masks if the env has them::
 
         policy = vecenv.load_policy("runs/CartPole-v1-ppo")
-        action = policy(obs)
+        action = policy(obs)  # or policy(obs, env.action_masks())
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; expected a run folder of vecenv train")
     if is_sb3_file(path):
-        loaded = load_sb3_model(path, None)
-        spaces = PlaySpaces(loaded[0].observation_space, loaded[0].action_space)
-        spaces.has_memory = hasattr(loaded[0].policy, "lstm_actor")
-        name = f"{type(loaded[0]).__name__} of stable-baselines3"
-        return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
-    home = next((p for p in (path, *path.parents[:2]) if (p / _FILE).is_file()), None)
+        return _load_sb3(path, vecnormalize)
+    if vecnormalize is not None:
+        raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
+    home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
     if home is None:
         raise ValueError(
-            f"{path} has no {_FILE}, as the folders that vecenv train writes; expected such "
+            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such "
             "a folder, a checkpoint in it, or a .zip of stable-baselines3"
         )
     try:
-        kept = load_checkpoint(home / _FILE)
+        kept = load_checkpoint(home / POLICY_FILE)
         made_by = str(kept["trainer"])
         if kept["spaces"] is None:
             raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
         spaces = PlaySpaces(*map(space_of, kept["spaces"]))
     except Exception as error:  # whatever the parts of a space raise
-        raise ValueError(f"{home / _FILE} can't be read: {error!s:.200}") from None
+        raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
     trainer = _trainer_of(home, made_by, code)
     options = load_options(home, trainer.Options)
     options.save, options.device = home, "cpu"
@@ -199,7 +210,7 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
             "and from time to time (--save-every)"
         )
     agent = trainer.make_agent(spaces, options)
-    agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+    load_agent(agent, file)
 
     def make(envs: PlaySpaces) -> Any:
         act = trainer.player(envs, agent, options)
@@ -207,15 +218,29 @@ def load_policy(path: str | Path, *, code: str | Path | None = None) -> Policy:
         envs.has_memory = takes_starts and getattr(agent, "memory", True) is not None
         return torch.no_grad()(act)
 
+    spaces.wants_masks = bool(kept.get("masks"))
     name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
     return Policy(spaces, make, name)
+
+
+def load_agent(agent: Any, file: Path) -> None:
+    """Put the weights of a checkpoint into an agent.
+
+    Raises:
+        ValueError: They are of another agent.
+    """
+    try:
+        load_weights(agent, load_checkpoint(file)["state"]["agent"])
+    except ValueError as error:
+        told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
+        raise ValueError(f"{file} does not fit: {error}; {told}") from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
     """Return the trainer's class of the module that made a run; run no code that is not named."""
     if code is not None:
         module = _import_file(Path(code))
-    elif made_by.startswith(_LIBRARY) and made_by.removeprefix(_LIBRARY).isidentifier():
+    elif made_by.startswith(LIBRARY) and made_by.removeprefix(LIBRARY).isidentifier():
         module = import_module(made_by)
     else:
         raise ValueError(
@@ -240,6 +265,23 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
+def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
+    """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
+    loaded = load_sb3_model(path, vecnormalize)
+    if vecnormalize is None and find_vecnormalize(path) is None:
+        _logger.warning(
+            "no vecnormalize.pkl is beside %s: it is given observations as they are, which is "
+            "wrong if it was trained under VecNormalize; name its file by vecnormalize=",
+            path,
+        )
+    model = loaded[0]
+    spaces = PlaySpaces(model.observation_space, model.action_space)
+    spaces.has_memory = hasattr(model.policy, "lstm_actor")
+    spaces.wants_masks = loaded[1]
+    name = f"{type(model).__name__} of stable-baselines3"
+    return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
+
+
 def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
     """Write what `load_policy` needs of a run besides options and weights.
 
@@ -250,17 +292,24 @@ def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
         envs: Of games nothing is kept of the spaces, which are those of their groups.
     """
     module = trainer.__module__
-    if not module.startswith(_LIBRARY):
+    if not module.startswith(LIBRARY):
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
-    env = getattr(options, "env_id", None) or getattr(options, "env", "")
-    point = getattr(gym.registry.get(env), "entry_point", None)
-    if isinstance(point, str) and point.replace(":", ".") == env:
-        env = point  # a factory, which is registered under a name of its own
     found: Any = [getattr(envs, f"single_{kind}_space", None) for kind in ("observation", "action")]
     with suppress(ValueError):  # of spaces that are none of arrays
         found = [describe_space(space) for space in found if space_leaves(space, "obs") is not None]
     spaces = found if isinstance(found[0], list) else None
-    save_checkpoint(folder / _FILE, {"trainer": module, "env": env, "spaces": spaces})
+    masks = getattr(options, "masks", True) and getattr(envs, "has_action_masks", False)
+    kept = {"trainer": module, "env": env_of(options), "spaces": spaces, "masks": bool(masks)}
+    save_checkpoint(folder / POLICY_FILE, kept)
+
+
+def env_of(options: Any) -> str:
+    """Return the env of a trainer's options as the user wrote it; "" if they have none."""
+    env = getattr(options, "env_id", None) or getattr(options, "env", "")
+    point = getattr(gym.registry.get(env), "entry_point", None)
+    if isinstance(point, str) and point.replace(":", ".") == env:
+        return point  # a factory, which is registered under a name of its own
+    return env
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:

@@ -619,7 +619,7 @@ class Actor:
 
 def identity_of(envs: VecEnv) -> dict[str, Any]:
     """Return the tables and rules that CAGE 2 envs play by; of others nothing."""
-    owner = getattr(envs, "on_host", envs)
+    owner = getattr(envs.unwrapped, "on_host", envs.unwrapped)
     return getattr(getattr(owner, "scenario", None), "identity", dict)()
 
 

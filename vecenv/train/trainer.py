@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, cuda
 
-from vecenv import learn, make_vec
+from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.agents import AgentsVecEnv
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games, load_checkpoint
+from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
 from vecenv.train.options import OptionsError, is_on_device, make_placed, named
-from vecenv.train.policy import save_spaces
+from vecenv.train.policy import env_of, load_agent, save_spaces
+from vecenv.wrappers import RecordInfos
 
 __all__ = ["Trainer", "means_of", "title_of"]
 
@@ -122,7 +123,16 @@ class Trainer:
         def make(num_envs: int, **given: Any) -> Any:
             return make_vec(options.env_id, num_envs, **given, **options.env_kwargs)
 
-        return make_placed(make, options, num_envs, on_device=on_device, **given)
+        envs = make_placed(make, options, num_envs, on_device=on_device, **given)
+        if on_device and (names := getattr(options, "log_infos", ())):
+            if is_on_device(envs) or isinstance(envs, RayVectorEnv):
+                envs.close()
+                raise OptionsError(
+                    f"--log-infos {' '.join(names)}: infos of envs on a device or in Ray's actors "
+                    "stay there; leave it out, or use another backend"
+                )
+            envs = RecordInfos(envs, names)
+        return envs
 
     @staticmethod
     def vector_kwargs(options: Any) -> dict[str, Any]:
@@ -168,7 +178,7 @@ class Trainer:
                     shown = {self.RETURN: recent, self.SPEED: speed}
                     if self.optimizer is not None:
                         shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-                    run.log(self.steps, shown | scalars)
+                    run.log(self.steps, shown | self.recorded_infos() | scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 self.save_if_due(run, before)
             else:
@@ -177,6 +187,12 @@ class Trainer:
         if how["is_shown"] and self.steps + size <= total:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
+
+    def recorded_infos(self) -> dict[str, float]:
+        """Return the means of the infos that the options name, since the last time."""
+        if not isinstance(self.envs, RecordInfos):
+            return {}
+        return {f"infos/{name}": mean for name, mean in self.envs.take().items()}
 
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
         """Do something after each update, with what it logs; return True to stop the training."""
@@ -306,6 +322,9 @@ class Trainer:
                 note = told and f"\nof these the table has the first calls only:\n{told}"
                 print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
+            if isinstance(envs, RecordInfos) and (missing := envs.missing):
+                seen = ", ".join(sorted(envs.seen)) or "none"
+                print(f"--log-infos: no number under {', '.join(missing)}; the keys were {seen}")
             envs.close()
             run.draw_curve(title_of(options), cls.BASELINES)
         return run, trainer
@@ -316,7 +335,7 @@ class Trainer:
         torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.new_agent(envs, options)
-        agent.load_state_dict(load_checkpoint(cls.checkpoint_of(options.save))["state"]["agent"])
+        load_agent(agent, cls.checkpoint_of(options.save))
         return envs, cls.player(envs, agent, options)
 
     @staticmethod
@@ -339,7 +358,7 @@ def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def name_of(options: Any) -> str:
     """Return what the options call the env."""
-    return getattr(options, "env_id", None) or getattr(options, "env", options.save.name)
+    return env_of(options) or options.save.name
 
 
 def title_of(options: Any) -> str:

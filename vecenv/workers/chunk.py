@@ -196,8 +196,7 @@ class Chunk:
                 break
             except BaseException as error:
                 k = getattr(error, "env_index", left[0]) - left[0]
-                action = actions[k] if k < len(actions) else None  # fewer if not checked
-                faults.append(self._fault(error, left[k], "step", action))
+                faults.append(self._fault(error, left[k], "step", actions[k]))
                 actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
         if self._published:
             faults += self._publish(chosen, "step", faults)

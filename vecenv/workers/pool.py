@@ -294,7 +294,6 @@ class Pool:
     def _made(self, seat: _Seat) -> EnvSpaces:
         """Return what a worker says of its envs, or raise what has kept it from making them."""
         if seat.answer is None:
-            self._dead.remove(seat)
             died = WorkerDiedError(self._report(seat, "the creation of its envs"))
             fault = EnvFault.of(died, self._making(seat), seat.worker, "creation")
             raise self.creation_error(fault)
@@ -683,7 +682,6 @@ class Pool:
         for seat in asked:
             seat.is_ready = not seat.awaits and seat not in self._dead
             seat.awaits = 0
-        self._left = 0
         why = "had not answered in time" if self.timed_out else "was cut off"
         for seat in self.seats:
             if not seat.is_ready:

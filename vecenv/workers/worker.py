@@ -95,8 +95,7 @@ class _Worker:
         if answer is not None:
             pickled = answer.sent or answer.pickled(env_id, self._worker)
         reply = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
-        if (sent := self._channel.send(reply)) < len(reply):  # there is no room for more
-            self._channel.send_all(reply[sent:])
+        self._channel.send_all(reply)
 
     def _carry_out(self, number: int, payload: bytes) -> None:
         """Call a method of this worker or of its chunk; answer if that returns something."""

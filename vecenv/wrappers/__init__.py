@@ -4,6 +4,7 @@ from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper
 from vecenv.wrappers.limit import TimeLimit
 from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
+from vecenv.wrappers.record_infos import RecordInfos
 from vecenv.wrappers.stack import FrameStack
 from vecenv.wrappers.statistics import RecordEpisodeStatistics
 from vecenv.wrappers.transform import (
@@ -24,6 +25,7 @@ __all__ = [
     "NormalizeReward",
     "Part",
     "RecordEpisodeStatistics",
+    "RecordInfos",
     "RecordVideo",
     "RescaleAction",
     "RunningMoments",

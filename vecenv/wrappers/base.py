@@ -63,6 +63,8 @@ class Part(NamedTuple):
             that a reset by mask left out, nor the zeros of agents that are not alive.
         is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; None of
             envs without agents.
+
+    The arrays are not to be changed: those of steps in which no episode begins or ends are shared.
     """
 
     rows: Any
@@ -131,6 +133,10 @@ class VecWrapper(VecEnv):
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whose next action counts
+        self._all_alive = False
+        none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        none.flags.writeable = every.flags.writeable = False
+        self._quiet_part = Part(EVERY, none, every, none, every, None)
         self._converts_actions = type(self).actions is not VecWrapper.actions
         if self.changes_obs:
             self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
@@ -411,6 +417,7 @@ class VecWrapper(VecEnv):
             is_dead, is_reset = ~(alive | valid), is_reset & alive
         else:
             self._alive[is_reset] = True
+        self._all_alive = bool(self._alive.all())
         return Part(EVERY, none, none, is_reset, is_reset, is_dead)
 
     def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -429,6 +436,8 @@ class VecWrapper(VecEnv):
         if not (self.follows_episodes or self.changes_rewards):
             return Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
         is_over = terminations | truncations
+        if self._all_alive and rows is EVERY and not self._has_agents and not is_over.any():
+            return self._quiet_part
         was_alive, is_dead = self._alive[rows], None
         if self._has_agents:
             alive, acted = self._agents(rows)
@@ -441,6 +450,7 @@ class VecWrapper(VecEnv):
             acted, is_new = was_alive.copy(), np.ones(len(is_over), np.bool_)
         begins = alive & (is_over | ~was_alive)
         self._alive[rows] = alive
+        self._all_alive = bool(self._alive.all())
         return Part(rows, is_over, acted, begins, is_new, is_dead)
 
     # -- what the env does -----------------------------------------------------------------------
@@ -523,6 +533,7 @@ class VecWrapper(VecEnv):
             raise EnvStateError(f"the state of {self._phase} {found}")
         self.env.load_state_dict(state["env"])
         self._alive[:] = state["alive"]
+        self._all_alive = bool(self._alive.all())
         self._fault = None
         self.load_own_state(state["own"])
 

@@ -1,0 +1,83 @@
+"""RecordInfos: means of numbers in infos, for the log of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vecenv.core.base import VecEnv
+from vecenv.wrappers.base import Part, VecWrapper
+
+__all__ = ["RecordInfos"]
+
+
+class RecordInfos(VecWrapper):
+    """Takes the means of numbers in the infos of steps, over all envs, until they are asked for.
+
+    Args:
+        env: The vector env.
+        names: Keys of the infos; "a/b" is key "b" of the dict under "a".
+
+    Attributes:
+        seen: Keys of the infos of steps so far.
+        missing: Names under which no step has had a number so far.
+    """
+
+    follows_episodes = True
+
+    def __init__(self, env: VecEnv, names: Iterable[str]) -> None:
+        super().__init__(env)
+        self._names = tuple(names)
+        self.seen: set[str] = set()
+        self.missing = list(self._names)
+        self._clear()
+
+    def _clear(self) -> None:
+        # Sum and count of the values of every step, and of those of steps that end an episode.
+        self._totals = {name: np.zeros((2, 2)) for name in self._names}
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call, and begin anew.
+
+        Returns:
+            Under `NAME` the mean over steps, under `NAME_at_end` that over steps which ended an
+            episode; neither if there was no number.
+        """
+        found = {}
+        for name, totals in self._totals.items():
+            for key, (total, count) in zip((name, f"{name}_at_end"), totals, strict=True):
+                if count:
+                    found[key] = float(total / count)
+        self._clear()
+        return found
+
+    def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
+        """Add the numbers up; the infos stay as they are."""
+        final = infos.get("final_info") or {}  # SAME_STEP: of the step that ended the episode
+        self.seen.update(key for key in (*infos, *final) if not key.startswith("_"))
+        for name, totals in self._totals.items():
+            own = part.acted & ~part.is_over if final else part.acted
+            for source, rows in ((final, part.acted & part.is_over), (infos, own)):
+                values, has = _values_of(source, name)
+                if values is None:
+                    continue
+                if name in self.missing:
+                    self.missing.remove(name)
+                has = has & rows
+                for row, chosen in enumerate((has, has & part.is_over)):
+                    totals[row] += values[chosen].sum(), np.count_nonzero(chosen)
+        return infos
+
+
+def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
+    """Return the numbers (N,) under a name, None for none, and bool (N,) whose they are."""
+    *parents, key = name.split("/")
+    for parent in parents:
+        inner = infos.get(parent)
+        infos = inner if isinstance(inner, Mapping) else {}
+    values = np.asarray(infos.get(key))
+    if f"_{key}" not in infos or values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None, None
+    return values.astype(np.float64), np.asarray(infos[f"_{key}"], bool)
