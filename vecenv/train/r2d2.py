@@ -37,10 +37,8 @@ class Options(RunOptions, EnvOptions):
     batch_size: int = 32  # sequences per update
     sequence_length: int = 24  # steps of a sequence, burn-in included
     burn_in: int = 4  # of these, steps that only bring the state up to date
-    overlap: int | None = None  # steps shared with the next sequence; None: begin anywhere
     prioritized: bool = True  # draw sequences by their errors
     eta: float = 0.9  # share of the largest error of a sequence in its priority; rest: the mean
-    refresh: bool = True  # store the states that the network has now
     recurrent: bool = True  # False: the same network without a memory
     hidden: int = 64  # units of encoder and memory
     n_step: int = 5  # rewards summed before the value of an observation
@@ -164,9 +162,9 @@ class R2D2(Replay):
     def learn(self) -> dict[str, Tensor]:
         """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
         options = self.options
-        how: Any = {"burn_in": options.burn_in, "overlap": options.overlap, "pad": True}
-        how |= {"sequence_length": options.sequence_length, "initial_states": "state"}
-        batch = self.buffer.sample_sequences(options.batch_size, **how)
+        how: Any = {"burn_in": options.burn_in, "pad": True, "initial_states": "state"}
+        size, length = options.batch_size, options.sequence_length
+        batch = self.buffer.sample_sequences(size, length, **how)
         loss, found = self.loss(self.agent, batch, options)
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")
@@ -177,8 +175,7 @@ class R2D2(Replay):
         self.agent.follow(options.tau)
         if options.prioritized:
             self.buffer.update_sequence_priorities(batch, found["errors"], eta=options.eta)
-        if options.refresh:
-            self.buffer.refresh_states(batch, state=found["states"])
+        self.buffer.refresh_states(batch, state=found["states"])
         return {"loss": loss.detach(), "error": found["errors"][batch.learn_mask].abs().mean()}
 
     @staticmethod
