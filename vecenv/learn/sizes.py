@@ -70,14 +70,12 @@ def quick_products(
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()
-    is_set = is_many and torch.device(device).type == "cpu" and before == "highest" and _is_exact()
-    if is_set:
+    if is_many and torch.device(device).type == "cpu" and before == "highest" and _is_exact():
         torch.set_float32_matmul_precision("medium")
     try:
         yield
     finally:
-        if is_set:
-            torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before)
 
 
 @cache
@@ -87,8 +85,5 @@ def _is_exact() -> bool:
         a = torch.linspace(-1, 1, 512 * 64).view(512, 64)
         exact = a.double() @ a.double().T
         torch.set_float32_matmul_precision("medium")
-        try:
-            found = a @ a.T
-        finally:
-            torch.set_float32_matmul_precision("highest")
-    return bool((found - exact).abs().max() < 1e-5 * exact.abs().max())
+        error = (a @ a.T - exact).abs().max()
+    return bool(error < 1e-5 * exact.abs().max())
