@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from torch import nn
+from torch import Tensor, nn
 
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
@@ -89,20 +89,16 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if (found := saved["format"]) != FORMAT:
-            raise CheckpointError(
-                f"{path} has the format {found!r:.99}, expected {FORMAT!r}: it was written by "
-                "another version of vecenv; go on with that one"
-            )
+            raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
         content = _unpack(saved["content"], allow_pickle)
         if not isinstance(content, dict):
             raise ValueError("it is no dict")
     except Exception as error:  # torch raises many kinds
-        is_elsewhere = isinstance(error, OSError) and error.errno != errno.EINVAL  # not cut off
-        if isinstance(error, CheckpointError) or is_elsewhere:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a cut file gives
             raise
         raise CheckpointError(
-            f"{path} is no checkpoint, or damaged ({error!s:.200}); take another one, such as "
-            "best.pt beside it"
+            f"{path} is no checkpoint, or damaged, or of another version of vecenv "
+            f"({error!s:.200}); take another one, such as best.pt beside it"
         ) from error
     return content
 
@@ -112,14 +108,16 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 
 def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the states of parts and of global random generators, and why envs have none."""
-    states, unsaved = {}, {}
+    states, unsaved, kinds = {}, {}, {}
     for name, part in parts.items():
         try:
             states[name] = _state_of(part)
         except EnvStateError as error:
             states[name], unsaved[name] = None, str(error)
+        if isinstance(part, VectorEnv):
+            kinds[name] = _kind_of(part)
         for entry, tensor in states[name].items() if isinstance(part, nn.Module) else ():
-            if isinstance(tensor, torch.Tensor) and not torch.isfinite(tensor).all():
+            if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
                 raise CheckpointError(
                     f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the one "
                     "before is kept: go on from it with other options (a lower learning rate)"
@@ -131,34 +129,27 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         streams["cuda"] = torch.cuda.get_rng_state_all()
-    kinds = {name: _kind_of(part) for name, part in parts.items() if isinstance(part, VectorEnv)}
     return {"state": states, "kinds": kinds, "unsaved": unsaved, "random": streams}
 
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Bring parts and random generators into their states; return why envs have to be reset."""
-    states, streams, not_restored = saved["state"], saved["random"], {}
-    if missing := sorted(set(parts) - set(states)):
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
-            "program that wrote it"
-        )
+    not_restored = {}
     for name, part in parts.items():
-        reason, state = saved["unsaved"].get(name), states.pop(name)
         try:
-            if reason is None:
-                _restore(part, state, saved["kinds"].get(name))
+            if name in saved["unsaved"]:
+                raise EnvStateError(saved["unsaved"][name])
+            _restore(part, saved["state"].pop(name), saved["kinds"].get(name))
         except EnvStateError as error:
-            reason = str(error)
+            not_restored[name] = str(error)
+            _logger.warning("%s: not as they were, so reset them: %s", name, error)
         except Exception as error:  # any class's load_state_dict
-            problem = " ".join(str(error).split())
+            problem = "it is not there" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
-                f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
-                "anew in another folder"
+                f"{path} does not fit {name}: {' '.join(problem.split()):.500}; make {name} as it "
+                "was, or begin anew in another folder"
             ) from error
-        if reason is not None:
-            not_restored[name] = reason
-            _logger.warning("%s: not as they were, so reset them: %s", name, reason)
+    streams = saved["random"]
     try:
         _require_numpy_state(streams["numpy"])
         torch.set_rng_state(streams["torch"])
@@ -200,30 +191,16 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
     elif isinstance(part, np.random.Generator):
         _require_numpy_state(state)
         part.bit_generator.state = state
+    elif isinstance(part, VectorEnv) and kind != _kind_of(part):
+        raise ValueError(f"it is of envs with {kind!s:.400}, expected {_kind_of(part)!s:.400}")
     else:
-        are_envs = isinstance(part, VectorEnv)
-        for key, own in _kind_of(part).items() if are_envs else ():
-            if (found := (kind or {}).get(key)) != own:
-                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
-        if isinstance(part, torch.optim.Optimizer):
-            _require_optimizer_state(part, state)
         part.load_state_dict(state)
-
-
-def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Compare shapes, which torch's fused kernels take for right, and would write beyond."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    if len(indices) != len(parameters):
-        raise ValueError(f"it has {len(indices)} parameters, expected {len(parameters)}")
-    for number, (index, parameter) in enumerate(zip(indices, parameters, strict=True)):
-        for name, tensor in state["state"].get(index, {}).items():
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            shape = () if name == "step" else parameter.shape
-            if tensor.shape != shape or (name == "step" and tensor.dtype != torch.float32):
-                found = f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise ValueError(f"{name} of parameter {number} is {found}, expected {shape}")
+    for p, of_parameter in part.state.items() if isinstance(part, torch.optim.Optimizer) else ():
+        for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
+            shape = () if name == "step" else p.shape
+            if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
+                part.state.clear()
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {shape}")
 
 
 def _require_numpy_state(state: Any) -> None:
@@ -240,26 +217,21 @@ def _pack(value: Any, where: str) -> Any:
     """Return a state of tensors and plain values alone."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+    if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
         return plain.clone() if is_part else plain  # torch writes the whole memory
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         file = io.BytesIO()
         np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {_MARK: (kind, _as_tensor(file.getvalue()))}
+        return {_MARK: (isinstance(value, np.generic), _as_tensor(file.getvalue()))}
     if isinstance(value, bytes):
-        return {_MARK: ("bytes", _as_tensor(value), _signature(value, create=True))}
+        return {_MARK: (_signature(value, create=True), _as_tensor(value))}
     if isinstance(value, Mapping):
         return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, str):  # of a subclass, such as an enum's, as are these numbers
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
     found = getattr(value, "layout", getattr(value, "dtype", ""))
     raise TypeError(
         f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
@@ -268,7 +240,7 @@ def _pack(value: Any, where: str) -> Any:
     )
 
 
-def _as_tensor(content: bytes) -> torch.Tensor:
+def _as_tensor(content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
 
 
@@ -276,7 +248,7 @@ def _unpack(packed: Any, allow_pickle: bool) -> Any:
     """Undo `_pack`; bytes that are not signed become None unless they are allowed."""
     if isinstance(packed, list | tuple):
         return type(packed)(_unpack(item, allow_pickle) for item in packed)
-    if isinstance(packed, torch.Tensor):
+    if isinstance(packed, Tensor):
         size = packed.numel() * packed.element_size()
         if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
             raise ValueError(f"a tensor {tuple(packed.shape)} without so much memory")
@@ -287,13 +259,13 @@ def _unpack(packed: Any, allow_pickle: bool) -> Any:
         raise ValueError(f"it has a {type(packed).__name__}")
     if _MARK not in packed:
         return {name: _unpack(item, allow_pickle) for name, item in packed.items()}
-    kind, tensor, *signed = packed[_MARK]
+    kind, tensor = packed[_MARK]
     content = _unpack(tensor, allow_pickle).numpy().tobytes()
-    if kind == "bytes":
-        is_own = any(signed) and hmac.compare_digest(str(*signed), _signature(content))
+    if isinstance(kind, str):
+        is_own = kind and hmac.compare_digest(kind, _signature(content))
         return content if allow_pickle or is_own else None
     array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array[()] if kind == "scalar" else array
+    return array[()] if kind else array
 
 
 def _signature(content: bytes, *, create: bool = False) -> str:

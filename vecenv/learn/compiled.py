@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
-# -- batches ---------------------------------------------------------------------------------------
+# -- batches and losses ----------------------------------------------------------------------------
 
 
 def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
@@ -79,30 +78,24 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
     return dataclasses.replace(batch, **found) if is_record else type(batch)(found.values())
 
 
-def row_weights(names: Mapping[str, Any]) -> str | None:
-    """Return the name of the column by which rows count, if there is one."""
-    return next((name for name in ("batch.weights", "batch['weights']") if name in names), None)
+def row_weights(columns: Mapping[str, Any]) -> Any:
+    """Return the column by which rows count, if there is one."""
+    return columns.get("batch.weights", columns.get("batch['weights']"))
 
 
-# -- the loss --------------------------------------------------------------------------------------
-
-
-def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and the scalars of what a loss function returned.
+def read_result(result: Any) -> dict[str, Tensor]:
+    """Return what a loss function returned, by name.
 
     Raises:
-        ValueError: One of these is no scalar.
+        ValueError: It is neither a scalar nor a pair of one and a dict of scalars.
     """
     loss, scalars = result if isinstance(result, tuple) else (result, {})
-    if not (isinstance(loss, Tensor) and loss.ndim == 0):
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
-        raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
-    scalars = {name: torch.as_tensor(x) for name, x in scalars.items() if name != "loss"}
-    for name, x in scalars.items():
-        if x.ndim:
-            shape = tuple(x.shape)
-            raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
-    return loss, scalars
+    found = {"loss": loss, **{k: torch.as_tensor(x) for k, x in scalars.items() if k != "loss"}}
+    for name, x in found.items():
+        if not isinstance(x, Tensor) or x.ndim:
+            what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x)}"
+            raise ValueError(f"{name!r} of the loss has {what}, expected a tensor (): use .mean()")
+    return found
 
 
 class _Called(nn.Module):
@@ -119,8 +112,7 @@ class _Called(nn.Module):
 class CompiledGradient:
     """A compiled gradient of batches with columns like those of the one that it is made for.
 
-    `names` are those of the loss and the scalars; `num_parts` parts of the rows have a thread each;
-    `note` says how it was made.
+    `num_parts` parts of the rows have a thread each; `note` says how it was made.
 
     Raises:
         Refusal: It can't be compiled.
@@ -137,7 +129,7 @@ class CompiledGradient:
         threads: int,
         log: Callable[[str], Any],
     ):
-        columns, self.names = dict(columns_of(batch)), list[str]()
+        columns, self._names = dict(columns_of(batch)), list[str]()
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
                 kind = type(x).__name__
@@ -148,31 +140,28 @@ class CompiledGradient:
         self._state = {path: (module.get_submodule(of), name) for path, of, _, name in splits}
         self._weights = weights
         parts = self._split(columns, threads)
-        self.num_parts = len(parts)
-        inputs = self._inputs(parts[0])
+        self.num_parts, inputs = len(parts), self._inputs(parts[0])
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
         graph = _trace(self._function(module, loss, batch, dtype), inputs)
         self._watch = Watch(loss, module)
-        _refuse_unsafe(graph, weights)
+        _refuse_unsafe(graph)
         self._kinds = self._kinds_of(columns)
         started = time.perf_counter()
-        self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
-        self.note = f"{'compiled' if is_new else 'loaded'} in {time.perf_counter() - started:.1f} s"
-        if self.num_parts > 1:
-            self.note += ", two halves of the rows by two threads"
-        elif threads > 1:
-            self.note += "; one thread, as two need equal halves of rows on the CPU, "
-            self.note += "and torch.set_num_threads(1)"
+        self._runs, how = _runs_of(graph, inputs, self.num_parts, log)
+        self.note = f"{how} in {time.perf_counter() - started:.1f} s"
+        if threads > 1:
+            why = "one thread: two need equal halves of rows, on the CPU, and set_num_threads(1)"
+            self.note += f", {why if len(parts) == 1 else 'two halves of the rows by two threads'}"
 
-    def _inputs(self, columns: Sequence[Tensor]) -> list[Tensor]:
+    def _inputs(self, columns: Sequence[Any]) -> list[Tensor]:
         """Return weights, frozen parameters, buffers, and columns."""
-        state = [getattr(holder, name, None) for holder, name in self._state.values()]
-        return [self._weights.values, *state, *columns]  # type: ignore[list-item]
+        state: Any = [getattr(holder, name, None) for holder, name in self._state.values()]
+        return [self._weights.values, *state, *columns]
 
     def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
         """Return what has to be the same in each call."""
-        return [*columns, *map(_kind_of, [*self._inputs(()), *columns.values()])]
+        return [*columns, *map(_kind_of, self._inputs([*columns.values()]))]
 
     def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Sequence[Tensor]]:
         """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
@@ -189,9 +178,8 @@ class CompiledGradient:
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
-        It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
-        (2 + S,) of the loss, the scalars, and the weight of the rows. Where halves have weights,
-        all are multiplied by the sum of these.
+        It returns the vector of the gradient (W,), and float32 (2 + S,) of the loss, the scalars,
+        and the weight of the rows. Where halves have weights, all are multiplied by their sum.
         """
         called, num_state = _Called(module), len(self._state)
         names = [name for name, x in columns_of(batch) if isinstance(x, Tensor)]
@@ -211,18 +199,18 @@ class CompiledGradient:
                 exchanged = {f"module.{name}": x for name, x in {**params, **given}.items()}
                 is_cast, kind = dtype != vector.dtype, vector.device.type
                 with torch.autocast(kind, dtype) if is_cast else nullcontext():
-                    loss, scalars = read_result(functional_call(called, exchanged, (loss_of,)))
-                if not loss.requires_grad:
+                    found = read_result(functional_call(called, exchanged, (loss_of,)))
+                if not found["loss"].requires_grad:
                     raise Refusal("the loss gives no gradient to the weights")
-                self.names = ["loss", *scalars]
-                return loss, torch.stack([x.to(vector) for x in (loss, *scalars.values())])
+                self._names = [*found]
+                return found["loss"], torch.stack([x.to(vector) for x in found.values()])
 
             params = dict(self._weights.named(vector))
             grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
             gradient = torch.cat([grad.reshape(-1) for grad in grads.values()])
             weight = vector.new_ones(1)
-            if self.num_parts > 1 and (weighted_by := row_weights(columns)):
-                weight = columns[weighted_by].sum().to(vector).view(1)
+            if self.num_parts > 1 and (of_rows := row_weights(columns)) is not None:
+                weight = of_rows.sum().to(vector).view(1)
                 gradient = torch.where(weight > 0, gradient * weight, 0.0)
                 values = torch.where(weight > 0, values * weight, 0.0)
             return gradient, torch.cat([values, weight])
@@ -248,7 +236,7 @@ class CompiledGradient:
             values += more
             self._weights.gradient.add_(gradient).div_(values[-1])
             values = values / values[-1]
-        return dict(zip(self.names, values[:-1].unbind(), strict=True))
+        return dict(zip(self._names, values[:-1].unbind(), strict=True))
 
 
 @cache  # of a process, as a fork has no threads
@@ -262,14 +250,16 @@ def _kind_of(value: Any) -> Any:
     return value.shape, value.stride(), value.dtype, value.device
 
 
+# -- graphs ----------------------------------------------------------------------------------------
+
+
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Return the graph of a function; what it does to tensors is done to copies."""
-    device = inputs[0].device
-    table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
-    copies = [x.detach().clone() for x in inputs]
+    is_on_cpu, copies = inputs[0].device.type == "cpu", [x.detach().clone() for x in inputs]
+    table = {torch.ops.aten.tanh.default: _tanh} if is_on_cpu else {}
     try:
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.random.fork_rng([] if is_on_cpu else [inputs[0].device]),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             no_validation(),
@@ -294,32 +284,30 @@ def _tanh(x: Tensor) -> Tensor:
     if x.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
     limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
-    square = limited * limited
-    above: Any = -2.76076847742355e-16
+    square, above, below = limited * limited, 0.0, 0.0  # type: Tensor, Any, Any
     for coefficient in (
-        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
         1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
     ):  # fmt: skip
         above = above * square + coefficient
-    below: Any = 1.19825839466702e-06
-    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+    for coefficient in (
+        1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03,
+    ):  # fmt: skip
         below = below * square + coefficient
     return (limited * above / below).to(x.dtype)
 
 
-def _refuse_unsafe(graph: Any, weights: Any) -> None:
+def _refuse_unsafe(graph: Any) -> None:
     """Refuse a graph whose results depend on more than its inputs: random numbers, tensors."""
     fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
-    own = {p.data_ptr(): name for name, p in weights.parameters.items()}
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
         tensor = getattr(graph, node.target) if node.op == "get_attr" else None
         if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
-            what = own.get(tensor.data_ptr(), f"a tensor {tuple(tensor.shape)}")
             raise Refusal(
-                f"the loss reads {what} that is neither in the module that it is given nor in the "
-                "batch; make it a buffer of the module, or a column of the batch"
+                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module that "
+                "it is given nor in the batch; make it a buffer of the module, or a column"
             )
 
 
@@ -328,14 +316,14 @@ def _refuse_unsafe(graph: Any, weights: Any) -> None:
 
 def _runs_of(
     graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
-) -> tuple[list[Callable[..., Any]], bool]:
+) -> tuple[list[Callable[..., Any]], str]:
     """Load a graph's package so many times, compiled now if it is not in the cache folder."""
     folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
             os.utime(kept)
-            return [load_package(kept, device) for _ in range(count)], False
+            return [load_package(kept, device) for _ in range(count)], "loaded"
         except Exception:  # the file is damaged
             kept.unlink(missing_ok=True)
     log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
@@ -352,7 +340,7 @@ def _runs_of(
         raise Refusal(f"the loss does not compile ({reason})") from error
     for old in sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
         old.unlink(missing_ok=True)
-    return runs, True
+    return runs, "compiled"
 
 
 def _cache_folder() -> Path:
@@ -371,14 +359,13 @@ def _cache_folder() -> Path:
 
 def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
     """Hash of all that machine code depends on."""
-    constants = [(k, x.tolist() if isinstance(x, Tensor) else x) for k, x in graph.named_buffers()]
     cpuinfo = Path("/proc/cpuinfo")  # of the first processor; another one may share the folder
     lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.is_file() else []
     named = "model name", "flags", "Features", "CPU part"
     parts = (
-        graph.code, [*map(_kind_of, inputs)], constants, torch.__version__, platform.machine(),
+        graph.code, [*map(_kind_of, inputs)], [(k, x.tolist()) for k, x in graph.named_buffers()],
+        torch.__version__, torch.get_num_threads(), torch.get_float32_matmul_precision(),
         torch.backends.cpu.get_cpu_capability(), [line for line in lines if line.startswith(named)],
-        torch.get_num_threads(), torch.get_float32_matmul_precision(),
         torch.cuda.get_device_name() if inputs[0].is_cuda else "",
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]

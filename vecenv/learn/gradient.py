@@ -303,9 +303,9 @@ class Gradient:
             torch.enable_grad(),
             torch.autocast(self._weights.values.device.type, self._dtype, enabled=is_cast),
         ):
-            loss, scalars = read_result(self.loss(self.module, batch))
-            if loss.requires_grad:
-                loss.backward(inputs=[*parameters.values()])
+            found = read_result(self.loss(self.module, batch))
+            if found["loss"].requires_grad:
+                found["loss"].backward(inputs=[*parameters.values()])
         grads = {name: p.grad for name, p in parameters.items()}
         unused = [name for name in grads if grads[name] is None and name not in self._allow_unused]
         if unused:
@@ -317,7 +317,7 @@ class Gradient:
             for name, view in self._weights.named(self._weights.gradient):
                 grad = grads[name]
                 view.copy_(view.new_zeros(()) if grad is None else grad.to_dense())
-        return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}
+        return {name: value.detach() for name, value in found.items()}
 
     @torch.no_grad()
     def _mean_over_ranks(
@@ -325,7 +325,7 @@ class Gradient:
     ) -> dict[str, Tensor]:
         """Replace gradient and scalars by means over all ranks, weighted by their rows."""
         gradient, weights = self._weights.gradient, row_weights(tensors)
-        rows = gradient.new_tensor(num_rows) if weights is None else tensors[weights].detach().sum()
+        rows = gradient.new_tensor(num_rows) if weights is None else weights.detach().sum()
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])

@@ -65,13 +65,10 @@ def _plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [_plain(item, where) for item in items]
+    if isinstance(value, list | tuple):
+        return [_plain(item, where) for item in value]
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return options_as_plain(value)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy's and torch's numbers
-        return value.item()
     raise TypeError(
         f"the option {where} is {type(value).__name__}, expected numbers, strings, bools, None, "
         "paths, enums, dataclasses, and lists, tuples and dicts of them"
@@ -80,41 +77,28 @@ def _plain(value: Any, where: str) -> Any:
 
 def _revived(value: Any, hint: Any) -> Any:
     """Return a value of JSON as its annotation says."""
-    kind, made = typing.get_origin(hint) or hint, typing.cast("Any", hint)
-    inner = typing.get_args(hint)
-    is_record = dataclasses.is_dataclass(hint)
-    if kind is typing.Annotated:
-        return _revived(value, inner[0])
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        found = []
-        for one in inner:
+        for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
             with contextlib.suppress(TypeError, ValueError, KeyError):
-                found.append(_revived(value, one))
-        if found:
-            return next((item for item in found if type(item) is type(value)), found[0])
-    if kind in (tuple, list, set, frozenset, dict) and isinstance(value, list | dict):
-        return _revived_items(value, kind, inner)
-    if is_record and isinstance(value, dict):
-        hints = typing.get_type_hints(hint, include_extras=True)
-        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(hint)}):
-            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
-        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
-    if isinstance(hint, type) and issubclass(hint, PurePath | Enum) and isinstance(value, str):
-        return hint[value] if issubclass(hint, Enum) else hint(value)
-    if kind is float and type(value) is int:
+                return _revived(value, one)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(kind)}):
+            raise KeyError(f"no {', '.join(unknown)} is among them")
+        return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    elif kind in (list, tuple) and isinstance(value, list):
+        is_record = kind is tuple and inner and inner[-1] is not Ellipsis
+        hints = inner if is_record else (inner or (Any,))[:1] * len(value)
+        return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
+    elif kind is dict and isinstance(value, dict):
+        return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
+        return kind[value] if issubclass(kind, Enum) else kind(value)
+    elif kind is float and type(value) is int:
         return float(value)
-    is_plain = is_record or kind in (bool, int, float, str, type(None))
-    is_choice = kind in (typing.Literal, typing.Union, types.UnionType)
-    if (is_plain and type(value) is not kind) or (is_choice and value not in inner):
-        raise TypeError(f"{value!r:.99} is no {getattr(kind, '__name__', '')} {inner or ''}")
-    return value
-
-
-def _revived_items(value: Any, kind: Any, inner: tuple[Any, ...]) -> Any:
-    if kind is dict:
-        of_key, of_item = inner or (Any, Any)  # keys of JSON are strings
-        keys = [of_key(key) if of_key in (int, float) else _revived(key, of_key) for key in value]
-        return dict(zip(keys, [_revived(x, of_item) for x in value.values()], strict=True))
-    is_record = kind is tuple and inner and inner[-1] is not Ellipsis
-    hints = inner if is_record else (inner or (Any,))[:1] * len(value)
-    return kind(_revived(item, hint) for item, hint in zip(value, hints, strict=True))
+    elif kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
+        return value
+    elif kind is typing.Literal and value in inner:
+        return value
+    raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -55,13 +54,13 @@ class Ranks:
         """
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0")
-        ranks = cls(device)
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        ranks, backend, given = cls(device), "gloo", os.environ
+        if int(given.get("WORLD_SIZE", "1")) < 2 or "RANK" not in given:
             return ranks
-        ranks.rank, ranks.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        ranks._timeout_s, backend = timeout, "gloo"
+        ranks.rank, ranks.size = int(given["RANK"]), int(given["WORLD_SIZE"])
+        ranks._timeout_s = timeout
         if ranks.device.type == "cuda":
-            local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            local, count = int(given.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if local >= count:
                 raise RankError(
                     f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA "
@@ -69,8 +68,7 @@ class Ranks:
                 )
             ranks.device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(ranks.device)
-        with ranks._waiting("the ranks did not find each other"):
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        ranks._call(dist.init_process_group, backend, timeout=timedelta(seconds=timeout))
         return ranks
 
     def share_of(self, count: int) -> int:
@@ -87,25 +85,19 @@ class Ranks:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
-        if self.size > 1:
-            with self._waiting("a sum over the ranks failed"):
-                dist.all_reduce(tensor)
+        self._call(dist.all_reduce, tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order."""
         found = [value] * self.size
-        if self.size > 1:
-            with self._waiting("gathering from the ranks failed"):
-                dist.all_gather_object(found, value)
+        self._call(dist.all_gather_object, found, value)
         return found
 
     def of_first(self, value: Any) -> Any:
         """Return the value of rank 0."""
         found = [value]
-        if self.size > 1:
-            with self._waiting("sending to the ranks failed"):
-                dist.broadcast_object_list(found, src=0)
+        self._call(dist.broadcast_object_list, found, src=0)
         return found[0]
 
     @torch.no_grad()
@@ -141,13 +133,16 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _waiting(self, problem: str) -> Iterator[None]:
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a function of torch.distributed, unless this process is alone."""
+        if self.size == 1:
+            return
         try:
-            yield
+            function(*args, **kwargs)
         except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankError(
-                f"rank {self.rank} of {self.size}: {problem}; another one has ended, or has not "
-                f"answered for {self._timeout_s:g} s, and its own output says why ({reason:.200})"
+                f"rank {self.rank} of {self.size}: {function.__name__} failed; another one has "
+                f"ended, or has not answered for {self._timeout_s:g} s, and its own output says why "
+                f"({reason:.200})"
             ) from error

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,14 +101,13 @@ class Run:
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
-        self._plain_options = options_as_plain(options)
-        self._plain_options.pop("resume", None)  # of this session, not of the run
+        self._options = options_as_plain(options)
+        self._options.pop("resume", None)  # of this session, not of the run
         self._may_change = frozenset(may_change)
-        self._curve = array("q"), array("d")
+        self._curve: tuple[list[int], list[float]] = [], []
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved = set[tuple[str, str]]()  # parts that the log has told of, and why
         self._due_at = 0  # steps of the last checkpoint
         self._board: Any = None
         try:
@@ -135,12 +133,12 @@ class Run:
             left.unlink(missing_ok=True)
         if resume:
             self._check_options(self.folder / OPTIONS_FILE)
-            size = 0
             if last.exists():
-                size = self._take_over(last, allow_pickle)
+                self._take_over(last, allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
+                size = 0 if self._saved is None else self._saved["metrics_bytes"]
                 with metrics.open("rb+") as file:
                     file.truncate(file.read()[: max(size, 0)].rfind(b"\n") + 1)
         elif overwrite:
@@ -153,45 +151,41 @@ class Run:
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
-        write_json(self._plain_options, self.folder / OPTIONS_FILE)
+        write_json(self._options, self.folder / OPTIONS_FILE)
 
     def _check_options(self, path: Path) -> None:
         """Refuse to resume a run with other options."""
-        had, own = _read_json(path) if path.exists() else {}, self._plain_options
-        had = had if isinstance(had, dict) and had else own
-        for name in [name for name in {**own, **had} if name not in self._may_change]:
-            before, now = (options.get(name, "(nothing)") for options in (had, own))
+        had = _read_json(path) if path.exists() else self._options
+        for name in {**self._options, **had}.keys() - self._may_change:
+            before, now = (options.get(name, "(nothing)") for options in (had, self._options))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
-            if not is_same and not is_folder:
+            if repr(before) != repr(now) and before != now and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
                     "folder"
                 )
 
-    def _take_over(self, path: Path, allow_pickle: bool) -> int:
-        """Read the last checkpoint; return how many bytes the metrics had."""
-        self._saved = saved = load_checkpoint(path, allow_pickle=allow_pickle)
+    def _take_over(self, path: Path, allow_pickle: bool) -> None:
+        """Read the last checkpoint."""
+        saved = load_checkpoint(path, allow_pickle=allow_pickle)
         try:
             steps, returns = saved["curve"]
-            if not len(steps) == len(returns) == steps.size == returns.size:
+            self._curve = [*map(int, steps)], [*map(float, returns)]
+            if len(steps) != len(returns):
                 raise ValueError("the learning curve is none")
-            self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
-            metrics_bytes = int(saved["metrics_bytes"])
-            for name in ("kinds", "unsaved", "random"):
+            saved["metrics_bytes"] = int(saved["metrics_bytes"])
+            for name in ("kinds", "unsaved", "random", "versions"):
                 saved[name] = dict(saved[name])
-            versions = [", ".join(f"{k} {x}" for k, x in dict(saved["versions"]).items())]
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        versions.append(", ".join(f"{k} {x}" for k, x in _versions().items()))
-        if versions[0] != versions[1]:
+        self._saved = saved
+        if saved["versions"] != _versions():
             told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, *versions)
-        return metrics_bytes
+            _logger.warning(told, path, saved["versions"], _versions())
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -208,14 +202,11 @@ class Run:
         is_own = os.getpid() == self._owner  # not of a fork
         if is_own and (number == _SIGHUP or not self.should_stop):
             self.should_stop = True
-            if number == _SIGHUP:  # printing would fail, before the run is saved
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                for terminal in self._terminals:
-                    os.dup2(nowhere, terminal)
+            for terminal in self._terminals if number == _SIGHUP else ():
+                nowhere = os.open(os.devnull, os.O_RDWR)  # printing would fail, before it is saved
+                os.dup2(nowhere, terminal)
                 os.close(nowhere)
-            return
-        before = self._handlers.get(number, signal.SIG_DFL)
-        if callable(before):
+        elif callable(before := self._handlers.get(number, signal.SIG_DFL)):
             before(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
@@ -249,20 +240,6 @@ class Run:
             words.append(program)
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
-    def finished_note(self, steps: int, total_steps: int) -> str:
-        """Return how to train for longer, if a resumed run has no steps left to make, else "".
-
-        Args:
-            steps: Env steps made so far, with those that are left over and make no update.
-            total_steps: How many there are to be; 0 if none were asked for.
-        """
-        if self._saved is None or steps < total_steps or total_steps <= 0:
-            return ""
-        may_grow = "total_steps" in self._may_change
-        how = "give" if may_grow else "begin in another folder, with --save and"
-        where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
-        return f"{where}; to train on, {how} a larger --total-steps"
-
     def progress(
         self,
         name: str,
@@ -281,12 +258,16 @@ class Run:
             rollout_steps: How many an update takes; where fewer are left there is none.
             is_shown: False prints nothing, as for processes beside the first.
         """
-        note = self.finished_note(steps + rollout_steps - 1, total_steps)
+        bar = StepsBar(name, steps, total_steps, is_shown=is_shown)
         if 0 < total_steps < rollout_steps:
-            note = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
-        if note and is_shown:
-            print(note, flush=True)  # noqa: T201 - beside the bar
-        return StepsBar(name, steps, total_steps, is_shown=is_shown)
+            bar.print(f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned")
+        elif self._saved is not None and 0 < total_steps < steps + rollout_steps:
+            how = "give" if "total_steps" in self._may_change else "begin in another folder with"
+            bar.print(
+                f"{self.folder} is finished, at step {self._due_at} of {total_steps}; to train on, "
+                f"{how} a larger --total-steps"
+            )
+        return bar
 
     @contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
@@ -321,9 +302,8 @@ class Run:
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
             raise OSError(f"{self.folder / _METRICS_FILE}: no space left on the device")
-        if self._board is not None:
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, int(steps))
+        for name, value in numbers.items() if self._board is not None else ():
+            self._board.add_scalar(name, value, int(steps))
 
     def _open_board(self) -> None:
         """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
@@ -331,17 +311,16 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
-            return
-        first = None if self._saved is None else self._saved["state"]["steps"] + 1
-        self._board = SummaryWriter(str(self.folder), purge_step=first)
+        else:
+            first = None if self._saved is None else self._due_at + 1
+            self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def add_episodes(self, steps: int, returns: Any) -> None:
         """Add episodes that have ended to the learning curve, which is part of the checkpoint.
 
         `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
-        is_tensor = isinstance(returns, torch.Tensor)
-        values = np.ravel(returns.tolist() if is_tensor else returns).tolist()
+        values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
         self._curve[0].extend([int(steps)] * len(values))
         self._curve[1].extend(values)
 
@@ -405,25 +384,23 @@ class Run:
                 NaN or infinity in it; the checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
-        steps, last = int(state["steps"]), self.folder / _LAST
-        own, best = (-math.inf if x is None else float(x) for x in (score, self.best_score))
-        is_best = own > best  # never of NaN
+        steps, last, best = int(state["steps"]), self.folder / _LAST, self.folder / _BEST
+        scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
+        is_best = scores[0] > scores[1]  # never of NaN
         content = {
             **states_of(state),
-            "options": self._plain_options,
+            "options": self._options,
             "versions": _versions(),
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "best_score": own if is_best else self.best_score,
+            "best_score": scores[0] if is_best else self.best_score,
         }
-        for name, reason in content["unsaved"].items() - self._unsaved:
-            _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
-            self._unsaved.add((name, reason))
         try:
-            save_checkpoint(self.folder / _BEST if is_best else last, content)
+            save_checkpoint(best if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                _give_name(self.folder / _BEST, last)
+                with whole_file(last) as aside:
+                    shutil.copyfile(best, aside)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
@@ -488,13 +465,7 @@ class StepsBar:
     def print(self, text: str) -> None:
         """Print a line above the bar."""
         if self._is_shown:
-            self._progress.print(text)
-
-
-def _give_name(file: Path, other: Path) -> None:
-    """Give a file, which is never written to again, another name, too."""
-    with whole_file(other) as aside:
-        shutil.copyfile(file, aside)
+            print(text, flush=True)  # noqa: T201 - which the bar lets through
 
 
 def _lock(folder: Path) -> Any:
@@ -503,13 +474,14 @@ def _lock(folder: Path) -> Any:
     try:
         if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-    except OSError as error:
-        if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
-            file.close()
-            raise RunError(
-                f"{folder} is in use by another process; wait for its end, or choose another "
-                "folder (--save)"
-            ) from None
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise RunError(
+            f"{folder} is in use by another process; wait for its end, or choose another folder "
+            "(--save)"
+        ) from None
+    except OSError:  # there are no locks here
+        pass
     return file
 
 
