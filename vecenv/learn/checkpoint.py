@@ -18,7 +18,7 @@ import random
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,10 +50,8 @@ class CheckpointError(RunError):
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
 
-    Args:
-        path: The file.
-        content: Dicts, lists and tuples of tensors, arrays without Python objects, numbers,
-            strings, bools, bytes and None. Tensors may be on any device.
+    `content` are dicts, lists and tuples of tensors, arrays without Python objects, numbers,
+    strings, bools, bytes and None.
 
     Raises:
         TypeError: It holds something else, which is named.
@@ -111,12 +109,12 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     states, unsaved, kinds = {}, {}, {}
     for name, part in parts.items():
         try:
-            states[name] = _state_of(part)
+            states[name] = state = _state_of(part)
         except EnvStateError as error:
-            states[name], unsaved[name] = None, str(error)
+            states[name], unsaved[name], state = None, str(error), {}
         if isinstance(part, VectorEnv):
             kinds[name] = _kind_of(part)
-        for entry, tensor in states[name].items() if isinstance(part, nn.Module) else ():
+        for entry, tensor in state.items() if isinstance(part, nn.Module) else ():
             if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
                 raise CheckpointError(
                     f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the one "
@@ -134,31 +132,29 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Bring parts and random generators into their states; return why envs have to be reset."""
-    not_restored = {}
-    for name, part in parts.items():
-        try:
-            if name in saved["unsaved"]:
-                raise EnvStateError(saved["unsaved"][name])
-            _restore(part, saved["state"].pop(name), saved["kinds"].get(name))
-        except EnvStateError as error:
-            not_restored[name] = str(error)
-            _logger.warning("%s: not as they were, so reset them: %s", name, error)
-        except Exception as error:  # any class's load_state_dict
-            problem = "it is not there" if isinstance(error, KeyError) else str(error)
-            raise CheckpointError(
-                f"{path} does not fit {name}: {' '.join(problem.split()):.500}; make {name} as it "
-                "was, or begin anew in another folder"
-            ) from error
-    streams = saved["random"]
+    not_restored, name = {}, "the random streams"
     try:
+        for name, part in parts.items():
+            try:
+                if name in saved["unsaved"]:
+                    raise EnvStateError(saved["unsaved"][name])
+                _restore(part, saved["state"].pop(name), saved["kinds"].get(name))
+            except EnvStateError as error:
+                not_restored[name] = str(error)
+                _logger.warning("%s: not as they were, so reset them: %s", name, error)
+        name, streams = "the random streams", saved["random"]
         _require_numpy_state(streams["numpy"])
         torch.set_rng_state(streams["torch"])
         np.random.set_state(streams["numpy"])  # noqa: NPY002
         random.setstate(streams["python"])
         if "cuda" in streams and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
-    except Exception as error:  # whatever the generators' own setters say of a damaged file
-        raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+    except Exception as error:  # any class's load_state_dict, or setter of a random stream
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{path} does not fit {name}: {' '.join(problem.split()):.500}; make {name} as it was, "
+            "or begin anew in another folder"
+        ) from error
     return not_restored
 
 
@@ -186,21 +182,22 @@ def _kind_of(envs: VectorEnv) -> dict[str, Any]:
 
 def _restore(part: Any, state: Any, kind: Any) -> None:
     """Bring a part into a state; if it does not fit, its class says so in whatever way."""
+    if isinstance(part, VectorEnv) and kind != _kind_of(part):
+        raise ValueError(f"it is of envs with {kind!s:.400}, expected {_kind_of(part)!s:.400}")
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
         _require_numpy_state(state)
         part.bit_generator.state = state
-    elif isinstance(part, VectorEnv) and kind != _kind_of(part):
-        raise ValueError(f"it is of envs with {kind!s:.400}, expected {_kind_of(part)!s:.400}")
     else:
-        part.load_state_dict(state)
-    for p, of_parameter in part.state.items() if isinstance(part, torch.optim.Optimizer) else ():
+        cast("Any", part).load_state_dict(state)
+    found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
+    for p, of_parameter in found.items():
         for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
             shape = () if name == "step" else p.shape
             if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
-                part.state.clear()
-                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {shape}")
+                found.clear()
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {tuple(shape)}")
 
 
 def _require_numpy_state(state: Any) -> None:

@@ -49,7 +49,7 @@ def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
     if isinstance(batch, Mapping):
         return [(key, f"{name}[{key!r}]", x) for key, x in batch.items()]
     if dataclasses.is_dataclass(batch) or hasattr(batch, "_asdict"):  # of `buffers`, named tuples
-        own = batch._asdict() if hasattr(batch, "_asdict") else vars(batch)
+        own = getattr(batch, "_asdict", lambda: vars(batch))()
         extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
         return [(key, f"{name}.{key}", x) for key, x in {**own, **extras}.items()]
     if isinstance(batch, tuple | list):
@@ -74,8 +74,9 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
         return found
     if hasattr(batch, "_replace"):
         return batch._replace(**found)
-    is_record = dataclasses.is_dataclass(batch)
-    return dataclasses.replace(batch, **found) if is_record else type(batch)(found.values())
+    if isinstance(batch, tuple | list):
+        return type(batch)(found.values())
+    return dataclasses.replace(batch, **found)
 
 
 def row_weights(columns: Mapping[str, Any]) -> Any:
@@ -112,10 +113,8 @@ class _Called(nn.Module):
 class CompiledGradient:
     """A compiled gradient of batches with columns like those of the one that it is made for.
 
-    `num_parts` parts of the rows have a thread each; `note` says how it was made.
-
-    Raises:
-        Refusal: It can't be compiled.
+    It raises `Refusal` if there is none. `num_parts` parts of the rows have a thread each; `note`
+    says how it was made.
     """
 
     def __init__(
@@ -284,7 +283,9 @@ def _tanh(x: Tensor) -> Tensor:
     if x.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
     limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
-    square, above, below = limited * limited, 0.0, 0.0  # type: Tensor, Any, Any
+    square = limited * limited
+    above: Any = 0.0
+    below: Any = 0.0
     for coefficient in (
         -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
         1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,

@@ -41,24 +41,21 @@ def draw_curve(
     steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
     if not len(steps):
         raise ValueError("there are no episodes to draw: none has ended yet")
-    baselines = dict(baselines or {})
     window = min(max(20, len(steps) // 100), len(steps))
     means = np.convolve(returns, np.full(window, 1 / window), "valid")
-    ends = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode at each count of steps
-    ends = ends[ends >= window - 1]
     unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
     label = f"mean of the last {window}"
-    axes.plot(steps[ends] / unit, means[ends - window + 1], color="black", label=label)
-    for number, (policy, value) in enumerate(baselines.items(), 1):
+    axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
+    for number, (policy, value) in enumerate((baselines or {}).items(), 1):
         label = f"{policy}: {value:.1f}"
         axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
     axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    sizes = np.abs([*means, *baselines.values()])
-    smallest, largest = max(sizes.min(), 1.0), max(sizes.max(), np.abs(returns).max())
-    if np.ptp(np.sign([*returns, *means, *baselines.values()])) == 0 and largest > 20 * smallest:
+    drawn = np.array([*returns, *means, *(baselines or {}).values()])
+    smallest = max(np.abs(drawn[len(returns) :]).min(), 1.0)
+    if np.ptp(np.sign(drawn)) == 0 and np.abs(drawn).max() > 20 * smallest:
         axes.set_yscale("symlog", linthresh=smallest)
         axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", alpha=0.3)

@@ -74,12 +74,11 @@ class FlatParameters:
     def check(self) -> None:
         """Raise RuntimeError if the module has other parameters, or these other memory, now."""
         if (now := self._find_places()) != self._places:
-            names = {**self._places, **now}
-            changed = [name for name in names if now.get(name) != self._places.get(name)]
+            before, names = self._places, {**self._places, **now}
+            changed = ", ".join(name for name in names if now.get(name) != before.get(name))
             raise RuntimeError(
-                f"{', '.join(changed)}: frozen, unfrozen, exchanged or added, or moved (by .to(), "
-                ".half() or .data = ...), after Gradient was made; make another Gradient, and "
-                "another optimizer, after such changes"
+                f"{changed}: frozen, unfrozen, exchanged or added, or moved (by .to(), .half() or "
+                ".data = ...), after Gradient was made; make another one, and another optimizer"
             )
 
     def give(self, *, is_finite: bool = True) -> None:
@@ -180,19 +179,14 @@ class Gradient:
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer updates: one parameter, the vector of all the module's weights.
 
-        Its memory is that of the module's own parameters, of which parameter groups can be made
-        instead.
+        Its memory is that of the module's own parameters, which can be given instead, in groups.
         """
         return [self._weights.vector]
 
     def __call__(self, batch: Any) -> dict[str, Tensor]:
-        """Overwrite `.grad` of the parameters; return the loss and the scalars, detached.
+        """Overwrite `.grad` of the parameters; return "loss" and the scalars, detached tensors ().
 
-        Args:
-            batch: What the loss takes: tensors (B, ...) in any nest of dicts, tuples and objects.
-
-        Returns:
-            "loss" and the scalars of the loss function: tensors (), the caller's to keep.
+        `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and objects.
 
         Raises:
             FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
@@ -223,19 +217,12 @@ class Gradient:
         return scalars
 
     def check(self) -> None:
-        """Wait, and raise if a loss or gradient was not finite since the last time.
-
-        Raises:
-            FloatingPointError: In one of the calls, of a deferred `Gradient`; its gradient was
-                replaced by zero.
-        """
+        """Wait, and raise FloatingPointError if one was not finite in a deferred call since."""
         count = int(self._num_refused)
         self._num_refused.zero_()
         if count:
-            raise FloatingPointError(
-                f"the loss, or gradients, of {count} calls were not finite, and zero was put in "
-                f"the gradients' place; without deferred=True the call says more. {_LOOK_FOR}"
-            )
+            what = f"the loss, or gradients, of {count} calls were not finite, and zero was put in"
+            raise FloatingPointError(f"{what} the gradients' place. {_LOOK_FOR}")
 
     def _compile(self, batch: Any) -> None:
         """Compile for batches like this one, or decide on autograd."""

@@ -20,15 +20,14 @@ class Graph(Generic[_Result]):
     The first two calls call the function, as libraries allocate and choose what they do then; the
     third captures what it enqueues, and later ones replay that, without Python. So the function has
     to do the same on the device each time, with tensors that stay where they are, and wait for
-    nothing; what it does on the host (counting, drawing with NumPy) is done in three calls only.
-    Where a capture fails, a sentence says why, and calls go on to call the function, as they always
-    do on the CPU.
+    nothing; what it does on the host is done in three calls only. On the CPU, and where a capture
+    fails, which a sentence says, each call calls the function.
 
     Args:
         function: What is called.
         device: Where its work is done.
         generators: Of torch, on the device, that it draws with, beside the device's own.
-        log: Takes a sentence if capturing fails; None sends it to the logger "vecenv.learn".
+        log: Takes the sentence; None sends it to the logger "vecenv.learn".
         is_timed: Let the device take the time of replays, for `device_time`; each waits for the
             one before.
 
@@ -83,10 +82,7 @@ class Graph(Generic[_Result]):
         return self._result
 
     def device_time(self) -> tuple[int, float]:
-        """Replays that were timed, and the device's seconds for them all; waits for the device.
-
-        If the device has nothing else to do, the host's time for launching a graph is part of it.
-        """
+        """Replays that were timed, and the device's seconds for them all; waits for the device."""
         if self._events:
             begin, end = self._events
             end.synchronize()
@@ -97,8 +93,7 @@ class Graph(Generic[_Result]):
 
     def _warm_up(self) -> _Result:
         """Call the function on a stream of its own, as a capture will."""
-        current: Any = torch.cuda.current_stream(self._device)
-        stream: Any = torch.cuda.Stream(self._device)
+        current, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             result = self._function()
@@ -116,10 +111,8 @@ class Graph(Generic[_Result]):
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             name = getattr(self._function, "__name__", type(self._function).__name__)
-            self._log(
-                f"graph: {name} can't be captured, so its calls go through Python as before: "
-                f"{reason:.200}"
-            )
+            what = f"graph: {name} can't be captured, so its calls go through Python as before"
+            self._log(f"{what}: {reason:.200}")
 
 
 def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:

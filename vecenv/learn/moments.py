@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
                 changed.
         """
-        x = torch.as_tensor(x, device=self.mean.device).detach().double()
+        x = torch.as_tensor(x, device=self.mean.device).detach()
         num_lead = x.ndim - len(self.shape)
         if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
@@ -98,11 +99,11 @@ class Moments(nn.Module):
                 found = f"{mask.dtype} {tuple(mask.shape)}"
                 raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
             rows = rows[mask.reshape(-1).to(rows.device)]
+        rows = rows.double()
         mean = rows.mean(0) if len(rows) else torch.zeros_like(self.mean, dtype=torch.float64)
         own = len(rows), mean, (rows - mean).square().sum(0)
-        if ranks is None or ranks.size == 1:
-            parts = [own]
-        else:
+        parts: list[Any] = [own]
+        if ranks is not None and ranks.size > 1:
             parts = ranks.gather((own[0], mean.cpu(), own[2].cpu()))
         before = int(self.count)
         state = before, self.mean.double(), self.variance.double() * before

@@ -44,7 +44,9 @@ class Adam(torch.optim.Adam):
         **kwargs: Any,
     ):
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None")
+            raise ValueError(
+                f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None"
+            )
         super().__init__(params, lr, **{"fused": True, **kwargs})
         self.max_grad_norm, self._is_deferred = max_grad_norm, deferred
         self.grad_norm: Tensor | None = None
@@ -91,12 +93,12 @@ class Adam(torch.optim.Adam):
                 result = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if params and self.max_grad_norm is not None:
-            given: Any = {"error_if_nonfinite": not self._is_deferred}
             try:
-                norm = torch.nn.utils.clip_grad_norm_(params, self.max_grad_norm, **given)
+                self.grad_norm = torch.nn.utils.clip_grad_norm_(
+                    params, self.max_grad_norm, error_if_nonfinite=not self._is_deferred
+                )
             except RuntimeError as error:
                 raise FloatingPointError(f"no weight has changed: {error}") from None
-            self.grad_norm = norm
         step: Any = torch.optim.Adam.step
         if getattr(step, "hooked", False):  # torch calls hooks around ours already
             step = step.__wrapped__

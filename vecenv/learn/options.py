@@ -7,7 +7,6 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -20,15 +19,11 @@ OPTIONS_FILE = "options.json"
 
 
 def load_options(folder: str | Path, kind: type[T]) -> T:
-    """Return the options that a run was begun with.
+    """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
     Paths, tuples, enums and dataclasses in them come back as the fields' annotations say. Fields
     that the file lacks have their default; so a resumed run can begin with these as defaults of its
     command line: `tyro.cli(Options, default=load_options(folder, Options))`.
-
-    Args:
-        folder: The run's.
-        kind: The dataclass.
 
     Raises:
         ValueError: The file holds something else than these options; the sentence names it.
@@ -51,27 +46,20 @@ def options_as_plain(options: Any) -> dict[str, Any]:
         TypeError: A field is something else than numbers, strings, bools, None, paths, enums,
             dataclasses, and lists, tuples and dicts of them.
     """
-    if dataclasses.is_dataclass(options) and not isinstance(options, type):
-        options = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    if isinstance(options, Mapping):
-        return {str(name): _plain(value, str(name)) for name, value in options.items()}
-    raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
+    is_record = dataclasses.is_dataclass(options) and not isinstance(options, type)
+    if not is_record and not isinstance(options, dict):
+        raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
+    return json.loads(json.dumps(options, default=_plain))
 
 
-def _plain(value: Any, where: str) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item, where) for item in value]
-    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
-        return options_as_plain(value)
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum | PurePath):
+        return value.name if isinstance(value, Enum) else str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(
-        f"the option {where} is {type(value).__name__}, expected numbers, strings, bools, None, "
-        "paths, enums, dataclasses, and lists, tuples and dicts of them"
+        f"an option is {type(value).__name__}, expected numbers, strings, bools, None, paths, "
+        "enums, dataclasses, and lists, tuples and dicts of them"
     )
 
 
@@ -83,10 +71,10 @@ def _revived(value: Any, hint: Any) -> Any:
             with contextlib.suppress(TypeError, ValueError, KeyError):
                 return _revived(value, one)
     elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
+        hints, made = typing.get_type_hints(kind), typing.cast("Any", kind)
         if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(kind)}):
-            raise KeyError(f"no {', '.join(unknown)} is among them")
-        return kind(**{name: _revived(item, hints[name]) for name, item in value.items()})
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
     elif kind in (list, tuple) and isinstance(value, list):
         is_record = kind is tuple and inner and inner[-1] is not Ellipsis
         hints = inner if is_record else (inner or (Any,))[:1] * len(value)
@@ -94,11 +82,10 @@ def _revived(value: Any, hint: Any) -> Any:
     elif kind is dict and isinstance(value, dict):
         return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
     elif isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
-        return kind[value] if issubclass(kind, Enum) else kind(value)
+        return kind[value] if issubclass(kind, Enum) and value in kind.__members__ else kind(value)
     elif kind is float and type(value) is int:
         return float(value)
-    elif kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
-        return value
-    elif kind is typing.Literal and value in inner:
+    is_choice = kind is typing.Literal and value in inner
+    if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
         return value
     raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")

@@ -1,9 +1,9 @@
 """What torch does not promise to keep; each use has a plain way out.
 
-Tried with torch 2.4 (whose AOTInductor writes no packages: autograd does), 2.13 and 2.14:
-`aoti_compile_and_package` and `aoti_load_package`; the C interface of packages for the CPU, as
+Tried with torch 2.4 (which has no such packages: autograd does), 2.13 and 2.14:
+`aoti_compile_and_package`, `aoti_load_package`, and the C interface of packages for the CPU, as
 `aoti_load_package` holds the interpreter's lock while it runs, so that two halves would take turns;
-the default of `Distribution._validate_args`; the names of the dicts of a module.
+the default of `Distribution._validate_args`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["MODULE_TABLES", "compile_graph", "load_library", "load_package", "no_validation"]
-
-MODULE_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"
+__all__ = ["compile_graph", "load_library", "load_package", "no_validation"]
 
 # Files of a package that needs nothing but itself.
 _SELF_CONTAINED = (

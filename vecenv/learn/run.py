@@ -23,14 +23,8 @@ from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
-from vecenv.learn.checkpoint import (
-    CheckpointError,
-    RunError,
-    load_checkpoint,
-    restore_parts,
-    save_checkpoint,
-    states_of,
-)
+from vecenv.learn import checkpoint
+from vecenv.learn.checkpoint import CheckpointError, RunError
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.options import OPTIONS_FILE, options_as_plain
 
@@ -41,8 +35,7 @@ except ImportError:  # not on Windows
 
 __all__ = ["Run"]
 
-_METRICS_FILE = "metrics.jsonl"
-_LAST, _BEST = Path("checkpoint", "last.pt"), Path("checkpoint", "best.pt")
+_LAST, _BEST, _METRICS = "checkpoint/last.pt", "checkpoint/best.pt", "metrics.jsonl"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
@@ -79,6 +72,7 @@ class Run:
         best_score: The highest score of `save`; None if it was given none.
         not_restored: Of `restore`: names of vector envs that could not be saved or loaded, and
             why. They have to be reset.
+        curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
@@ -101,13 +95,14 @@ class Run:
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
+        self.curve_steps: list[int] = []
+        self.curve_returns: list[float] = []
         self._options = options_as_plain(options)
         self._options.pop("resume", None)  # of this session, not of the run
-        self._may_change = frozenset(may_change)
-        self._curve: tuple[list[int], list[float]] = [], []
-        self._handlers: dict[int, Any] = {}
+        self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
+        self._unsaved = set[str]()  # parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
         self._board: Any = None
         try:
@@ -115,20 +110,19 @@ class Run:
             self._lock = _lock(self.folder)
             try:
                 self._begin(resume, overwrite, allow_pickle)
-                self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
+                self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
             except BaseException:
                 self._lock.close()
                 raise
         except OSError as error:
-            where = self.folder if error.filename is None else error.filename
-            reason = error.strerror or error
+            where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
         if tensorboard:
             self._open_board()
 
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        metrics, last = self.folder / _METRICS_FILE, self.folder / _LAST
+        metrics, last = self.folder / _METRICS, self.folder / _LAST
         for left in last.parent.glob(".*.pt"):  # of a save that was killed
             left.unlink(missing_ok=True)
         if resume:
@@ -138,13 +132,12 @@ class Run:
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
-                size = 0 if self._saved is None else self._saved["metrics_bytes"]
+                size = 0 if self._saved is None else max(self._saved["metrics_bytes"], 0)
                 with metrics.open("rb+") as file:
-                    file.truncate(file.read()[: max(size, 0)].rfind(b"\n") + 1)
+                    file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
-            names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
-            boards = self.folder.glob("events.out.tfevents.*")
-            for path in [*(self.folder / name for name in names), *boards]:
+            names = _LAST, _BEST, _METRICS, OPTIONS_FILE, "curve.png", "events.out.tfevents.*"
+            for path in [path for name in names for path in self.folder.glob(name)]:
                 path.unlink(missing_ok=True)
         elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
@@ -156,24 +149,22 @@ class Run:
     def _check_options(self, path: Path) -> None:
         """Refuse to resume a run with other options."""
         had = _read_json(path) if path.exists() else self._options
+        had = had if isinstance(had, dict) else {}
         for name in {**self._options, **had}.keys() - self._may_change:
             before, now = (options.get(name, "(nothing)") for options in (had, self._options))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            if repr(before) != repr(now) and before != now and not is_folder:
+            if repr(before) != repr(now) and before != now and not is_folder:  # NaN equals nothing
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
-                    "give the same options (load_options reads them), or begin anew in another "
-                    "folder"
+                    "give the same options (load_options reads them), or another folder"
                 )
 
     def _take_over(self, path: Path, allow_pickle: bool) -> None:
         """Read the last checkpoint."""
-        saved = load_checkpoint(path, allow_pickle=allow_pickle)
+        saved = checkpoint.load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            steps, returns = saved["curve"]
-            self._curve = [*map(int, steps)], [*map(float, returns)]
-            if len(steps) != len(returns):
-                raise ValueError("the learning curve is none")
+            for steps, its_return in zip(*saved["curve"], strict=True):
+                self.add_episodes(int(steps), float(its_return))
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
@@ -192,20 +183,17 @@ class Run:
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():
             self._owner = os.getpid()
-            self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
 
     def _stop(self, number: int, frame: Any) -> None:
-        is_own = os.getpid() == self._owner  # not of a fork
-        if is_own and (number == _SIGHUP or not self.should_stop):
+        if os.getpid() == self._owner and (number == _SIGHUP or not self.should_stop):
             self.should_stop = True
-            for terminal in self._terminals if number == _SIGHUP else ():
-                nowhere = os.open(os.devnull, os.O_RDWR)  # printing would fail, before it is saved
-                os.dup2(nowhere, terminal)
-                os.close(nowhere)
+            for output in (1, 2) if number == _SIGHUP else ():
+                if os.isatty(output):  # printing would fail, before the run is saved
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         elif callable(before := self._handlers.get(number, signal.SIG_DFL)):
             before(number, frame)
         else:
@@ -221,7 +209,6 @@ class Run:
             signal.signal(*self._handlers.popitem())
         if self._board is not None:
             self._board.close()
-            self._board = None
         self._metrics.close()
         self._lock.close()
 
@@ -231,13 +218,13 @@ class Run:
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
         python, (program, *rest) = os.path.basename(sys.executable) or "python", sys.argv
-        name, folder = os.path.basename(program), os.path.dirname(os.path.abspath(program))
-        words = [python, program] if name.endswith(".py") else [name]  # that pip has installed
-        if name == "__main__.py":  # of a package, by python -m
-            words = [python, "-m", os.path.basename(folder)]
+        path = Path(program).absolute()
+        words = [python, program] if path.suffix == ".py" else [path.name]  # that pip has installed
+        if path.name == "__main__.py":  # of a package, by python -m
+            words = [python, "-m", path.parent.name]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
-            words = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
-            words.append(program)
+            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            words = ["torchrun", "--nproc-per-node", count, program]
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
 
     def progress(
@@ -258,15 +245,13 @@ class Run:
             rollout_steps: How many an update takes; where fewer are left there is none.
             is_shown: False prints nothing, as for processes beside the first.
         """
-        bar = StepsBar(name, steps, total_steps, is_shown=is_shown)
-        if 0 < total_steps < rollout_steps:
-            bar.print(f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned")
-        elif self._saved is not None and 0 < total_steps < steps + rollout_steps:
+        bar, needed = StepsBar(name, steps, total_steps, is_shown=is_shown), rollout_steps
+        if 0 < total_steps < needed:
+            bar.print(f"--total-steps is less than one rollout, {needed}: nothing is learned")
+        elif self._saved is not None and 0 < total_steps < steps + needed:
             how = "give" if "total_steps" in self._may_change else "begin in another folder with"
-            bar.print(
-                f"{self.folder} is finished, at step {self._due_at} of {total_steps}; to train on, "
-                f"{how} a larger --total-steps"
-            )
+            where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
+            bar.print(f"{where}; to train on, {how} a larger --total-steps")
         return bar
 
     @contextmanager
@@ -288,9 +273,7 @@ class Run:
     def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
         """Add a line to the metrics, `steps`, `seconds` and the scalars, and to TensorBoard.
 
-        Args:
-            steps: Env steps made so far.
-            scalars: Numbers, or tensors and arrays of one, by name; NaN and infinity become null.
+        `scalars` are numbers, or tensors and arrays of one, by name; NaN and infinity become null.
 
         Raises:
             OSError: The disk is full; the lines before are whole.
@@ -301,9 +284,10 @@ class Run:
         before = os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
-            raise OSError(f"{self.folder / _METRICS_FILE}: no space left on the device")
-        for name, value in numbers.items() if self._board is not None else ():
-            self._board.add_scalar(name, value, int(steps))
+            raise OSError(f"{self.folder / _METRICS}: no space left on the device")
+        if self._board is not None:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, int(steps))
 
     def _open_board(self) -> None:
         """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
@@ -321,30 +305,20 @@ class Run:
         `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
         values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
-        self._curve[0].extend([int(steps)] * len(values))
-        self._curve[1].extend(values)
-
-    @property
-    def curve_steps(self) -> np.ndarray:
-        """Env steps at the end of each episode of `add_episodes`, int64 (E,), a copy."""
-        return np.array(self._curve[0], np.int64)
-
-    @property
-    def curve_returns(self) -> np.ndarray:
-        """Return of each episode of `add_episodes`, float64 (E,), a copy."""
-        return np.array(self._curve[1], np.float64)
+        self.curve_steps.extend([int(steps)] * len(values))
+        self.curve_returns.extend(values)
 
     def recent_return(self, count: int = 20) -> float:
         """Return the mean return of the last episodes; NaN if none has ended."""
-        last = self._curve[1][-count:]
+        last = self.curve_returns[-count:]
         return sum(last) / len(last) if last else math.nan
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path = self.folder / "curve.png"
+        path, curve = self.folder / "curve.png", (self.curve_steps, self.curve_returns)
         try:
-            if self._curve[0]:
-                draw_curve(*self._curve, path, title=title, baselines=baselines)
+            if curve[0]:
+                draw_curve(*curve, path, title=title, baselines=baselines)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
@@ -388,16 +362,20 @@ class Run:
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # never of NaN
         content = {
-            **states_of(state),
+            **checkpoint.states_of(state),
             "options": self._options,
             "versions": _versions(),
-            "curve": (self.curve_steps, self.curve_returns),
+            "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
             "best_score": scores[0] if is_best else self.best_score,
         }
+        for name, reason in content["unsaved"].items():
+            if name not in self._unsaved:
+                _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
+            self._unsaved.add(name)
         try:
-            save_checkpoint(best if is_best else last, content)
+            checkpoint.save_checkpoint(best if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
                 with whole_file(last) as aside:
                     shutil.copyfile(best, aside)
@@ -421,15 +399,14 @@ class Run:
             parts: Objects by the names that `save` was given them under; some of them, or none.
 
         Returns:
-            The rest of what `save` was given, by name, in place of objects with a `state_dict` what
-            that returned; None if the run begins anew.
+            The rest of what `save` was given; None if the run begins anew.
 
         Raises:
             CheckpointError: The checkpoint is of other modules or envs.
         """
         if self._saved is None:
             return None
-        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
+        self.not_restored = checkpoint.restore_parts(parts, self._saved, self.folder / _LAST)
         return dict(self._saved["state"])
 
 
@@ -474,14 +451,11 @@ def _lock(folder: Path) -> Any:
     try:
         if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise RunError(
-            f"{folder} is in use by another process; wait for its end, or choose another folder "
-            "(--save)"
-        ) from None
-    except OSError:  # there are no locks here
-        pass
+    except OSError as error:
+        if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
+            file.close()
+            what = f"{folder} is in use by another process"
+            raise RunError(f"{what}; wait for its end, or choose another folder (--save)") from None
     return file
 
 

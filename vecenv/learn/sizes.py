@@ -34,19 +34,14 @@ def gradient_options(
     Args:
         compile: "on", "off", or "auto": if the calls have 4 million rows together.
         num_calls: Calls to come.
-        num_rows: Rows of a batch. Two threads halve them from 1 024 on, or where rows times weights
-            are 16 million; on one core they do not.
+        num_rows: Rows of a batch; two threads halve them from 1 024 on, or where rows times weights
+            are 16 million, if there are two cores.
         num_weights: Of the module.
         may_split: Whether two threads may have halves of the rows.
         earlier: `Gradient.describe` of the run that goes on, which is followed.
-
-    Example:
-        >>> gradient_options("auto", num_calls=100, num_rows=256)
-        {'compile': False, 'threads': 1}
     """
-    if earlier is not None and earlier.get("path") in {"compiled", "autograd"}:
-        threads = 2 if earlier.get("threads") == 2 else 1
-        return {"compile": earlier["path"] == "compiled", "threads": threads}
+    if earlier is not None and earlier.get("path"):
+        return {"compile": earlier["path"] == "compiled", "threads": earlier["threads"]}
     is_many = num_rows >= _SPLIT_ROWS or num_rows * num_weights >= _PRODUCTS
     is_split = may_split and is_many and usable_cores() > 1
     is_compiled = compile == "on" or (compile == "auto" and num_calls * num_rows >= _COMPILED_ROWS)
@@ -57,16 +52,12 @@ def gradient_options(
 def quick_products(
     num_rows: int, num_weights: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
-    """Let torch compute float32 products of many rows by oneDNN inside of ``with``.
+    """Let torch compute products of many rows by oneDNN inside of ``with``.
 
     It sets `torch.set_float32_matmul_precision("medium")`, which lets processors that have
-    instructions for it round to bfloat16. On these, on other devices and for fewer rows nothing is
-    set; so results have the error of float32 everywhere.
-
-    Args:
-        num_rows: Rows of the matrices.
-        num_weights: Of the layers: few rows of wide layers are quicker, too.
-        device: Where it is computed.
+    instructions for it round to bfloat16. On these, on a `device` that is not the CPU, and where
+    neither `num_rows` are many nor `num_weights` of the layers times these, nothing is set; so
+    results have the error of float32 everywhere.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.private_torch import MODULE_TABLES
-
 __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _CODE = (FunctionType, staticmethod, classmethod, property)
 _FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
+_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
 _MOST = 1000  # items of a dict or list
 
 
@@ -97,8 +96,9 @@ class Watch:
         """Watch the attributes of an object, a class or a module of code that have known names."""
         is_class, own = isinstance(owner, type), getattr(owner, "__dict__", {})
         if isinstance(owner, nn.Module):
-            yield from ((label, own[table]) for table in MODULE_TABLES)
-        kinds = [k for k in (owner if is_class else type(owner)).__mro__ if _is_watched(k)]
+            yield from ((label, own[table]) for table in _TABLES if table in own)
+        of_class: Any = owner if is_class else type(owner)
+        kinds = [kind for kind in of_class.__mro__ if _is_watched(kind)]
         for name in [*self._names, *(["__init__"] if is_class else [])]:
             found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
             if isinstance(found, _CODE) and (is_class or name not in own):
