@@ -136,9 +136,10 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
     try:
         for name, part in parts.items():
             try:
+                state = saved["state"].pop(name)
                 if name in saved["unsaved"]:
                     raise EnvStateError(saved["unsaved"][name])
-                _restore(part, saved["state"].pop(name), saved["kinds"].get(name))
+                _restore(part, state, saved["kinds"].get(name))
             except EnvStateError as error:
                 not_restored[name] = str(error)
                 _logger.warning("%s: not as they were, so reset them: %s", name, error)

@@ -141,7 +141,10 @@ def evaluate_games(
             rows, actions for all of them (those of agents that are not alive are ignored), and
             `action_masks` of the groups that have some. `starts` is of games.
         envs: What `vecenv.make_vec_agents` returns. It is reset and not closed.
-        games: How many; they, `seed`, `device` and `progress` are as episodes in `evaluate`.
+        games: How many, chosen as episodes are in `evaluate`.
+        seed: Of the first game; game g is seeded with `seed + g`.
+        device: Where observations are brought to.
+        progress: Called with the games finished and `games`, whenever that has changed.
 
     Returns:
         By group; `returns` of all groups are of the same games in the same order.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -12,10 +14,12 @@ import signal
 import sys
 import threading
 import time
+import types
+import typing
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,17 +29,19 @@ import vecenv
 from vecenv.files import whole_file, write_json
 from vecenv.learn import checkpoint
 from vecenv.learn.checkpoint import CheckpointError, RunError
-from vecenv.learn.curve import draw_curve
-from vecenv.learn.options import OPTIONS_FILE, options_as_plain
+from vecenv.timing.report import new_figure
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]  # Windows has none
 
-__all__ = ["Run"]
+__all__ = ["Run", "draw_curve", "load_options"]
 
-_LAST, _BEST, _METRICS = "checkpoint/last.pt", "checkpoint/best.pt", "metrics.jsonl"
+T = TypeVar("T")
+
+_LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
+_METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
@@ -254,7 +260,7 @@ class Run:
             bar.print(f"{where}; to train on, {how} a larger --total-steps")
         return bar
 
-    @contextmanager
+    @contextlib.contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
         """End the program with a sentence if an update, after so many env steps, is not finite."""
         try:
@@ -473,3 +479,132 @@ def _read_json(path: Path) -> Any:
 
 def _versions() -> dict[str, str]:
     return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def load_options(folder: str | Path, kind: type[T]) -> T:
+    """Return the options that the run in a folder was begun with, `kind` being their dataclass.
+
+    Paths, tuples, enums and dataclasses in them come back as the fields' annotations say. Fields
+    that the file lacks have their default; so a resumed run can begin with these as defaults of its
+    command line: `tyro.cli(Options, default=load_options(folder, Options))`.
+
+    Raises:
+        ValueError: The file holds something else than these options; the sentence names it.
+        OSError: It can't be read.
+    """
+    path = Path(folder) / OPTIONS_FILE
+    try:
+        return _revived(json.loads(path.read_text(encoding="utf-8")), kind)
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
+            "that wrote it, or another folder"
+        ) from error
+
+
+def options_as_plain(options: Any) -> dict[str, Any]:
+    """Return options, a dataclass or a dict, as what JSON has.
+
+    Raises:
+        TypeError: A field is something else than numbers, strings, bools, None, paths, enums,
+            dataclasses, and lists, tuples and dicts of them.
+    """
+    is_record = dataclasses.is_dataclass(options) and not isinstance(options, type)
+    if not is_record and not isinstance(options, dict):
+        raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
+    return json.loads(json.dumps(options, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum | PurePath):
+        return value.name if isinstance(value, Enum) else str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(
+        f"an option is {type(value).__name__}, expected numbers, strings, bools, None, paths, "
+        "enums, dataclasses, and lists, tuples and dicts of them"
+    )
+
+
+def _revived(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as its annotation says."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
+            with contextlib.suppress(TypeError, ValueError, KeyError):
+                return _revived(value, one)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints, made = typing.get_type_hints(kind), typing.cast("Any", kind)
+        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(kind)}):
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    elif kind in (list, tuple) and isinstance(value, list):
+        is_record = kind is tuple and inner and inner[-1] is not Ellipsis
+        hints = inner if is_record else (inner or (Any,))[:1] * len(value)
+        return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
+    elif kind is dict and isinstance(value, dict):
+        return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
+        return kind[value] if issubclass(kind, Enum) and value in kind.__members__ else kind(value)
+    elif kind is float and type(value) is int:
+        return float(value)
+    is_choice = kind is typing.Literal and value in inner
+    if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
+        return value
+    raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
+
+
+# -- the learning curve ----------------------------------------------------------------------------
+
+
+def draw_curve(
+    steps: Any,
+    returns: Any,
+    path: str | Path,
+    *,
+    title: str = "",
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draw the returns of episodes over env steps, with their moving average, into a picture.
+
+    The average is over the last 20 episodes, or the last hundredth of them. Returns of one sign
+    that cover more than one order of magnitude are drawn on a logarithmic axis.
+
+    Args:
+        steps: (E,), env steps made when each episode ended, ascending.
+        returns: (E,), the return of each.
+        path: The file, .png, .svg or .pdf.
+        title: Above the picture.
+        baselines: Returns of other policies by their names, drawn as lines.
+
+    Raises:
+        ImportError: matplotlib is missing (`pip install vecenv[plots]`).
+        ValueError: There are no episodes.
+    """
+    steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
+    if not len(steps):
+        raise ValueError("there are no episodes to draw: none has ended yet")
+    window = min(max(20, len(steps) // 100), len(steps))
+    means = np.convolve(returns, np.full(window, 1 / window), "valid")
+    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+    figure = new_figure(8, 4.5)
+    axes = figure.subplots()
+    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+    label = f"mean of the last {window}"
+    axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
+    for number, (policy, value) in enumerate((baselines or {}).items(), 1):
+        label = f"{policy}: {value:.1f}"
+        axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+    drawn = np.array([*returns, *means, *(baselines or {}).values()])
+    smallest = max(np.abs(drawn[len(returns) :]).min(), 1.0)
+    if np.ptp(np.sign(drawn)) == 0 and np.abs(drawn).max() > 20 * smallest:
+        axes.set_yscale("symlog", linthresh=smallest)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=150)
