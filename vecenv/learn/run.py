@@ -156,7 +156,7 @@ class Run:
         """Refuse to resume a run with other options."""
         had = _read_json(path) if path.exists() else self._options
         had = had if isinstance(had, dict) else {}
-        for name in {**self._options, **had}.keys() - self._may_change:
+        for name in sorted({**self._options, **had}.keys() - self._may_change):
             before, now = (options.get(name, "(nothing)") for options in (had, self._options))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
             if repr(before) != repr(now) and before != now and not is_folder:  # NaN equals nothing
@@ -169,8 +169,8 @@ class Run:
         """Read the last checkpoint."""
         saved = checkpoint.load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            for steps, its_return in zip(*saved["curve"], strict=True):
-                self.add_episodes(int(steps), float(its_return))
+            pairs = [(int(steps), float(x)) for steps, x in zip(*saved["curve"], strict=True)]
+            self.curve_steps, self.curve_returns = [p[0] for p in pairs], [p[1] for p in pairs]
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
@@ -189,6 +189,7 @@ class Run:
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():
             self._owner = os.getpid()
+            self._terminals = [output for output in (1, 2) if os.isatty(output)]
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
@@ -197,9 +198,8 @@ class Run:
     def _stop(self, number: int, frame: Any) -> None:
         if os.getpid() == self._owner and (number == _SIGHUP or not self.should_stop):
             self.should_stop = True
-            for output in (1, 2) if number == _SIGHUP else ():
-                if os.isatty(output):  # printing would fail, before the run is saved
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            for output in self._terminals if number == _SIGHUP else ():
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # printing would fail
         elif callable(before := self._handlers.get(number, signal.SIG_DFL)):
             before(number, frame)
         else:
