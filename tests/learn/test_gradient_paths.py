@@ -3,11 +3,13 @@
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import os
 import subprocess
 import sys
 import time
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -411,16 +413,6 @@ def test_rows_that_have_no_halves_are_computed_by_one_thread():
     assert "one thread: two need equal halves of rows" in gradient.reason
 
 
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_batch_may_require_gradients():
-    batch = make_square_batch(0)
-    batch["y"].requires_grad_()
-    gradient = Gradient(make_layers(), square_loss, compile=True)
-    for _ in range(3):
-        assert_equal(gradient, batch)
-    assert gradient.path == "compiled", gradient.reason
-
-
 @dataclasses.dataclass
 class Settings:
     clip: float = 0.2
@@ -701,6 +693,7 @@ def test_gradients_on_a_cuda_device_are_those_of_autograd():
 
 COMPILES = """
 import time
+import weakref
 import torch
 from vecenv.learn import Gradient
 
@@ -859,3 +852,14 @@ def test_a_gradient_works_in_another_process_after_a_fork(monkeypatch):
     assert_equal(gradient, make_square_batch(1))
     compiled._helper.cache_clear()
     assert gradient.path == "compiled", gradient.reason
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_compiled_gradient_is_freed_with_its_module():
+    module = make_layers()
+    gradient = Gradient(module, square_loss, compile=True, threads=2)
+    assert_equal(gradient, make_square_batch(0))
+    found = [weakref.ref(x) for x in (module, gradient, *gradient._compiled._runs)]
+    del gradient, module
+    gc.collect()
+    assert not any(ref() for ref in found)

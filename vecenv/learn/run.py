@@ -129,8 +129,6 @@ class Run:
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
         metrics, last = self.folder / _METRICS, self.folder / _LAST
-        for left in last.parent.glob(".*.pt"):  # of a save that was killed
-            left.unlink(missing_ok=True)
         if resume:
             self._check_options(self.folder / OPTIONS_FILE)
             if last.exists():
