@@ -69,7 +69,7 @@ def test_a_norm_that_is_not_finite_changes_nothing():
     optimizer = Adam(network.parameters(), max_grad_norm=1.0)
     give_gradients(network, seed=0, scale=1.0)
     network[0].bias.grad[2] = torch.nan
-    with pytest.raises(FloatingPointError, match="no weight has changed: The total norm"):
+    with pytest.raises(FloatingPointError, match="norm of the gradients is nan"):
         optimizer.step()
     for a, b in zip(network.parameters(), before.parameters(), strict=True):
         assert torch.equal(a, b)
