@@ -242,12 +242,9 @@ class Run:
     ) -> StepsBar:
         """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
-        Args:
-            name: What is trained, told beside the bar.
-            steps: Env steps made so far.
-            total_steps: How many there are to be.
-            rollout_steps: How many an update takes; where fewer are left there is none.
-            is_shown: False prints nothing, as for processes beside the first.
+        `name` is told beside the bar, of `steps` env steps made so far out of `total_steps`. An
+        update takes `rollout_steps`; where fewer are left there is none. Unless `is_shown`, as for
+        processes beside the first, nothing is printed.
         """
         bar, needed = StepsBar(name, steps, total_steps, is_shown=is_shown), rollout_steps
         if 0 < total_steps < needed:
@@ -360,7 +357,7 @@ class Run:
         Raises:
             CheckpointError: It can't be written, as the disk is full for example, or a module has
                 NaN or infinity in it; the checkpoint before stays.
-            KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
+            KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
         """
         steps, last, best = int(state["steps"]), self.folder / _LAST, self.folder / _BEST
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
@@ -568,15 +565,10 @@ def draw_curve(
 ) -> None:
     """Draw the returns of episodes over env steps, with their moving average, into a picture.
 
-    The average is over the last 20 episodes, or the last hundredth of them. Returns of one sign
-    that cover more than one order of magnitude are drawn on a logarithmic axis.
-
-    Args:
-        steps: (E,), env steps made when each episode ended, ascending.
-        returns: (E,), the return of each.
-        path: The file, .png, .svg or .pdf.
-        title: Above the picture.
-        baselines: Returns of other policies by their names, drawn as lines.
+    `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
+    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names. The
+    average is over the last 20 episodes, or the last hundredth of them. Returns of one sign that
+    cover more than one order of magnitude are drawn on a logarithmic axis.
 
     Raises:
         ImportError: matplotlib is missing (`pip install vecenv[plots]`).
