@@ -863,3 +863,19 @@ def test_a_compiled_gradient_is_freed_with_its_module():
     del gradient, module
     gc.collect()
     assert not any(ref() for ref in found)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_an_equal_object_in_the_place_of_another_is_another_one():
+    holder = {"settings": Settings()}
+
+    def loss(agent, batch):
+        return set_loss(agent, batch, holder["settings"])
+
+    gradient = Gradient(make_agent(), loss, compile=True)
+    assert_equal(gradient, make_batch())
+    holder["settings"] = Settings()
+    assert_equal(gradient, make_batch())
+    holder["settings"].clip = 0.01
+    assert_equal(gradient, make_batch())
+    assert gradient.path == "compiled", gradient.reason

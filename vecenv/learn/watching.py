@@ -49,12 +49,7 @@ class Watch:
         """Return the name of something that has changed since, or ""."""
         for label, read, before in self._places.values():
             now = read()
-            if now is before:
-                continue
-            try:
-                if type(now) is not type(before) or now != before:
-                    return label
-            except (RuntimeError, ValueError):  # arrays in it, others than before
+            if now is not before and not _is_same(now, before):
                 return label
         return ""
 
@@ -106,6 +101,17 @@ class Watch:
             elif name in own or found is not None:
                 read = partial(getattr, owner, name, None)
                 yield self._watch(owner, name, read, f"{label}.{name}")
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a value is what it was: another object with its own attributes is not."""
+    if now is before or type(now) is not type(before):
+        return now is before
+    if isinstance(now, dict):
+        return [*now] == [*before] and all(map(_is_same, now.values(), before.values()))
+    if isinstance(now, list):
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    return isinstance(now, _PLAIN) and not isinstance(now, Tensor) and now == before
 
 
 def _is_watched(value: Any) -> bool:
