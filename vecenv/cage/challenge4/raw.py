@@ -7,6 +7,7 @@ original's generator, or those of a recording.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network
@@ -149,6 +150,12 @@ class RawNetwork:
             [node for zone in sorted(zones) for node in self._by_zone[zone]]
             for zones in BLUE_SUBNETS
         ]
+
+    @classmethod
+    def of_game(cls, state: Any) -> RawNetwork:
+        """Return the network of a game: the same for the same seed and episode."""
+        digest = hashlib.blake2b(state["extra_order"].tobytes(), digest_size=8).digest()
+        return cls(state, int.from_bytes(digest, "little"))
 
     @classmethod
     def recorded(cls, state: Any, arrays: Mapping[str, np.ndarray]) -> RawNetwork:
