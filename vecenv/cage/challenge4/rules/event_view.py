@@ -52,8 +52,8 @@ NODE_FEATURES = (
     *(f"local_{name}" for name in LOCAL_PORTS),
     *(f"remote_{name}" for name in REMOTE_PORTS),
     *(f"from_{name}" for name in SUBNET_NAMES[:NUM_SUBNETS]),
-    "source",  # 1 + the host that the latest connection names as remote, 0 none
-    "is_source",  # how many connections that the agent sees name this host as remote
+    "source",  # 1 + the last host that a connection, but a blocked one, names as remote; 0 none
+    "is_source",  # how many connections seen elsewhere, but blocked ones, name it as remote
     "is_analysed",
     "has_cmd",  # as found by this step's Analyse
     "has_escalate",
@@ -136,9 +136,11 @@ def _write_event(state, index, agent, units, out, start):
         _count(out, place + _REMOTE + (2 if port >= FIRST_PORT else np.int64(port == BLOCKED_PORT)))
         remote = np.int64(state.event_remote[index])
         out[place + _FROM + (remote >> 4)] = 1
-        out[place + _SOURCE] = 1 + remote
+        if port == BLOCKED_PORT:
+            return
+        out[place + _SOURCE] = max(np.int64(out[place + _SOURCE]), 1 + remote)
         source = _node_of(remote, agent, units)
-        if source >= 0:
+        if source >= 0 and source != node:
             _count(out, start + source * NUM_NODE_FEATURES + _IS_SOURCE)
 
 
