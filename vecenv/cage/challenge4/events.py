@@ -35,10 +35,11 @@ class Cage4Events(NamedTuple):
             one-hot: failed, succeeded, unknown, in progress.
         nodes: (..., N, 37), by `NODE_FEATURES`. Of this step: numbers of process events without a
             process id ("alarm") and with one ("session"), of connections by class of their local
-            and remote port, flags of the zones they come from, the last host (1 + 16 zone + k;
-            users are k 0 to 9, servers from 10) that one names as remote, how many seen elsewhere
-            name this host so (blocked ones apart, for both); what an own action found or did. Then own decoys, and steps since the latest
-            Analyse, Restore and decoy took effect, 255 if never or longer ago.
+            and remote port, flags of the zones they come from; the last host (1 + 16 zone + k;
+            users are k 0 to 9, servers from 10) that one names as remote, and how many seen
+            elsewhere name this host so, blocked ones apart for both; what an own action found or
+            did. Then own decoys, and steps since the latest Analyse, Restore and decoy took effect,
+            255 if never or longer ago.
         NODE_FEATURES: Their names.
 
     Example:

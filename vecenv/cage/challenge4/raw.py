@@ -143,7 +143,11 @@ class RawNetwork:
         exists = state["exists"].astype(np.int64)
         self._by_zone = [
             [FIRST_ROUTER + zone]
-            + [zone * HOSTS_PER_SUBNET + k for k in range(HOSTS_PER_SUBNET) if exists[zone] >> k & 1]
+            + [
+                zone * HOSTS_PER_SUBNET + k
+                for k in range(HOSTS_PER_SUBNET)
+                if exists[zone] >> k & 1
+            ]
             for zone in range(NUM_SUBNETS)
         ]
         self.nodes = [

@@ -146,12 +146,23 @@ def _fields() -> dict[str, tuple[str, tuple[Any, ...]]]:
 
 _FIELDS = _fields()
 # Of recordings of raw observations: what is played, and what those tell of the network.
-_PLAYED = set(
-    "meta_steps meta_red net_red_start_host blue_action blue_msg tape_off tape_site tape_actor "
-    "tape_n tape_val net_exists net_services net_red_known_subnets".split()
-)
+_PLAYED = {
+    "meta_steps",
+    "meta_red",
+    "net_red_start_host",
+    "net_red_known_subnets",
+    "net_exists",
+    "net_services",
+    "blue_action",
+    "blue_msg",
+    "tape_off",
+    "tape_site",
+    "tape_actor",
+    "tape_n",
+    "tape_val",
+}
 _RAW_FIELDS = dict.fromkeys(
-    "net_address net_base_pid net_blue_pid net_blue_ident net_os".split(),
+    ("net_address", "net_base_pid", "net_blue_pid", "net_blue_ident", "net_os"),
     (_INTEGERS, (NUM_SPEC_HOSTS,)),
 ) | {
     "net_addon_order": (_INTEGERS, (NUM_SPEC_HOSTS, MAX_EXTRAS)),
