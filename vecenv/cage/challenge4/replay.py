@@ -161,7 +161,7 @@ _PLAYED = {
     "tape_n",
     "tape_val",
 }
-_RAW_FIELDS = dict.fromkeys(
+_RAW_FIELDS: dict[str, tuple[str, tuple[Any, ...]]] = dict.fromkeys(
     ("net_address", "net_base_pid", "net_blue_pid", "net_blue_ident", "net_os"),
     (_INTEGERS, (NUM_SPEC_HOSTS,)),
 ) | {
@@ -220,7 +220,9 @@ class Trace:
             raise TraceError(
                 f"{self.path} has no steps of blue_action; is this a trace of CAGE Challenge 4?"
             )
-        fields = _FIELDS | _RAW_FIELDS if is_raw else _FIELDS
+        fields: dict[str, tuple[str, tuple[Any, ...]]] = dict(_FIELDS)
+        if is_raw:
+            fields.update(_RAW_FIELDS)
         for name, (kinds, shape) in fields.items():
             if is_raw and name not in arrays and name not in _PLAYED:
                 continue

@@ -54,8 +54,8 @@ class Rules:
         self._there = [mask[:, :size] for mask, size in zip(masks, sizes, strict=True)]
         self._left = np.zeros((len(masks[0]), NUM_BLUE), np.int64)  # steps of actions under way
         # By agent, (games, hosts): what is to do, whose process is known to Remove, decoys.
-        for name in ("_look", "_remove", "_restore", "_known"):
-            setattr(self, name, [np.zeros(there.shape, bool) for there in self._there])
+        none = [[np.zeros(there.shape, bool) for there in self._there] for _ in range(4)]
+        self._look, self._remove, self._restore, self._known = none
         self._decoys = [np.zeros(there.shape, np.int64) for there in self._there]
 
     def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:

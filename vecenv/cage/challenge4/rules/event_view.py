@@ -12,6 +12,7 @@ from vecenv.cage.challenge4.rules.bits import has
 from vecenv.cage.challenge4.rules.codes import (
     ANALYSE,
     BLOCKED_PORT,
+    BLUE_SUBNETS,
     BLUE_TICKS,
     CMD_FILE,
     DECOY,
@@ -81,6 +82,11 @@ _ANALYSED, _REMOVED, _RESTORED, _GETS = (
     _at["gets_decoy"],
 )
 _HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
+# By zone: the agent that watches it, or none, and which of that agent's it is.
+_WATCHER, _UNIT = np.full(NUM_SUBNETS + 1, -1), np.zeros(NUM_SUBNETS + 1, np.int64)
+for _agent, _zones in enumerate(BLUE_SUBNETS):
+    for _place, _zone in enumerate(_zones):
+        _WATCHER[_zone], _UNIT[_zone] = _agent, _place
 NEVER = 255  # of steps since: never, or longer ago
 TICKS_LEFT, FIRST_SUCCESS = 0, 1
 NUM_CONTEXT = 5  # ticks left; failed, succeeded, unknown, in progress
@@ -100,15 +106,14 @@ def num_nodes(units):
 @njit
 def _node_of(code, agent, units):
     """Place int64 of a host or router among an agent's nodes, -1 if it is not its own."""
-    zone = code - FIRST_ROUTER if code >= FIRST_ROUTER else code >> 4
-    for unit in range(MAX_UNITS if agent == NUM_BLUE - 1 else 1):
-        if BLUE_SUBNET_ORDER[agent + unit] == zone:
-            if code >= FIRST_ROUTER:
-                return np.int64(units * HOSTS_PER_SUBNET + unit)
-            k = code & 15
-            place = k - FIRST_SERVER if k >= FIRST_SERVER else k + MAX_SERVERS
-            return np.int64(unit * HOSTS_PER_SUBNET + place)
-    return np.int64(-1)
+    if code >= FIRST_ROUTER:
+        zone = code - FIRST_ROUTER
+        place = units * HOSTS_PER_SUBNET + _UNIT[zone]
+    else:
+        zone, k = code >> 4, code & 15
+        place = k - FIRST_SERVER if k >= FIRST_SERVER else k + MAX_SERVERS
+        place += _UNIT[zone] * HOSTS_PER_SUBNET
+    return place if _WATCHER[zone] == agent else np.int64(-1)
 
 
 @njit
@@ -152,8 +157,10 @@ def _since(step, t):
 @njit
 def _write_host(state, host, out, place):
     """Write what is known of a host besides events: own decoys, steps since own actions."""
-    for decoy in range(NUM_DECOYS):
-        out[place + _HAS_DECOY + decoy] = has(np.int64(state.decoys[host]), decoy)
+    decoys = np.int64(state.decoys[host])
+    if decoys:
+        for decoy in range(NUM_DECOYS):
+            out[place + _HAS_DECOY + decoy] = has(decoys, decoy)
     out[place + _SINCE] = _since(state.last_analyse[host], state.t)
     out[place + _SINCE + 1] = _since(state.last_restore[host], state.t)
     out[place + _SINCE + 2] = _since(state.last_decoy[host], state.t)
@@ -191,8 +198,7 @@ def write_events(state, agent, out, units, length):
         units: int64, for how many own zones there is room.
         length: int64, of the vector.
     """
-    for place in range(observe_agent(state, agent, out, 0), out.shape[0]):
-        out[place] = 0
+    out[observe_agent(state, agent, out, 0) :] = 0
     out[length + TICKS_LEFT] = state.blue_left[agent]
     out[length + FIRST_SUCCESS + np.int64(state.blue_success[agent])] = 1
     start = length + NUM_CONTEXT
