@@ -8,13 +8,13 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from vecenv.cage.challenge4.rules import event_view as rules
+from vecenv.cage.challenge4.rules.codes import HOSTS_PER_SUBNET
 from vecenv.cage.challenge4.rules.event_view import (
     HIGHS,
     MAX_TICKS_LEFT,
     NUM_CONTEXT,
     NUM_NODE_FEATURES,
     TICKS_LEFT,
-    num_nodes,
     vector_length,
 )
 from vecenv.cage.challenge4.rules.graph import MAX_UNITS
@@ -81,13 +81,18 @@ class Cage4Events(NamedTuple):
             )
         context = vector_length(units)
         nodes = context + NUM_CONTEXT
-        grid = (*shape[:-1], num_nodes(units), NUM_NODE_FEATURES)
-        return cls(obs[..., :context], obs[..., context:nodes], obs[..., nodes:].reshape(grid))
+        # One feature after the other in memory.
+        features = obs[..., nodes:].reshape((*shape[:-1], NUM_NODE_FEATURES, _num_nodes(units)))
+        return cls(obs[..., :context], obs[..., context:nodes], features.swapaxes(-1, -2))
+
+
+def _num_nodes(units: int) -> int:
+    return units * (HOSTS_PER_SUBNET + 1)
 
 
 def events_length(units: int) -> int:
     """Return the length of a row with room for `units` own zones."""
-    return vector_length(units) + NUM_CONTEXT + num_nodes(units) * NUM_NODE_FEATURES
+    return vector_length(units) + NUM_CONTEXT + _num_nodes(units) * NUM_NODE_FEATURES
 
 
 _KINDS = {events_length(units): units for units in (1, MAX_UNITS)}

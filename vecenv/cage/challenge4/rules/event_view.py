@@ -1,8 +1,8 @@
 """What a blue agent sees as events: its vector, and for each host what this step told of it.
 
-A row is one array: the agent's vector; context; features of nodes. Nodes are the agent's hosts in
-the order of its actions (SPEC 10.1), then the routers of its zones. A row has room for one own zone
-or, of agent 4 and where rows are padded, for three.
+A row is one array: the agent's vector; context; one feature of all nodes after the other. Nodes are
+the agent's hosts in the order of its actions (SPEC 10.1), then the routers of its zones. A row has
+room for one own zone or, of agent 4 and where rows are padded, for three.
 """
 
 import numpy as np
@@ -98,6 +98,7 @@ def vector_length(units):
     return OBS_LENGTHS[0] if units == 1 else OBS_LENGTHS[NUM_BLUE - 1]
 
 
+@njit
 def num_nodes(units):
     """Number of nodes of a row."""
     return units * (HOSTS_PER_SUBNET + 1)
@@ -127,26 +128,28 @@ def _write_event(state, index, agent, units, out, start):
     node = _node_of(np.int64(state.event_node[index]), agent, units)
     if node < 0:
         return
-    place = start + node * NUM_NODE_FEATURES
+    num, place = num_nodes(units), start + node
     kind = np.int64(state.event_kind[index])
     if kind == ALARM:
-        _count(out, place + _ALARM)
+        _count(out, place + num * _ALARM)
     elif kind == SESSION:
-        _count(out, place + _SESSION)
+        _count(out, place + num * _SESSION)
     elif kind == CONNECTION:
         port = np.int64(state.event_local_port[index])
         drawn = port >= FIRST_PORT
-        _count(out, place + _LOCAL + (_DRAWN if drawn else _CLASS_OF_PORT[port]))
+        _count(out, place + num * (_LOCAL + (_DRAWN if drawn else _CLASS_OF_PORT[port])))
         port = np.int64(state.event_remote_port[index])
-        _count(out, place + _REMOTE + (2 if port >= FIRST_PORT else np.int64(port == BLOCKED_PORT)))
+        of_remote = np.int64(2) if port >= FIRST_PORT else np.int64(port == BLOCKED_PORT)
+        _count(out, place + num * (_REMOTE + of_remote))
         remote = np.int64(state.event_remote[index])
-        out[place + _FROM + (remote >> 4)] = 1
+        out[place + num * (_FROM + (remote >> 4))] = 1
         if port == BLOCKED_PORT:
             return
-        out[place + _SOURCE] = max(np.int64(out[place + _SOURCE]), 1 + remote)
+        latest = place + num * _SOURCE
+        out[latest] = max(np.int64(out[latest]), 1 + remote)
         source = _node_of(remote, agent, units)
         if source >= 0 and source != node:
-            _count(out, start + source * NUM_NODE_FEATURES + _IS_SOURCE)
+            _count(out, start + source + num * _IS_SOURCE)
 
 
 @njit
@@ -155,15 +158,31 @@ def _since(step, t):
 
 
 @njit
-def _write_host(state, host, out, place):
-    """Write what is known of a host besides events: own decoys, steps since own actions."""
-    decoys = np.int64(state.decoys[host])
-    if decoys:
-        for decoy in range(NUM_DECOYS):
-            out[place + _HAS_DECOY + decoy] = has(decoys, decoy)
-    out[place + _SINCE] = _since(state.last_analyse[host], state.t)
-    out[place + _SINCE + 1] = _since(state.last_restore[host], state.t)
-    out[place + _SINCE + 2] = _since(state.last_decoy[host], state.t)
+def _write_zone(state, subnet, unit, units, out, start):
+    """Write what is known of a zone besides events: own decoys, steps since own actions."""
+    num = np.uint64(num_nodes(units))  # unsigned, as in `observation`
+    exists, t = np.int64(state.exists[subnet]), np.int64(state.t)
+    first = subnet * HOSTS_PER_SUBNET
+    since = num * np.uint64(_SINCE)
+    for i in range(HOSTS_PER_SUBNET):
+        k = i + FIRST_SERVER if i < MAX_SERVERS else i - MAX_SERVERS
+        place, host, there = (
+            np.uint64(start + unit * HOSTS_PER_SUBNET + i),
+            first + k,
+            exists >> k & 1,
+        )
+        out[place] = there
+        out[place + since] = there * _since(state.last_analyse[host], t)
+        out[place + since + num] = there * _since(state.last_restore[host], t)
+        out[place + since + num + num] = there * _since(state.last_decoy[host], t)
+        decoys = np.int64(state.decoys[host])
+        if decoys:
+            for decoy in range(NUM_DECOYS):
+                out[place + num * np.uint64(_HAS_DECOY + decoy)] = has(decoys, decoy)
+    router = np.uint64(start + units * HOSTS_PER_SUBNET + unit)
+    out[router] = 1
+    for action in range(3):
+        out[router + since + num * np.uint64(action)] = NEVER
 
 
 @njit
@@ -173,18 +192,18 @@ def _write_outcome(state, agent, units, out, start):
     node = _node_of(np.int64(state.blue_target[agent]), agent, units)
     if state.t == 0 or state.blue_left[agent] > 0 or node < 0:
         return
-    place = start + node * NUM_NODE_FEATURES
+    num, place = num_nodes(units), start + node
     if family == ANALYSE:
         files = np.int64(state.analysed[agent])
-        out[place + _ANALYSED] = 1
-        out[place + _ANALYSED + 1] = files & CMD_FILE != 0
-        out[place + _ANALYSED + 2] = files & ESCALATE_FILE != 0
+        out[place + num * _ANALYSED] = 1
+        out[place + num * (_ANALYSED + 1)] = files & CMD_FILE != 0
+        out[place + num * (_ANALYSED + 2)] = files & ESCALATE_FILE != 0
     elif family == REMOVE:
-        out[place + _REMOVED] = 1
+        out[place + num * _REMOVED] = 1
     elif family == RESTORE:
-        out[place + _RESTORED] = 1
+        out[place + num * _RESTORED] = 1
     elif family == DECOY:
-        out[place + _GETS] = 1
+        out[place + num * _GETS] = 1
 
 
 @njit
@@ -194,7 +213,7 @@ def write_events(state, agent, out, units, length):
     Args:
         state: LOGGED_STATE_DTYPE record.
         agent: 0 to 4.
-        out: uint8 (`length` + 5 + 17 * `units` * features,); all of it is written.
+        out: uint8 (`length` + 5 + features * 17 * `units`,); all of it is written.
         units: int64, for how many own zones there is room.
         length: int64, of the vector.
     """
@@ -203,17 +222,7 @@ def write_events(state, agent, out, units, length):
     out[length + FIRST_SUCCESS + np.int64(state.blue_success[agent])] = 1
     start = length + NUM_CONTEXT
     for unit in range(MAX_UNITS if agent == NUM_BLUE - 1 else 1):
-        subnet = BLUE_SUBNET_ORDER[agent + unit]
-        exists = np.int64(state.exists[subnet])
-        router = start + (units * HOSTS_PER_SUBNET + unit) * NUM_NODE_FEATURES
-        out[router] = 1
-        out[router + _SINCE] = out[router + _SINCE + 1] = out[router + _SINCE + 2] = NEVER
-        for i in range(HOSTS_PER_SUBNET):
-            k = i + FIRST_SERVER if i < MAX_SERVERS else i - MAX_SERVERS
-            if has(exists, k):
-                place = start + (unit * HOSTS_PER_SUBNET + i) * NUM_NODE_FEATURES
-                out[place] = 1
-                _write_host(state, subnet * HOSTS_PER_SUBNET + k, out, place)
+        _write_zone(state, BLUE_SUBNET_ORDER[agent + unit], unit, units, out, start)
     for index in range(np.int64(state.num_events)):
         _write_event(state, index, agent, units, out, start)
     _write_outcome(state, agent, units, out, start)
