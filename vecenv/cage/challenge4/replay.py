@@ -161,10 +161,12 @@ _PLAYED = {
     "tape_n",
     "tape_val",
 }
-_RAW_FIELDS: dict[str, tuple[str, tuple[Any, ...]]] = dict.fromkeys(
-    ("net_address", "net_base_pid", "net_blue_pid", "net_blue_ident", "net_os"),
-    (_INTEGERS, (NUM_SPEC_HOSTS,)),
-) | {
+_RAW_FIELDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "net_address": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_base_pid": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_blue_pid": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_blue_ident": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_os": (_INTEGERS, (NUM_SPEC_HOSTS,)),
     "net_addon_order": (_INTEGERS, (NUM_SPEC_HOSTS, MAX_EXTRAS)),
     "net_cidr_third_octet": (_INTEGERS, (NUM_ZONES,)),
     "raw": (_INTEGERS, (_ROWS,)),
