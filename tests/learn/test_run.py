@@ -532,7 +532,7 @@ def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("make_changes", "message"),
     [
-        (lambda: {"module": torch.nn.Linear(3, 4)}, r"fit module: its weights .* it lacks weight, bias"),
+        (lambda: {"module": torch.nn.Linear(3, 4)}, "fit module: .* it lacks weight, bias"),
         (
             lambda: {"module": make_parts(5)["module"]},
             r"of another shape are 1.weight \(\(4, 3\), expected \(5, 3\)\)",

@@ -195,6 +195,30 @@ def test_labels_say_what_actions_do():
     env.close()
 
 
+def test_labels_say_what_values_are():
+    """A value that is 1 says what the simulator's state has."""
+    env = Cage4ParallelEnv(steps=STEPS)
+    obs, _ = env.reset(seed=3)
+    labels = {name: env.observation_labels(name) for name in env.agents}
+    assert [len(labels[name]) for name in env.agents] == [len(obs[name]) for name in env.agents]
+    told = set()
+    block = env.action_labels("blue_agent_4").index(
+        "BlockTrafficZone office_network_subnet <- internet_subnet"
+    )
+    for t in range(STEPS - 2):
+        actions = {"blue_agent_4": block} if t == 0 else {}
+        messages = {"blue_agent_2": np.eye(8, dtype=np.int64)[3]}
+        obs, *_ = env.step(actions, messages)
+        for name, values in obs.items():
+            told |= {f"{name}: {labels[name][k]}" for k in np.flatnonzero(values)}
+    assert "blue_agent_4: traffic office_network_subnet <- internet_subnet is blocked" in told
+    assert "blue_agent_0: bit 3 from blue_agent_2" in told
+    assert "blue_agent_1: zone is operational_zone_a_subnet" in told
+    assert not any("zone is restricted" in label for label in told if "agent_4" in label)
+    assert any("event on" in label for label in told)
+    env.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "match"),

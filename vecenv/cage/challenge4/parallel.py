@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
 from vecenv.cage.challenge4.kernels import PADDED
-from vecenv.cage.challenge4.network.names import action_labels
+from vecenv.cage.challenge4.network.names import action_labels, observation_labels
 from vecenv.cage.challenge4.raw import RawNetwork, raw_observations
 from vecenv.cage.challenge4.rules.codes import (
     AGENT_NAMES,
@@ -121,6 +121,10 @@ class Cage4ParallelEnv:
         mask = self._masks.get(agent)
         labels = action_labels(index, mask)
         return labels + ["[Padding] Sleep"] * (self._sizes[index] - len(labels))
+
+    def observation_labels(self, agent: str) -> list[str]:
+        """Return what each value of an agent's vector is; after these only padding follows."""
+        return observation_labels(AGENT_NAMES.index(_known(agent)))
 
     def action_mask(self, agent: str) -> list[bool]:
         """Return which actions of an agent do something; they stay through an episode."""

@@ -62,7 +62,9 @@ class Player:
 def play_episode(
     policy: Policy, *, seed: int | None = None, observation: str | None = None, **options: Any
 ) -> Iterator[Snapshot]:
-    """Play one episode and yield the env after its reset and after each step.
+    """Play one episode and yield a `Snapshot` after its reset and after each step.
+
+    Its `blue` and `red` say what both did: action, target, success, and red's exploit.
 
     Args:
         policy: See `find_policy`.

@@ -10,15 +10,19 @@ from vecenv.cage.challenge4.rules.codes import (
     ACTION_TARGET,
     ALLOW,
     BLOCK,
+    BLUE_SUBNETS,
     FAMILY_NAMES,
     FIRST_SERVER,
     HOSTS_PER_SUBNET,
+    MESSAGE_BITS,
     MONITOR,
     NUM_ACTIONS,
+    NUM_BLUE,
     SLEEP,
+    SORTED,
 )
 
-__all__ = ["ZONE_NAMES", "action_labels", "host_name"]
+__all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
 
 ZONE_NAMES = (
     "restricted_zone_a_subnet",
@@ -60,3 +64,18 @@ def action_labels(agent: int, mask: Any = None) -> list[str]:
             label = f"{name} {host_name(target)}"
         labels.append(label if mask is None or mask[index] else f"[Invalid] {label}")
     return labels
+
+
+def observation_labels(agent: int) -> list[str]:
+    """Return what each of the 92 or 210 values is that a blue agent, 0 to 4, observes."""
+    labels, zones = ["phase"], [ZONE_NAMES[zone] for zone in SORTED]
+    for subnet in BLUE_SUBNETS[agent]:
+        labels += [f"zone is {zone}" for zone in zones]
+        labels += [f"traffic {ZONE_NAMES[subnet]} <- {zone} is blocked" for zone in zones]
+        labels += [f"policy does not link {ZONE_NAMES[subnet]} and {zone}" for zone in zones]
+        places = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+        for event in ("process", "connection"):
+            hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in places]
+            labels += [f"{event} event on {host}" for host in hosts]
+    senders = [sender for sender in range(NUM_BLUE) if sender != agent]
+    return labels + [f"bit {k} from blue_agent_{s}" for s in senders for k in range(MESSAGE_BITS)]

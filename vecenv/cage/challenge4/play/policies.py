@@ -48,13 +48,29 @@ _NEVER = np.iinfo(np.int64).max
 
 @runtime_checkable
 class Cage4Policy(Protocol):
-    """What plays, see the module."""
+    """A blue policy, which plays N games side by side that begin and end together.
+
+    An attribute `observation`, "graph" or "events", asks for these instead of vectors.
+    """
 
     def reset(self, masks: Sequence[np.ndarray], /) -> Any:
-        """Begin episodes."""
+        """Begin episodes.
+
+        Args:
+            masks: Which actions do something: five arrays bool, (N, 82) of agents 0 to 3 and
+                (N, 242) of agent 4; they stay through the episode.
+        """
 
     def act(self, observations: Sequence[np.ndarray], /) -> Any:
-        """Return indices int (N, 5), or these and messages."""
+        """Choose actions.
+
+        Args:
+            observations: Five arrays, (N, 92) of agents 0 to 3 and (N, 210) of agent 4, see
+                `Cage4ParallelEnv.observation_labels`.
+
+        Returns:
+            Indices int (N, 5); or a pair of these and messages int (N, 5), of 8 bits each.
+        """
 
 
 class Sleep:
