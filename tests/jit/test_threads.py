@@ -73,17 +73,6 @@ def test_helpers_asleep_awake_and_late_change_nothing(split_all):
     assert wait_for_no_helpers()
 
 
-def test_helpers_leave_with_their_vector_env(split_all):
-    envs = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
-    envs.reset(seed=0)
-    for row in actions_for(5):
-        envs.step(row)
-    assert len(helper_threads()) == 1
-    del envs
-    gc.collect()
-    assert wait_for_no_helpers()
-
-
 def test_works_in_a_forked_child(split_all):
     envs = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
     envs.reset(seed=0)
@@ -192,77 +181,6 @@ def test_helpers_sleep_between_steps_and_end_with_the_program(split_all):
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert all(thread.daemon for thread in helper_threads())
-    envs.close()
-
-
-def test_close_waits_for_the_helpers(split_all):
-    envs = stepped()
-    helpers = envs._runner._helpers
-    assert len(helpers._threads) == 1
-    envs.close()
-    assert not any(thread.is_alive() for thread in helpers._threads)
-
-
-def test_an_exception_of_a_kernel_in_a_helper_does_not_hold_the_caller(split_all):
-    envs = stepped(2, FAILING)
-    runner, whole = envs._runner, envs._runner._attend
-
-    def late(*arguments):
-        time.sleep(0.05)  # so the helper has the row
-        return whole(*arguments)
-
-    runner._attend = late
-    actions = np.ones(NUM_ENVS, np.int64)
-    with pytest.raises(ValueError, match="the kernel failed"):
-        envs.step(actions)
-    runner._attend = whole
-    envs.reset(seed=0)
-    assert envs.step(actions)[0].tolist() == [[2.0]] * NUM_ENVS
-    envs.close()
-
-
-def test_ctrl_c_while_a_broken_job_is_completed_comes_through(split_all):
-    """Not the exception of the kernel that has broken it."""
-    envs = stepped()
-    runner, whole, raised = envs._runner, envs._runner._attend, [ValueError, KeyboardInterrupt]
-
-    def broken(*arguments):
-        if raised:
-            raise raised.pop(0)
-        return whole(*arguments)
-
-    runner._attend = broken
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(actions_for(1)[0])
-    runner._attend = whole
-    assert not raised
-    twin = CartPoleVectorEnv(NUM_ENVS)
-    np.testing.assert_array_equal(envs.reset(seed=3)[0], twin.reset(seed=3)[0])
-    np.testing.assert_array_equal(envs.step(actions_for(1)[0])[0], twin.step(actions_for(1)[0])[0])
-    envs.close()
-
-
-def test_helpers_help_again_after_ctrl_c_came_before_they_were_woken(split_all, monkeypatch):
-    envs, woken, wake = stepped(), [], runner._Helpers.wake
-
-    def noted(helpers, threads):
-        woken.append(threads)
-        if len(woken) == 1:
-            raise KeyboardInterrupt
-        wake(helpers, threads)
-
-    def step_until_it_wakes(count):
-        deadline = time.monotonic() + 20.0
-        while sum(threads > 0 for threads in woken) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)  # helpers fall asleep
-            with contextlib.suppress(KeyboardInterrupt):
-                envs.step(actions_for(1)[0])
-
-    monkeypatch.setattr(runner._Helpers, "wake", noted)
-    step_until_it_wakes(1)
-    envs.reset(seed=0)
-    step_until_it_wakes(2)
     envs.close()
 
 
