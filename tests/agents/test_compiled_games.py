@@ -9,7 +9,7 @@ from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from choices import fast_are, product
 from gymnasium.spaces import Box, Discrete
 
-from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
+from vecenv import ActionError, ObservationError, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot
 from vecenv.jit import AgentsOf, KernelCompileError
 
@@ -122,10 +122,6 @@ def slot_of(group):
     )
 
 
-def play_by_step(envs, actions):
-    return [envs.step(one) for one in actions]
-
-
 def test_games_sent_one_by_one_go_as_those_stepped_together():
     rng = np.random.default_rng(1)
     batches = [
@@ -150,22 +146,6 @@ def test_games_sent_one_by_one_go_as_those_stepped_together():
                 np.testing.assert_array_equal(received.valid[name], together.valid[name][own])
     for name in together.groups:
         np.testing.assert_array_equal(alone.alive[name], together.alive[name])
-
-
-def test_saved_games_go_on_as_they_were():
-    envs, rng = make(CHASE, max_steps=8), np.random.default_rng(1)
-    envs.reset(seed=2)
-    for _ in range(5):
-        envs.step(random_actions(envs, rng))
-    saved = envs.state_dict()
-    actions = [random_actions(envs, rng) for _ in range(12)]
-    for batch in actions:
-        batch["cat"] %= 3
-        batch["mouse"] %= 2
-    expected = play_by_step(envs, actions)
-    envs.load_state_dict(saved)
-    for one, other in zip(play_by_step(envs, actions), expected, strict=True):
-        assert_same(envs, envs, one, other)
 
 
 @pytest.mark.parametrize(
@@ -208,18 +188,9 @@ def test_a_game_without_agents_after_reset_is_refused():
         envs.reset(seed=0)
 
 
-def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
-    envs = make_vec(WALK, 4, backend="jit", debug=True)
-    obs, _ = envs.reset(seed=0)
-    assert obs.shape == (4, 3, 2, 2)
-    obs, rewards, *_ = envs.step(np.zeros((4, 3, 2), np.float32))
-    np.testing.assert_array_equal(rewards, envs.states.rewards.sum(axis=1))
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"groups": {}}, TypeError, "groups must be a dict of AgentsOf"),
         ({"groups": {"a": 3}}, TypeError, "group 'a' must be AgentsOf"),
         (
             {"observation_space": Discrete(3)},
@@ -227,9 +198,7 @@ def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
             "is given beside groups",
         ),
         ({"observe": {"walkers": len}}, TypeError, "one for each of the groups"),
-        ({"observe": None}, TypeError, "observe must be a function, got None"),
         ({"state_dtype": [("alive", np.int8)]}, ValueError, "state_dtype has fields"),
-        ({"central_state": len}, TypeError, "come with state_space"),
         (
             {
                 "groups": {
@@ -258,14 +227,6 @@ def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
 def test_wrong_kinds_of_game_are_refused(changes, error, message):
     with pytest.raises(error, match=message):
         dataclasses.replace(WALK, **changes)
-
-
-def test_kernels_that_fit_no_game_are_refused():
-    def observe(state, out):
-        out[0] = 0.0
-
-    with pytest.raises(TypeError, match=r"kernel observe.* must take \(state, agent, out\)"):
-        make(dataclasses.replace(WALK, observe=observe))
 
 
 def reset_a_misspelt_field(state, rng):

@@ -141,11 +141,3 @@ def test_each_life_is_an_episode(game, options, lives, mode, by):
             for obs in life[:-1]
         ]
         assert sorted(columns.tolist()) == sorted(expected)
-
-
-def test_a_batch_of_a_group_that_is_not_there_is_refused():
-    envs = make_vec_agents(Shifts, 2, backend="sync", groups={"s": ["stays"], "w": ["works"]})
-    envs.reset(seed=1)
-    envs.send({name: np.zeros(2, int) for name in envs.groups})
-    with pytest.raises(KeyError, match="runners"):
-        envs.recv().of("runners")
