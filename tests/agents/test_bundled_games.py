@@ -123,8 +123,6 @@ def test_central_states_show_the_whole_map():
     [
         ("pursuit", {"n_pursuers": 0}, "n_pursuers is 0, expected an integer from 1 to 128"),
         ("pursuit", {"n_evaders": 30, "x_size": 5, "y_size": 5}, "do not fit into 5 x 5 cells"),
-        ("pursuit", {"constraint_window": 1.5}, "constraint_window is 1.5, expected a part"),
-        ("spread", {"N": 2.5}, "N is 2.5, expected an integer from 1 to 64"),
         ("spread", {"local_ratio": -1.0}, "local_ratio is -1.0, expected a part from 0 to 1"),
     ],
 )

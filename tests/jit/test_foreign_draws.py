@@ -42,17 +42,11 @@ nested = njit(closing_over(compiled_helper))
 # What a line draws, the name in the message, and what to write instead.
 LINES = {
     "np.random.rand()": ("numpy.random", "random.uniform(rng)"),
-    "np.random.randint(0, 4)": ("numpy.random", "random.integers(rng, n)"),
-    "numpy_random.randn()": ("numpy.random", "random.normal(rng)"),
-    "np.random.seed(3)": ("numpy.random", "random.uniform(rng), random.integers(rng, n)"),
     "random.random()": ("random", "random.uniform(rng)"),
-    "python_random.gauss(0, 1)": ("random", "random.normal(rng)"),
     "gauss(0, 1)": ("random", "random.normal(rng)"),
     "poisson(3.0)": ("numpy.random", "random.poisson(rng, rate)"),
     "default_rng(1).random()": ("numpy.random", "random.uniform(rng)"),
-    "GENERATOR.integers(4)": ("numpy.random", "random.integers(rng, n)"),
     "GENERATOR.permutation(4)[0]": ("numpy.random", "random.permutation(rng, out)"),
-    "HELD.rng.exponential()": ("numpy.random", "random.exponential(rng)"),
     "HELD.deep.draw()": ("random", "random.uniform(rng)"),
     "TABLE['rng'].random()": ("numpy.random", "random.uniform(rng)"),
     "PAIR[1].random()": ("random", "random.uniform(rng)"),

@@ -111,35 +111,6 @@ def test_an_interrupted_step_is_done_by_all_envs_or_by_none(instant, times, monk
     assert wait_for_no_helpers()
 
 
-@pytest.mark.parametrize("call", ["reset", "load_state_dict"])
-def test_states_of_which_only_a_part_was_set_ask_for_a_reset(call, monkeypatch):
-    envs = ready_envs()
-    state = envs.state_dict()
-    monkeypatch.setattr(envs, "_count_over", interrupting(envs._count_over))
-    with pytest.raises(KeyboardInterrupt):
-        envs.reset(seed=1) if call == "reset" else envs.load_state_dict(state)
-    for refused in (envs.state_dict, envs.observe, lambda: envs.step(FIRST)):
-        with pytest.raises(ResetNeeded, match=r"call `reset` first.*KeyboardInterrupt"):
-            refused()
-    obs, _ = envs.reset(seed=0)
-    np.testing.assert_array_equal(obs, CartPoleVectorEnv(NUM_ENVS).reset(seed=0)[0])
-
-
-def test_a_send_that_was_interrupted_is_not_received(monkeypatch):
-    """Neither is it stepped twice, when it is sent again."""
-    _, new, _ = twin_states()
-    envs = ready_envs()
-    mark_sent = envs._calls.mark_sent
-    monkeypatch.setattr(envs._calls, "mark_sent", interrupting(mark_sent, before=True))
-    with pytest.raises(KeyboardInterrupt):
-        envs.send(SECOND)
-    with pytest.raises(NoAsyncCallError):
-        envs.recv()
-    envs.send(SECOND)
-    assert len(envs.recv().env_ids) == NUM_ENVS
-    assert equal(without_returns(envs.state_dict()), new)
-
-
 @pytest.mark.parametrize("instant", ["_end_infos", "mark_received"])
 def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
     envs = ready_envs(max_episode_steps=4)  # the step to come ends episodes

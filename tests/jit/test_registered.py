@@ -1,9 +1,7 @@
 """Compiled envs of a user's own: registered, found, drawn, and run by every command."""
 
-import json
 import logging
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -151,23 +149,6 @@ def test_sources_of_comparisons_ask_the_object(beside):
             source.env_fn()
     with pytest.raises(BackendUnavailableError, match="NoWarehouse-v0 is not compiled"):
         read_source("warehouse:NoWarehouse-v0").make_compiled(2)
-
-
-@pytest.mark.slow
-def test_commands_run_a_users_compiled_env(beside, capsys):
-    assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
-    assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
-    trace = ["trace", "warehouse:Warehouse-v0", "--backend", "jit", "--steps", "5"]
-    assert main([*trace, "--out", "trace.json"]) == 0
-    assert json.loads(Path("trace.json").read_text())["traceEvents"]
-    compare = ["compare", "warehouse:Warehouse-v0", "--num-envs", "4", "--backends", "jit,sync"]
-    few = ["--rounds", "1", "--round-s", "0.02", "--no-diversity", "--json", "numbers.json"]
-    assert main([*compare, *few]) == 0
-    cases = json.loads(Path("numbers.json").read_text())["cases"]
-    assert {case["backend"]: case["status"] for case in cases} == {
-        "jit": "ok",
-        "sync": "unavailable",
-    }
 
 
 def test_watch_draws_a_users_env(beside, capsys):

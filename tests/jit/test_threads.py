@@ -158,39 +158,3 @@ def test_use_by_two_threads_at_once_is_refused():
     with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
         envs.observe()
     envs.step([0, 0])
-
-
-def stepped(num_steps=5, kernels=None, **options):
-    """A vector env with helpers that has done some steps."""
-    options = {"num_threads": 2, **options}
-    make = CartPoleVectorEnv if kernels is None else lambda *a, **o: JitVectorEnv(kernels, *a, **o)
-    envs = make(NUM_ENVS, **options)
-    envs.reset(seed=0)
-    for row in actions_for(num_steps):
-        envs.step(row if kernels is None else np.zeros(NUM_ENVS, np.int64))
-    return envs
-
-
-def test_helpers_sleep_between_steps_and_end_with_the_program(split_all):
-    envs = stepped()
-    locks, deadline = envs._runner._helpers._locks[1:], time.monotonic() + 10.0
-    for _ in range(3):
-        envs.step(actions_for(1)[0])
-        time.sleep(0.01)
-    while not all(lock.locked() for lock in locks):  # a helper that is awake has released its own
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert all(thread.daemon for thread in helper_threads())
-    envs.close()
-
-
-def test_a_fork_beside_a_thread_in_a_job_is_ready_after_a_reset(split_all):
-    """As a fork finds it: the job is another thread's, which it does not have."""
-    envs, twin = stepped(), CartPoleVectorEnv(NUM_ENVS)
-    helpers = envs._runner._helpers
-    del envs._runner._free[0]
-    assert envs._runner.note_fork()
-    helpers.stop()  # this is no fork: they are here still
-    np.testing.assert_array_equal(envs.reset(seed=3)[0], twin.reset(seed=3)[0])
-    np.testing.assert_array_equal(envs.step(actions_for(1)[0])[0], twin.step(actions_for(1)[0])[0])
-    envs.close()

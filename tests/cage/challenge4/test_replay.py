@@ -74,9 +74,7 @@ DAMAGES = {
     "tape_val has shape": lambda arrays: arrays.update(tape_val=np.zeros(3)),
     "svc is float64, expected integers": lambda arrays: arrays.update(svc=arrays["svc"] * 1.0),
     "tape_off does not": lambda arrays: arrays["tape_off"].__setitem__(4, 1 << 30),
-    "start_host is 136": lambda arrays: arrays["net_red_start_host"].__setitem__((), 136),
     "agent that knows none": lambda arrays: arrays["net_red_known_subnets"].__setitem__(2, 0),
-    "meta_red is 'b_line', expected fsm": lambda arrays: arrays.update(meta_red=np.array("b_line")),
     "meta_red is 'os:getcwd'": lambda arrays: arrays.update(meta_red=np.array("os:getcwd")),
     "tape_n is 4294967": lambda arrays: arrays.update(
         tape_n=arrays["tape_n"].astype(np.int64) + (1 << 32)

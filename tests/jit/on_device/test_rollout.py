@@ -268,16 +268,3 @@ def test_a_state_goes_on_in_another_buffer():
     state = other.state_dict()
     with pytest.raises(BufferMisuseError, match="generator of another device"):
         other.load_state_dict({**state, "generator": torch.zeros_like(state["generator"])})
-
-
-def test_the_current_device_is_that_of_envs_on_it(monkeypatch):
-    """ "cuda" becomes "cuda:0" once, so that it equals the device of envs."""
-    monkeypatch.setattr("buffers.rollout.buffer.resolve_device", lambda name: torch.device("cpu"))
-    envs = CudaVectorEnv(TOY, N, params=PARAMS, debug=True)
-    spaces = envs.single_observation_space, envs.single_action_space
-    rollout = RolloutBuffer(
-        T, N, *spaces, autoreset_mode="NextStep", device="cuda", allocate=envs.allocate
-    )
-    assert rollout.device == envs.device
-    rollout.start(envs.reset(seed=0)[0])
-    assert isinstance(rollout.slot(0).obs, torch.Tensor)
