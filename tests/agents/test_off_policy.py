@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from envs import MODES, mode_id
+from envs import MODES
 from gymnasium.spaces import Box, Discrete
 
 from buffers import (
@@ -109,8 +109,7 @@ def written(envs, make, by):
     return list(buffers.values())
 
 
-@pytest.mark.parametrize("by", ["step", "received"])
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize(("mode", "by"), [*zip(MODES, ("received", "step", "step"), strict=True)])
 @pytest.mark.parametrize(("game", "options", "lives"), GAMES.values(), ids=GAMES)
 def test_each_life_is_an_episode(game, options, lives, mode, by):
     with_game = {"backend": "sync", "autoreset_mode": mode, **options}

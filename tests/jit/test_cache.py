@@ -232,7 +232,7 @@ NAMES = ("5:int64", "9:int64", "9:int16")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)), ids="|".join)
+@pytest.mark.parametrize("order", [NAMES, NAMES[::-1]], ids="|".join)
 def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
     expected = run_variants(tmp_path, NAMES, NUMBA_DISABLE_JIT="1")
     for known in range(1, 4):  # the last is compiled, and then the others are loaded

@@ -83,21 +83,19 @@ def drawing(line, name="step"):
     return EnvKernels([("x", np.float64)], *SPACES, **functions, name="drawing")
 
 
-@pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("line", LINES)
-def test_draws_from_elsewhere_are_refused_with_what_to_write(line, debug):
+def test_draws_from_elsewhere_are_refused_with_what_to_write(line):
     home, instead = LINES[line]
     with pytest.raises(KernelCompileError) as caught:
-        JitVectorEnv(drawing(line), debug=debug)
+        JitVectorEnv(drawing(line))
     text = str(caught.value)
     assert text.startswith("drawing.py:3, in ") and caught.value.lineno == 3
     assert f"drawing: kernel step draws random numbers from {home}, of which" in text
     assert f"import random, then {instead}" in text
 
 
-@pytest.mark.parametrize("name", ["reset", "observe"])
-@pytest.mark.parametrize("line", HELPERS)
-def test_so_are_draws_of_functions_that_a_kernel_calls(line, name):
+@pytest.mark.parametrize(("name", "line"), [*zip(["reset", "observe"] * 2, HELPERS, strict=True)])
+def test_so_are_draws_of_functions_that_a_kernel_calls(name, line):
     function, instead = HELPERS[line]
     with pytest.raises(KernelCompileError, match=f"kernel {name} draws random") as caught:
         JitVectorEnv(drawing(line, name), debug=True)
