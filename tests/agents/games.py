@@ -5,7 +5,7 @@ import signal
 import time
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 FINE, RAISE, DIE, HANG, LACK, STRANGER, GROW, NO_REWARD, NO_DICTS, NAN = range(10)
 
@@ -306,6 +306,7 @@ class Mixed:
     def __init__(self, kind="discrete"):
         spaces = {
             "discrete": (Discrete(2), Discrete(5)),
+            "several": (MultiDiscrete([2, 3]), MultiDiscrete([4, 3])),
             "vectors": (Box(-1, 1, (1,), np.float32), Box(-1, 1, (3,), np.float32)),
             "unlike": (Discrete(2), Box(-1, 1, (3,), np.float32)),
         }[kind]

@@ -189,3 +189,14 @@ def test_actions_move_agents_in_the_picture_as_they_are_called(name, options, co
         moved[called] = tuple(np.sign(place() - before).tolist())
     ways = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1), "none": (0, 0)}
     assert moved == ways
+
+
+def test_options_of_games_in_python_are_refused():
+    for options, names in [
+        ({"pad": True}, "pad"),
+        ({"max_agents": 3, "agent_indicator": True}, "agent_indicator, max_agents"),
+    ]:
+        with pytest.raises(ValueError, match=f"groups of its own and got {names}, which"):
+            make_vec_agents("Spread-v0", 2, **options)
+    with pytest.raises(ValueError, match="num_games is 0, expected an integer of at least 1"):
+        make_vec_agents("Spread-v0", 0, backend="sync")

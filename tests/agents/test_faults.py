@@ -191,6 +191,8 @@ def test_games_in_which_agents_take_turns_are_refused():
 @pytest.mark.parametrize(
     ("env", "kind", "message"),
     [
+        ([], ValueError, "env is an empty list"),
+        ("agents.gamez", ModuleNotFoundError, "agents has no such module; it has games"),
         (3, TypeError, "env must be an id, a module with parallel_env, or a factory"),
         (
             "no_such_package.env_v1",

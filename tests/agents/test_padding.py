@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from agents.games import Masked, Mixed, Tag, runners
 from equality import assert_same
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv import ActionError, EnvCreationError, make_vec_agents
 from vecenv.agents.padding import pad_action_space, pad_observation_space
@@ -104,3 +104,25 @@ def test_the_agent_indicator_says_who_observes():
     padded.close()
     with pytest.raises(EnvCreationError, match=r"agent_indicator=True appends.*group 'catcher'"):
         make_vec_agents(Tag, backend="sync", agent_indicator=True)
+
+
+def test_padded_multidiscrete_actions_have_masks():
+    envs = make_vec_agents(functools.partial(Mixed, "several"), 1, backend="sync", pad=True)
+    assert envs.single_action_space == MultiDiscrete([4, 3])
+    envs.reset()
+    assert_same(
+        envs.action_masks(), np.array([[1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]], np.int8)
+    )
+    envs.step(np.array([[1, 2], [3, 2]]))
+    with pytest.raises(ActionError, match="agent 'short' got the action"):
+        envs.step(np.array([[2, 2], [3, 2]]))
+    envs.close()
+
+
+def test_chosen_groups_are_padded_one_by_one():
+    envs = make_vec_agents(
+        Mixed, 1, backend="sync", pad=True, groups={"a": ["long"], "b": ["short"]}
+    )
+    assert envs.groups["b"].single_action_space == Discrete(2)
+    assert not envs.groups["b"].has_action_masks
+    envs.close()
