@@ -9,7 +9,7 @@ from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from agents.twins import play
 from gymnasium.spaces import Box, Discrete
 
-from vecenv import ActionError, ObservationError, make_vec_agents
+from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
 from vecenv.jit import AgentsOf, KernelCompileError
 
 GAMES = 3
@@ -137,3 +137,11 @@ def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line(changes):
     with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place") as caught:
         make(dataclasses.replace(WALK, **changes))
     assert "plce" in str(caught.value).splitlines()[1]
+
+
+def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
+    envs = make_vec(WALK, 4, backend="jit", debug=True)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (4, 3, 2, 2)
+    obs, rewards, *_ = envs.step(np.zeros((4, 3, 2), np.float32))
+    np.testing.assert_array_equal(rewards, envs.states.rewards.sum(axis=1))

@@ -22,6 +22,7 @@ from equality import assert_same
 
 from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import (
+    ActionError,
     EnvCreationError,
     ObservationError,
     StepTimeoutError,
@@ -285,4 +286,16 @@ def test_agents_that_have_ended_are_gone_although_the_game_still_lists_them():
         assert envs.valid[1] and envs.alive[1]
     assert alive == [True, False, False, False, True, True]  # away in the fourth step
     assert valid == [True, True, False, False, False, True]
+    envs.close()
+
+
+def test_nan_actions_are_refused_before_a_send_too():
+    envs = make_vec_agents(functools.partial(Tag, late=False), 3, backend="sync")
+    envs.reset(seed=0)
+    good = {"runner": np.zeros(6, int), "catcher": np.zeros((2, 2), np.float32)}
+    nan = {**good, "catcher": np.array([[0, 0], [np.nan, 0]], np.float32)}
+    with pytest.raises(ActionError, match=r"game 0, agent 'catcher_0' is \[nan\s+0\.?\]"):
+        envs.send(nan, [2, 0])
+    envs.send(good, [2, 0])  # nothing was sent
+    assert sorted(envs.recv().game_ids) == [0, 2]
     envs.close()

@@ -11,7 +11,7 @@ from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, interpreted
+from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, interpreted, pack_record
 from vecenv.jit.random import integers
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
@@ -225,3 +225,27 @@ def test_indices_out_of_range_by_hashes_that_wrap_around_are_found():
 def test_integers_of_64_bits_wrap_around(compute, expected):
     found = compute(interpreted._Int64(2))
     assert found == expected and type(found) is not int
+
+
+def step_to_param(state, action, rng, params):
+    state.visits[params.last] += 1
+    return 0.0, False, False
+
+
+def observe_one(state, out, params):
+    out[0] = 1.0
+
+
+@pytest.mark.slow
+@needs_jit
+def test_other_parameters_are_tried_too():
+    kernels = dataclasses.replace(
+        WALK,
+        reset=lambda state, rng, params: None,
+        step=step_to_param,
+        observe=observe_one,
+    )
+    JitVectorEnv(kernels, params=pack_record(last=4))
+    with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
+        JitVectorEnv(kernels, params=pack_record(last=6))
+    JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)

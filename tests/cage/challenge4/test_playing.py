@@ -272,3 +272,19 @@ def test_an_episode_becomes_pictures():
     frames = list(episode_pictures("decoy-restore", seed=0, steps=25, phishing_rate=0.5))
     assert len(frames) == 24 and frames[0].dtype == np.uint8
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
+
+
+def test_what_a_policy_is_given_is_its_own_to_keep():
+    kept = []
+
+    def act(observations, masks):
+        given = [*observations, *masks]
+        kept.append((given, [array.copy() for array in given]))
+        return np.random.default_rng(len(kept)).integers(0, 82, (2, 5))
+
+    evaluate_cage4(act, episodes=2, steps=20)
+    assert len(kept) == 19
+    assert len({copies[0].tobytes() for _, copies in kept}) > 1
+    for given, copies in kept:
+        for array, copy in zip(given, copies, strict=True):
+            np.testing.assert_array_equal(array, copy)

@@ -331,3 +331,24 @@ def test_what_a_device_cannot_refuse_at_once_is_told_by_check():
     device.reset(seed=0)
     with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
         device.check()
+
+
+def test_masks_are_asked_for_by_rows_that_are_there():
+    """On a real device a row out of range would end it for the whole process."""
+    cpu, device = pair(MASKED)
+    for envs in (cpu, device):
+        envs.reset(seed=0)
+        group = envs.groups["cat"]
+        alive = np.asarray(group.alive)
+        every = np.asarray(group.action_masks())
+        for rows in ([4, 0, 4], np.flatnonzero(alive)):
+            same(group.action_masks(rows), every[np.asarray(rows, int)])
+        for row in (-1, GAMES * NUM_CATS):
+            with pytest.raises(ValueError, match=f"rows has {row}, expected rows from 0 to"):
+                group.action_masks([0, row])
+        with pytest.raises(ValueError, match=r"got shape \(1, 1\)"):
+            group.action_masks([[0]])
+        with pytest.raises(TypeError, match="got dtype bool; of a mask take"):
+            group.action_masks(alive.astype(bool))
+        with pytest.raises(TypeError, match="got dtype float64"):
+            group.action_masks([0.0])
