@@ -280,3 +280,15 @@ def test_compiled_code_allocates_nothing(monkeypatch):
     (code,) = loop.attend.inspect_llvm().values()
     assert "atomicrmw" in code
     assert "NRT_MemInfo_alloc" not in code and "NRT_Allocate" not in code
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match="low"):
+        make(2).reset(options={"low": 0.1})
+
+
+def test_send_names_the_env_of_a_wrong_action():
+    envs = make(4)
+    envs.reset(seed=0)
+    with pytest.raises(ActionError, match=r"actions\[1\] \(env 3\) is 5"):
+        envs.send([0, 5], [1, 3])

@@ -1,6 +1,7 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
+import threading
 import time
 
 import numpy as np
@@ -249,3 +250,47 @@ def test_other_parameters_are_tried_too():
     with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
         JitVectorEnv(kernels, params=pack_record(last=6))
     JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)
+
+
+def test_a_trial_ends_though_it_has_lost_what_was_to_end_it(monkeypatch):
+    """As in a callback from C code, where Python only prints what is raised."""
+    monkeypatch.setattr(interpreted, "_LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr(interpreted, "_STOP_SECONDS", (0.05, 20.0))
+    came = []
+
+    def loop(batch, start, stop):
+        while len(came) < 2:
+            try:
+                while True:
+                    time.sleep(0)
+            except TimeoutError as error:
+                came.append(error)
+
+    binding.try_out(WALK, loop, None, binding.NO_LIMIT)
+    assert len(came) == 2
+    assert "vecenv-jit-trial" not in {thread.name for thread in threading.enumerate()}
+
+
+def five_values(state, action, rng):
+    return 0, 1.0, False, False, {}
+
+
+def test_debugging_tells_what_a_step_must_return():
+    envs = JitVectorEnv(dataclasses.replace(WALK, step=five_values), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(TypeError, match=r"step must return \(reward, terminated, truncated\)"):
+        envs.step([0])
+
+
+def test_the_time_of_kernels_is_known_while_timing_is_on():
+    envs = make(debug=True)
+    assert envs._runner.num_threads == 1
+    envs.reset(seed=1)
+    envs.timing.enable()
+    for row in random_actions(5, 10):
+        envs.step(row)
+    report = envs.timing.report()
+    assert report.shares["env compute"] > 0.3
+    envs.timing.disable()
+    envs.step(random_actions(5, 1)[0])
+    envs.close()

@@ -1,5 +1,4 @@
 import dataclasses
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from vecenv import ActionError
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.arrays import ActionReader, copy_checked, element_bounds, first_invalid_row
+from vecenv.jit.arrays import element_bounds
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
@@ -259,22 +258,6 @@ def test_every_kind_of_array_space(kernels):
     check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
 
 
-@pytest.mark.slow
-def test_bounds_that_all_elements_share_are_checked_once_and_name_the_row():
-    actions = np.array([[0, 1], [1, 0], [0, 2]], np.int8)
-    for space, bounds in (
-        (MultiBinary(2), [[0], [1]]),
-        (Box(-1, 1, (2,), np.int8), [[-1], [1]]),
-        (MultiDiscrete([2, 2]), [[0], [1]]),
-        (MultiDiscrete([3, 2]), [[0, 0], [2, 1]]),
-    ):
-        found = ActionReader(space, 3).bounds
-        assert found.tolist() == bounds and found.flags.c_contiguous
-        assert first_invalid_row(actions, found) == 2
-        assert first_invalid_row(actions[:2], found) == first_invalid_row(actions[:0], found) == -1
-    assert ActionReader(Box(0, 3, (), np.int16), 3).bounds.tolist() == [[0], [3]]
-
-
 def test_bounds_of_large_integers_are_exact_and_none_are_beyond_int64():
     most = 2**63 - 1
     assert element_bounds(Box(0, 2**53 + 1, (), np.uint64)).tolist() == [[0], [2**53 + 1]]
@@ -284,29 +267,6 @@ def test_bounds_of_large_integers_are_exact_and_none_are_beyond_int64():
     start = np.array([2**63, 0], np.uint64)
     with pytest.raises(ValueError, match=r"begins at 2\*\*63 or above"):
         element_bounds(MultiDiscrete(np.array([3, 3], np.uint64), np.uint64, start=start))
-
-
-@needs_jit
-@pytest.mark.parametrize("codes", ["bL", pytest.param("BhHiIl", marks=SLOW)])
-def test_integers_of_every_type_are_copied_and_checked_in_the_copy(codes):
-    for code, bounds in product(codes, ([[0], [1]], [[0, 0, 1], [1, 1, 1]])):
-        dtype, bounds = np.dtype(code), np.array(bounds)
-        actions = np.ones((4, 3), dtype)
-
-        def check(actions=actions, bounds=bounds):
-            copy = np.zeros_like(actions)
-            row = copy_checked(copy.reshape(-1), actions.reshape(-1), bounds, 4)
-            np.testing.assert_array_equal(copy, actions)
-            assert row == first_invalid_row(actions, bounds)
-            return row
-
-        assert check() == -1
-        for wrong in (2, np.iinfo(dtype).max, np.iinfo(dtype).min):
-            actions[2, 1] = wrong
-            assert check() == (2 if wrong else -1)
-            actions[2, 1] = 1
-        actions[1, 2] = actions[3, 0] = 9
-        assert check() == 1
 
 
 def test_array_actions_arrive_and_results_have_the_spaces_dtype():
@@ -354,3 +314,12 @@ def test_pack_record_keeps_dtypes_shapes_and_copies():
     assert record.table.dtype == np.int16 and record.table.shape == (2, 3)
     assert record.table[0, 0] == 0
     assert (bool(record.flag), int(record.depth)) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [([COUNTER] * 3, "a list of 3: pass one of them and num_envs"), (COUNTER.step, "got function")],
+)
+def test_what_is_no_kernels_is_refused(kernels, message):
+    with pytest.raises(TypeError, match=message):
+        JitVectorEnv(kernels)

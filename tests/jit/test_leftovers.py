@@ -288,3 +288,12 @@ def test_of_a_game_the_authors_kernels_are_named(changes, message):
         with pytest.raises(KernelResultError, match=f"(?s)game: kernel {message}") as caught:
             JitVectorEnv(game(**changes))
     assert re.match(rf"{re.escape(__file__)}:\d+, in (game_|empty_)", str(caught.value))
+
+
+@pytest.mark.parametrize("step", [branch_without_return, flags_first])
+def test_debugging_refuses_wrong_results_of_a_step_too(step):
+    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
+        for _ in range(4):
+            envs.step([1])

@@ -1,7 +1,9 @@
 """Compiled envs of a user's own: registered, found, drawn, and run by every command."""
 
+import json
 import logging
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -11,7 +13,6 @@ from PIL import Image
 
 from vecenv import make_vec
 from vecenv.command.cli import main
-from vecenv.compare.source import BackendUnavailableError, read_source
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cartpole import CARTPOLE
 
@@ -141,16 +142,6 @@ def test_a_compiled_env_that_does_the_same_is_named(caplog):
         make_vec("CartPole-v1", backend="jit")
 
 
-def test_sources_of_comparisons_ask_the_object(beside):
-    for name in ("Warehouse-v0", "WarehouseText-v0", "KERNELS"):
-        source = read_source(f"warehouse:{name}")
-        assert isinstance(source.make_compiled(2), JitVectorEnv)
-        with pytest.raises(BackendUnavailableError, match="no single envs; only the backend jit"):
-            source.env_fn()
-    with pytest.raises(BackendUnavailableError, match="NoWarehouse-v0 is not compiled"):
-        read_source("warehouse:NoWarehouse-v0").make_compiled(2)
-
-
 def test_watch_draws_a_users_env(beside, capsys):
     watch = ["watch", "warehouse:Warehouse-v0", "--steps", "6"]
     assert main([*watch, "--policy", "warehouse:act", "--gif", "out.gif"]) == 0
@@ -178,3 +169,20 @@ def test_render_gives_each_env_and_a_copy_of_its_state(beside):
         make_vec("Warehouse-v0", 1, render_mode="human")
     with pytest.raises(NotImplementedError, match="toy can't be drawn: give EnvKernels a `render`"):
         make(1, render_mode="rgb_array").render()
+
+
+@pytest.mark.slow
+def test_commands_run_a_users_compiled_env(beside, capsys):
+    assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
+    assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
+    trace = ["trace", "warehouse:Warehouse-v0", "--backend", "jit", "--steps", "5"]
+    assert main([*trace, "--out", "trace.json"]) == 0
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    compare = ["compare", "warehouse:Warehouse-v0", "--num-envs", "4", "--backends", "jit,sync"]
+    few = ["--rounds", "1", "--round-s", "0.02", "--no-diversity", "--json", "numbers.json"]
+    assert main([*compare, *few]) == 0
+    cases = json.loads(Path("numbers.json").read_text())["cases"]
+    assert {case["backend"]: case["status"] for case in cases} == {
+        "jit": "ok",
+        "sync": "unavailable",
+    }

@@ -18,7 +18,7 @@ import vecenv
 from vecenv import StepSlot
 from vecenv.core import cuda as cuda_code
 from vecenv.core.cuda import DeviceError
-from vecenv.core.errors import ActionError, ActionTypeError, SlotError
+from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.cuda import compiler, devices
 from vecenv.jit.cuda.driver import ARGUMENTS
@@ -339,3 +339,40 @@ def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
     monkeypatch.setattr(cuda_code, "_module", missing)
     with pytest.raises(ModuleNotFoundError, match=r'need numba-cuda: pip install "vecenv\[cuda\]"'):
         devices.open_device("cuda")
+
+
+def test_masks_are_those_of_the_cpu():
+    cpu, device = pair()
+    cpu.reset(seed=8)
+    device.reset(seed=8)
+    ids = np.array([3, 1])
+    assert_same(
+        [device.action_masks(), device.action_masks(ids)],
+        [cpu.action_masks(), cpu.action_masks(ids)],
+    )
+    out = torch.zeros(N, 3, dtype=torch.bool)
+    assert device.action_masks(out=out) is out
+    assert_same([out], [cpu.action_masks()])
+    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, noop)
+    envs = CudaVectorEnv(kernels, 3, debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(NoActionMaskError, match="no action_mask kernel"):
+        envs.action_masks()
+
+
+def test_other_arrays_of_the_device_are_taken_through_dlpack():
+    class Foreign:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack__(self, **options):
+            return self.tensor.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+    cpu, device = pair()
+    cpu.reset(seed=1)
+    device.reset(seed=1)
+    found = device.step(Foreign(torch.ones(N, dtype=torch.int64)))
+    assert_same(found[:4], cpu.step([1] * N)[:4])
