@@ -2,25 +2,21 @@
 
     python benchmarks/replay.py
     python benchmarks/replay.py --only prioritized files
-    python benchmarks/replay.py --only layouts columns prefetch
+    python benchmarks/replay.py --only layouts columns
 
 A transition is 52 float32 obs and next obs, an int64 action, a float32 reward and two flags. Other
 libraries are measured if they are installed (stable-baselines3, cpprb, torchrl, tianshou); all are
-full before. "copy" moves as many bytes as the call
-beside it, in one piece, into the same table or out of it; "gather" is one `index_select` of the
-packed rows, the indices being given. "fresh" batches are new tensors, "out" fills a batch made
-before. Arrays handed to `add` are NumPy arrays of the right dtypes; a sample ends with torch
-tensors. One thread.
+full before. "copy" moves as many bytes as the call beside it, in one piece, into the same table or
+out of it; "gather" is one `index_select` of the packed rows, the indices being given. "fresh"
+batches are new tensors, "out" fills a batch made before. Arrays handed to `add` are NumPy arrays of
+the right dtypes; a sample ends with torch tensors. One thread.
 
 In "3 steps", cpprb has a single environment and folds the steps when they are added; the others
 have 2048 environments and fold at sampling. "update, same" gives the same priorities to the same
 rows over and over, "update, new" other priorities to other rows each time, as training does.
 
 "layouts" adds to buffers whose observations are a Dict of three arrays, or stored once; an add
-follows on the one before. "columns" draws
-observations and actions only. "prefetch" is a loop of draws, each followed by work of torch that
-takes about as long as an update of small networks; the rows are in memory, or in a folder whose
-pages are dropped before each round.
+follows on the one before. "columns" draws observations and actions only.
 """
 
 from __future__ import annotations
@@ -214,40 +210,6 @@ def time_columns(capacity: int, repetitions: int) -> None:
         report(f"sample {size} of {capacity}", cases, "uniform", repetitions)
 
 
-def time_prefetch(capacity: int, repetitions: int) -> None:
-    draws, work = 100, torch.randn(256, 256)
-    buffer = filled(capacity)
-    with tempfile.TemporaryDirectory() as folder:
-        cold = filled(capacity, storage="memmap", folder=Path(folder, "rows"))
-        cold.flush()
-        path = max(Path(folder, "rows").iterdir(), key=lambda file: file.stat().st_size)
-
-        def learn(batch: Any) -> None:
-            made = batch.obs @ work[:52]
-            for _ in range(12):
-                made = torch.relu(made @ work)
-
-        def run(source: Any, depth: int | None, is_dropped: bool) -> None:
-            if is_dropped:  # mapped pages stay; those nobody has asked for yet go
-                with open(path, "rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if depth is None:
-                for _ in range(draws):
-                    learn(source.sample(256))
-                return
-            with source.prefetch(256, depth=depth) as batches:
-                for _ in range(draws):
-                    learn(next(batches))
-
-        cases: dict[str, Case] = {}
-        for name, source, is_dropped in (("memory", buffer, False), ("folder", cold, True)):
-            for depth in (None, 1, 2):
-                case = name if depth is None else f"{name}, depth {depth}"
-                cases[case] = partial(run, source, depth, is_dropped), draws
-        report("draw and learn, 256", cases, "memory", repetitions)
-        cold.close()
-
-
 def time_windows(capacity: int, repetitions: int) -> None:
     options = {"num_envs": NUM_ENVS, "n_step": 3, "gamma": GAMMA}
     buffer = SharedReplayBuffer(capacity, OBS, ACTIONS, seed=0, **options)
@@ -348,7 +310,6 @@ def main() -> None:
         "sample-twice": lambda capacity, repetitions: time_sample(2 * capacity, repetitions),
         "layouts": time_layouts,
         "columns": time_columns,
-        "prefetch": time_prefetch,
         "windows": time_windows,
         "prioritized": time_priorities,
         "files": lambda _, repetitions: time_files(options.file_rows, repetitions),

@@ -233,7 +233,7 @@ def keep_policy(name: str, seed: int) -> None:
     if file.stat().st_size > MAX_POLICY_BYTES:
         shutil.rmtree(target)
         return
-    for name in ("options.json", "policy.json"):
+    for name in ("options.json", "policy.pt"):
         shutil.copyfile(run / name, target / name)
 
 

@@ -40,6 +40,10 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
+def _column(name: str, doc: str) -> Any:
+    return property(lambda self: self[name], doc=f"All {doc}; views, which `update` overwrites.")
+
+
 class TrajectoryBuffer(Rebuilt):
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
@@ -83,7 +87,13 @@ class TrajectoryBuffer(Rebuilt):
     ):
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        self._num_obs, self._leaves = _plan(observation_space, action_space, extra_columns)
+        obs = space_leaves(observation_space, "obs")
+        if not obs:
+            raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+        rewards, flags = Leaf("rewards", (), _FLOAT32), [Leaf(name, (), _BOOL) for name in _FLAGS]
+        extras = extra_leaves(extra_columns, _TAKEN)
+        self._leaves = [*obs, action_leaf(action_space), rewards, *flags, *extras]
+        self._num_obs = len(obs)
         self._others = [leaf.path for leaf in self._leaves[self._num_obs :]]
         self._storage: list[torch.Tensor] = []
         self._capacity = 0
@@ -103,23 +113,6 @@ class TrajectoryBuffer(Rebuilt):
         for column, pages in zip(self._storage, state["columns"], strict=True):
             fill_block(column[: len(pages)], pages)
         self._offsets = np.array(state["offsets"])
-
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        extra_columns: Mapping[str, Space] | None = None,
-    ) -> int:
-        """Bytes the constructor would allocate; allocates nothing.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> TrajectoryBuffer.nbytes_for(1000, Box(-1, 1, (52,)), Discrete(7))
-        222000
-        """
-        _, leaves = _plan(observation_space, action_space, extra_columns)
-        return check_count("capacity", capacity) * _step_bytes(leaves)
 
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column."""
@@ -154,30 +147,11 @@ class TrajectoryBuffer(Rebuilt):
             return views[self._num_obs + self._others.index(name)]
         raise BufferMisuseError(f"no column {name!r}, only {sorted(['obs', *self._others])}")
 
-    @property
-    def obs(self) -> Any:
-        """All observations (num_steps, *obs_shape), nested like the space; views, as all here."""
-        return self["obs"]
-
-    @property
-    def actions(self) -> torch.Tensor:
-        """Actions of the steps, (num_steps, *action_shape)."""
-        return self["actions"]
-
-    @property
-    def rewards(self) -> torch.Tensor:
-        """Rewards of the steps, float32 (num_steps,)."""
-        return self["rewards"]
-
-    @property
-    def terminations(self) -> torch.Tensor:
-        """Where episodes terminated, bool (num_steps,)."""
-        return self["terminations"]
-
-    @property
-    def truncations(self) -> torch.Tensor:
-        """Where episodes were cut off, bool (num_steps,)."""
-        return self["truncations"]
+    obs = _column("obs", "observations (num_steps, *obs_shape), nested like the space")
+    actions = _column("actions", "actions (num_steps, *action_shape)")
+    rewards = _column("rewards", "rewards float32 (num_steps,)")
+    terminations = _column("terminations", "flags bool (num_steps,), where episodes terminated")
+    truncations = _column("truncations", "flags bool (num_steps,), where episodes were cut off")
 
     @property
     def extras(self) -> dict[str, torch.Tensor]:
@@ -192,8 +166,7 @@ class TrajectoryBuffer(Rebuilt):
             trajectories: One dict per worker: `obs` (T, *obs_shape), nested like the space,
                 `actions` (T, *action_shape), `rewards`, `terminations`, `truncations` (T,) and the
                 extra columns (T, ...); arrays, or tensors on the CPU or on `device`. T may differ
-                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True, as of
-                an agent that acted.
+                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True.
 
         Returns:
             The number of steps and the mean of their rewards (0 for none).
@@ -201,8 +174,8 @@ class TrajectoryBuffer(Rebuilt):
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
                 finite as float32; nothing was changed.
-            BufferMemoryError: Larger memory is needed than is free. The old steps are kept if that
-                was known beforehand; if the system refuses the memory later, the buffer is empty.
+            BufferMemoryError: Larger memory is needed than is free. The old steps are kept, unless
+                the system refuses the memory later.
         """
         columns = [self._read(*numbered) for numbered in enumerate(trajectories)]
         rewards = [column[self._num_obs + 1] for column in columns]
@@ -230,7 +203,8 @@ class TrajectoryBuffer(Rebuilt):
             )
         values = tree_leaves(self.observation_space, trajectory["obs"], "obs")
         values += [trajectory[name] for name in self._others]
-        steps, what, found = _count(trajectory["rewards"]), f"trajectory {number}: ", []
+        rewards, what, found = trajectory["rewards"], f"trajectory {number}: ", []
+        steps = len(rewards) if getattr(rewards, "ndim", isinstance(rewards, Sequence)) else -1
         chosen = trajectory.get("valid")
         if chosen is not None:
             chosen = read_tensor(f"{what}valid", chosen, (steps,), torch.bool)
@@ -256,44 +230,19 @@ class TrajectoryBuffer(Rebuilt):
 
     def _allocate(self, capacity: int) -> None:
         """Replace the storage; what was in it need not be kept, so it is given back first."""
-        needed = capacity * _step_bytes(self._leaves) - sum(c.nbytes for c in self._storage)
+        step = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self._leaves)
+        needed = capacity * step - sum(column.nbytes for column in self._storage)
         what, advice = f"a trajectory buffer of {capacity} steps", "lay in fewer steps at once"
         check_fits(what, needed, self.device, advice)
         self._offsets, self._capacity = np.zeros(1, np.int64), 0
         self._storage = [column[:0].clone() for column in self._storage]
+        place: Any = {"device": self.device}
         with (
             allocation(what, needed, self.device, advice, is_checked=True),
             torch.inference_mode(False),
         ):
             self._storage = [
-                torch.empty(
-                    (capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=self.device
-                )
+                torch.empty((capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), **place)
                 for leaf in self._leaves
             ]
         self._capacity = capacity
-
-
-def _plan(
-    observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
-) -> tuple[int, list[Leaf]]:
-    """The number of leaves of observations, and the leaves of all columns, these first."""
-    obs = space_leaves(observation_space, "obs")
-    if not obs:
-        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
-    flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
-    extras = extra_leaves(extra_columns, _TAKEN)
-    rewards = Leaf("rewards", (), _FLOAT32)
-    return len(obs), [*obs, action_leaf(action_space), rewards, *flags, *extras]
-
-
-def _step_bytes(leaves: list[Leaf]) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _count(rewards: Any) -> int:
-    """Number of steps, or -1 if the rewards are no list of any kind."""
-    try:
-        return len(rewards)
-    except TypeError:
-        return -1

@@ -21,7 +21,7 @@ from buffers.core.arguments import (
 )
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import action_leaf, build_tree, space_leaves
-from buffers.rollout.layout import parse_autoreset_mode
+from buffers.rollout.storage import parse_autoreset_mode
 
 __all__ = ["TransitionWriter"]
 
@@ -62,7 +62,6 @@ class TransitionWriter:
         buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
             terminations, truncations`, and `env_ids` if `add` has a parameter of that name; or
             with `add_episode(episode)` alone.
-        pass_env_ids: Whether to pass `env_ids`; None finds out.
 
     Raises:
         BufferMisuseError: The autoreset mode is missing or unknown, or the buffer is for another,
@@ -85,14 +84,16 @@ class TransitionWriter:
     True
     """
 
-    def __init__(self, envs: Any, buffer: Any, *, pass_env_ids: bool | None = None):
+    def __init__(self, envs: Any, buffer: Any):
         metadata = getattr(envs, "metadata", None) or {}
         self.autoreset_mode = parse_autoreset_mode(metadata.get("autoreset_mode", "missing"))
-        expected = getattr(buffer, "autoreset_mode", None)
-        if expected is not None and parse_autoreset_mode(expected) is not self.autoreset_mode:
+        expected = parse_autoreset_mode(
+            getattr(buffer, "autoreset_mode", None) or self.autoreset_mode
+        )
+        if expected is not self.autoreset_mode:
             raise BufferMisuseError(
-                f"the buffer has autoreset mode {parse_autoreset_mode(expected).value!r}, but the "
-                f"envs have {self.autoreset_mode.value!r}; make the buffer for the envs' mode"
+                f"the buffer has autoreset mode {expected.value!r}, but the envs have "
+                f"{self.autoreset_mode.value!r}; make the buffer for the envs' mode"
             )
         self.num_envs, self.num_transitions = int(envs.num_envs), 0
         self._space = envs.single_observation_space
@@ -103,19 +104,16 @@ class TransitionWriter:
         self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
         self._device = getattr(envs, "device", None)  # where their results lie
-        if pass_env_ids is None:
-            pass_env_ids = "env_ids" in inspect.signature(buffer.add).parameters
-        self._passes_ids = pass_env_ids
-        shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
+        self._passes_ids = "env_ids" in inspect.signature(buffer.add).parameters
         # The newest observations, where `add` is given them as those before a step.
-        self._obs = [np.zeros(s, leaf.dtype) for s, leaf in zip(shapes, self._leaves, strict=True)]
-        self._obs_tree = build_tree(self._space, self._obs)
+        self._obs = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._there: torch.Tensor | None = None  # the same on the device, instead
         self._all = np.arange(self.num_envs)
         self._is_known, self._is_over, self._is_sent = np.zeros((3, self.num_envs), np.bool_)
         self._sent: dict[str, np.ndarray] = {}  # (N, ...), what was sent of envs in flight
         takes_steps = getattr(buffer, "takes_steps", None)  # None: no buffer of ours
-        self._is_checked = takes_steps is not None and self._obs_tree is self._obs[0]
+        is_flat = build_tree(self._space, self._obs) is self._obs[0]
+        self._is_checked = takes_steps is not None and is_flat
         self._step_ids = None if takes_steps else self._all
         self._goes_on = False  # all envs are in the middle of episodes
 
@@ -123,8 +121,7 @@ class TransitionWriter:
         """Take note of the observations of a reset, of all environments or some.
 
         Episodes of these environments that are open in the buffer are cut, if it can do that, also
-        those the writer does not know of, as in a buffer that was loaded: what is written from now
-        on never joins them.
+        those the writer does not know of, as in a buffer that was loaded.
 
         Args:
             obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
@@ -157,8 +154,7 @@ class TransitionWriter:
     def _take_back_obs(self) -> None:
         """Let the observations lie on the host again; waits for the device if they did not."""
         if self._there is not None:
-            self._obs[0][...] = self._there.cpu().numpy()
-            self._there = None
+            self._obs[0][...], self._there = self._there.cpu().numpy(), None
 
     def _note_state(self) -> None:
         """Find out whether all envs are in the middle of episodes, and none is in flight."""
@@ -186,17 +182,25 @@ class TransitionWriter:
             terminations: bool (N,).
             truncations: bool (N,).
             infos: For `final_obs`, under SAME_STEP.
-            valid: bool (N,), the rows that acted in this step; None for all but those that only
-                reset.
+            valid: bool (N,), the rows that acted; None for all but those that only reset.
             extras: The extra columns of the buffer, (N, ...), of the same rows as `actions`.
 
         Raises:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
                 changed, neither here nor in the buffer.
         """
-        is_plain = self._goes_on and valid is None and not extras
-        if is_plain and self._step_on(actions, obs, rewards, terminations, truncations):
-            return
+        if self._goes_on and valid is None and not extras:
+            newest = self._obs[0]
+            # Most steps are such, in all autoreset modes; a buffer of ours checks the columns.
+            is_plain = obs.__class__ is np.ndarray and obs.shape == newest.shape
+            if is_plain and _is_none(terminations) and _is_none(truncations):
+                self._add(
+                    obs=newest, next_obs=obs, actions=actions, rewards=rewards,
+                    terminations=terminations, truncations=truncations, env_ids=self._step_ids,
+                )  # fmt: skip
+                newest[...] = obs
+                self.num_transitions += self.num_envs
+                return
         if self._is_sent.any():
             raise BufferMisuseError(
                 f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
@@ -207,45 +211,15 @@ class TransitionWriter:
             given = {"actions": actions, **result, **extras}
             if self._step_there(self._there, given, obs, infos):
                 return
-        self._write(
-            None, self._read_sent(actions, extras, self.num_envs), obs, result, infos, valid
-        )
-
-    def _step_on(
-        self, actions: Any, obs: Any, rewards: Any, terminations: Any, truncations: Any
-    ) -> bool:
-        """Add a step in which no episode ended to a buffer that checks its columns itself.
-
-        Most steps are such, in all autoreset modes.
-
-        Returns:
-            Whether that was done; else it is another step, and nothing was changed.
-        """
-        newest = self._obs[0]
-        if obs.__class__ is not np.ndarray or obs.shape != newest.shape:
-            return False
-        for flags in (terminations, truncations):
-            if flags.__class__ is not np.ndarray or flags.dtype is not _BOOL:
-                return False
-            if b"\x01" in flags.tobytes():
-                return False
-        self._add(
-            obs=newest, next_obs=obs, actions=actions, rewards=rewards,
-            terminations=terminations, truncations=truncations, env_ids=self._step_ids,
-        )  # fmt: skip
-        newest[...] = obs
-        self.num_transitions += self.num_envs
-        return True
+        columns = self._read_sent(actions, extras, self.num_envs)
+        self._write(None, columns, obs, result, infos, valid)
 
     def _step_there(
         self, before: torch.Tensor, columns: Mapping[str, Any], obs: Any, infos: Mapping[str, Any]
     ) -> bool:
-        """Add a step whose results are on the device, for which nothing waits.
+        """Add a step whose results are on the device, without waiting; return whether it fits.
 
         Under SAME_STEP each row is a transition, so that the host need not know its flags.
-
-        Returns:
-            Whether that was done; else something does not fit, and nothing was changed.
         """
         found: Any = [infos.get(name) for name in ("final_obs", "_final_obs")]
         finals, is_final = found
@@ -253,12 +227,12 @@ class TransitionWriter:
             isinstance(tensor, torch.Tensor)
             and tensor.device == before.device
             and tensor.shape[:1] == (self.num_envs,)
-            for tensor in (*columns.values(), obs, finals, is_final)
+            for tensor in (*columns.values(), obs, *found)
         )
         like = before.shape, before.dtype
-        if not fits or (obs.shape, obs.dtype) != like or (finals.shape, finals.dtype) != like:
+        if not fits or {(x.shape, x.dtype) for x in (obs, finals)} != {like}:
             return False
-        if is_final.ndim != 1 or is_final.dtype != torch.bool:
+        if (is_final.ndim, is_final.dtype) != (1, torch.bool):
             return False
         mask = is_final.view(-1, *[1] * (obs.ndim - 1))
         self._add(obs=before, next_obs=torch.where(mask, finals, obs), **columns)
@@ -286,10 +260,9 @@ class TransitionWriter:
         columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
         columns["actions"] = columns["actions"].astype(self._action.dtype, copy=False)
         shapes, expected = (
-            {name: column.shape[1:] for name, column in part.items() if name != "actions"}
-            for part in (columns, kept)
+            {name: column.shape[1:] for name, column in part.items()} for part in (columns, kept)
         )
-        if shapes != expected or not kept:
+        if shapes != expected:
             if self._is_sent.any():
                 raise BufferMisuseError(
                     f"extra columns have the shapes {shapes} per env, expected {expected} as for "
@@ -346,16 +319,12 @@ class TransitionWriter:
     ) -> None:
         """Add the rows that are transitions, then remember the observations.
 
-        Args:
-            env_ids: int64 (B,); None for all.
-            columns: Actions and extra columns, read.
-            obs: As of `step`, like all that follows.
-            result: Rewards and flags.
-            infos: See above.
-            valid: See above.
+        The envs are int64 (B,), None for all; columns are actions and extra columns that were read,
+        result are rewards and flags, the rest is as of `step`.
         """
         self._take_back_obs()
-        ids, where = (self._all, slice(None)) if env_ids is None else (env_ids, env_ids)
+        ids = self._all if env_ids is None else env_ids
+        where = slice(None) if env_ids is None else env_ids
         count, leaves = len(ids), self._read_obs(obs, len(ids))
         for name, column in result.items():
             dtype = _BOOL if name in _FLAGS else np.dtype(np.float64)
@@ -367,16 +336,16 @@ class TransitionWriter:
             over, is_left = over & is_valid, is_left | ~is_valid
         following, goes_on = self._successors(leaves, over, ids, infos, is_valid is not None)
         before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
+        where_added = ids
         if is_left.any():  # NEXT_STEP: the row only resets; or an agent that is dead
-            rows, where_added = np.flatnonzero(~is_left), ids[~is_left]
+            rows = np.flatnonzero(~is_left)
             columns = {name: column[rows] for name, column in columns.items()}
             before, following = ([leaf[rows] for leaf in part] for part in (before, following))
-        else:
-            where_added = ids
+            where_added = ids[rows]
         if len(where_added):
             added = {"env_ids": where_added} if self._passes_ids else {}
-            trees = (build_tree(self._space, part) for part in (before, following))
-            self._add(**dict(zip(("obs", "next_obs"), trees, strict=True)), **columns, **added)
+            obs, next_obs = (build_tree(self._space, part) for part in (before, following))
+            self._add(obs=obs, next_obs=next_obs, **columns, **added)
             self.num_transitions += len(where_added)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
@@ -396,11 +365,10 @@ class TransitionWriter:
         infos: Mapping[str, Any],
         has_agents: bool,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The true next observations: under SAME_STEP the final ones where episodes ended.
+        """The true next observations, under SAME_STEP the final ones where episodes ended.
 
-        Returns:
-            The leaves; and bool (B,), agents that ended while their game goes on: their row has the
-            final observation itself.
+        And bool (B,), agents that ended while their game goes on: their row has the final
+        observation itself.
         """
         goes_on = np.zeros(len(ids), np.bool_)
         if self.autoreset_mode is not SAME_STEP or not over.any():
@@ -409,9 +377,7 @@ class TransitionWriter:
             found.cpu() if isinstance(found, torch.Tensor) else found
             for found in (infos.get("final_obs"), infos.get("_final_obs"))
         )
-        following = [
-            np.array(array, leaf.dtype) for array, leaf in zip(leaves, self._leaves, strict=True)
-        ]
+        following = [np.array(a, leaf.dtype) for a, leaf in zip(leaves, self._leaves, strict=True)]
         for row in np.flatnonzero(over).tolist():
             final = _row_of(finals, row)
             if has_agents and (final is None or not (is_given is None or is_given[row])):
@@ -437,21 +403,25 @@ class TransitionWriter:
         if self.autoreset_mode is NEXT_STEP:
             return
         is_stuck = self._is_over[ids] if is_valid is None else self._is_over[ids] & is_valid
-        if is_stuck.any() and self.autoreset_mode is DISABLED:
-            raise BufferMisuseError(
-                f"the episodes of envs {ids[is_stuck].tolist()} have ended and autoreset is "
-                "disabled; call reset(obs, mask) with what envs.reset returned after resetting "
-                "them. Of agents that have ended in a game that goes on, pass valid=envs.valid"
-            )
         if is_stuck.any():
-            raise BufferMisuseError(
-                f"the agents in rows {ids[is_stuck].tolist()} ended in their last step and act "
-                "again, so their game was reset in it, but infos['final_obs'] had nothing for "
+            advice = (
+                "autoreset is disabled; call reset(obs, mask) with what envs.reset returned after "
+                "resetting them. Of agents that have ended in a game that goes on, pass "
+                "valid=envs.valid"
+                if self.autoreset_mode is DISABLED
+                else "act again, so their game was reset, but infos['final_obs'] had nothing for "
                 "them; with autoreset SAME_STEP pass the infos of the step as they are"
             )
+            stuck = ids[is_stuck].tolist()
+            raise BufferMisuseError(f"the episodes of rows {stuck} have ended and {advice}")
 
     def _read_obs(self, obs: Any, count: int) -> list[np.ndarray]:
         return read_nest("obs", obs, self._space, self._leaves, count, self._device)
+
+
+def _is_none(flags: Any) -> bool:
+    """Whether flags are an array of bools, none of which is set."""
+    return flags.__class__ is np.ndarray and flags.dtype is _BOOL and b"\x01" not in flags.tobytes()
 
 
 def _read_extras(
@@ -480,27 +450,21 @@ def _row_of(finals: Any, row: int) -> Any:
 
 
 class _EpisodeLists:
-    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone.
-
-    Args:
-        buffer: Has `add_episode(episode)`, with `obs` of T + 1 rows and the other columns of T.
-        num_envs: N.
-        observation_space: Of a single environment.
-    """
+    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone."""
 
     def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
         self._buffer, self._space = buffer, observation_space
-        # Of each step the leaves before it, those after it, and the other columns by name.
-        self._steps: list[list[tuple[list[Any], list[Any], dict[str, Any]]]]
+        # Of each step the other columns by name, the leaves before it, and those after it.
+        self._steps: list[list[tuple[dict[str, Any], list[Any], list[Any]]]]
         self._steps = [[] for _ in range(num_envs)]
 
     def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
         """Append one step per environment; hand over the episodes that end."""
         trees = [tree_leaves(self._space, tree, "obs") for tree in (obs, next_obs)]
         for row, env_id in enumerate(env_ids.tolist()):
-            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
             step = {name: column[row].copy() for name, column in columns.items()}
-            self._steps[env_id].append((before, after, step))
+            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
+            self._steps[env_id].append((step, before, after))
             if step["terminations"] or step["truncations"]:
                 self.cut_episodes(np.array([env_id]))
 
@@ -509,9 +473,9 @@ class _EpisodeLists:
         for env_id in env_ids.tolist():
             steps, self._steps[env_id] = self._steps[env_id], []
             if steps:
-                rows = [before for before, _, _ in steps] + [steps[-1][1]]
+                rows = [before for _, before, _ in steps] + [steps[-1][2]]
                 obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
                 columns = {
-                    name: np.stack([step[name] for *_, step in steps]) for name in steps[0][2]
+                    name: np.stack([step[name] for step, *_ in steps]) for name in steps[0][0]
                 }
                 self._buffer.add_episode({"obs": build_tree(self._space, obs), **columns})

@@ -347,7 +347,8 @@ def _is_compiled(source: _Source, backend: str | None) -> bool:
             return False  # without loading the compiler
         jit_class = BACKENDS["jit"].load()
         made = creator if is_class else _returned_class(creator)
-        if made is not None and (is_class or not issubclass(jit_class, made)):
+        is_wider = made is not jit_class and made is not None and issubclass(jit_class, made)
+        if made is not None and (is_class or not is_wider):
             return issubclass(made, jit_class)
         if not is_needed:
             return False

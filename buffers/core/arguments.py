@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -20,41 +20,22 @@ from buffers.core.rows import Field, FrameLayout, RowLayout
 from buffers.core.spaces import Leaf
 
 __all__ = [
-    "MAX_COUNT",
-    "ColumnReader",
-    "Transitions",
-    "as_array",
-    "as_tensor",
-    "check_count",
-    "check_place",
-    "check_rewards",
-    "read_array",
-    "read_columns",
-    "read_distinct_ids",
-    "read_episode",
-    "read_flags",
-    "read_nest",
-    "read_number",
-    "read_row_ids",
-    "read_steps",
-    "read_tensor",
-    "read_valid",
-    "resolve_device",
-    "tree_leaves",
-]
+    "MAX_COUNT", "ColumnReader", "Transitions", "as_array", "as_tensor", "check_count",
+    "check_place", "check_rewards", "read_array", "read_columns", "read_distinct_ids",
+    "read_episode", "read_flags", "read_nest", "read_number", "read_row_ids", "read_steps",
+    "read_tensor", "read_valid", "resolve_device", "tree_leaves",
+]  # fmt: skip
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
-_BOOL = np.dtype(np.bool_)
+_BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
+_FLOATS = (np.dtype(np.float64), _FLOAT32)  # of rewards; the first is what envs return
 _FLAGS = ("terminations", "truncations")
-_COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
-# K rows to store: arrays (K, ...) by path, as of `read`; env ids int64 (K,), or (0,) for
-# whole steps, or where envs are not told apart; bool (K,), rows after which their env is
-# interrupted; and int64 (C,), envs that are interrupted before their first row.
-Transitions = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+# K rows to store: arrays (K, ...) by path; env ids int64 (K,), or (0,) for whole steps, or where
+# envs are not told apart; bool (K,), rows after which their env is interrupted; and int64 (C,),
+# envs that are interrupted before their first row.
+Transitions = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _NO_IDS = np.zeros(0, np.int64)
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # the first is what envs return
 _SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
@@ -66,18 +47,13 @@ def resolve_device(device: torch.device | str) -> torch.device:
     """
     try:
         asked = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise BufferMisuseError(f"device is {device!r}, expected one of torch: {error}") from None
-    if asked.type == "cpu":
-        return torch.device("cpu")
-    if asked.index is not None:
-        return asked
-    try:
+        if asked.type == "cpu" or asked.index is not None:
+            return torch.device("cpu") if asked.type == "cpu" else asked
         return torch.empty(0, device=asked).device
-    except (AssertionError, RuntimeError) as error:  # no such device, or torch was built without
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise BufferMisuseError(
-            f"device is {device!r}, which torch can't use here ({str(error).splitlines()[0]}); "
-            "take device='cpu', or a torch that was built for the device"
+            f"device is {device!r}, expected one that torch can use here, such as 'cpu': "
+            f"{str(error).partition(chr(10))[0]}"
         ) from None
 
 
@@ -100,16 +76,18 @@ def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str
         )
 
 
+def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(shape) != tuple(expected):
+        raise BufferMisuseError(f"{name} has shape {tuple(shape)}, expected {tuple(expected)}")
+
+
 def as_array(name: str, given: Any, device: torch.device | None = None) -> np.ndarray:
     """An array on the host, of whatever shape and dtype; bfloat16, which NumPy lacks, as float32.
 
     Args:
-        name: Of the argument, for messages.
+        name: Of the argument, for messages, here and below.
         given: Array, tensor or nested list.
         device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: It is no array, or lies elsewhere.
     """
     if type(given) is np.ndarray:
         return given
@@ -121,24 +99,17 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         tensor = given.detach().cpu()
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _no_array(name, given, error) from None
-
-
-def _no_array(name: str, given: Any, error: Exception) -> BufferMisuseError:
-    kind = type(given).__name__
-    return BufferMisuseError(f"{name} must be a tensor or an array, got {kind}: {error}")
+        kind = type(given).__name__
+        raise BufferMisuseError(
+            f"{name} must be a tensor or an array, got {kind}: {error}"
+        ) from None
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
-    """A plain tensor, of whatever shape and dtype, where it lies; without gradients.
-
-    Raises:
-        BufferMisuseError: It is none and no array that can be made one.
-    """
-    if type(given) is torch.Tensor:
-        return given.detach() if given.requires_grad else given
+    """A plain tensor, of whatever shape and dtype, where it lies; without gradients."""
     if isinstance(given, torch.Tensor):
-        return given.detach().as_subclass(torch.Tensor)
+        plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
+        return plain.detach() if plain.requires_grad else plain
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
     flags = array.flags
@@ -146,8 +117,11 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_array(name, given, error) from None
+    except TypeError:
+        raise BufferMisuseError(
+            f"{name} must be a tensor or an array, got {type(given).__name__}: torch has no dtype "
+            f"{array.dtype}"
+        ) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
@@ -155,7 +129,7 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
     try:
         count = operator.index(number)
     except TypeError:
-        raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}") from None
+        count = 0
     if count < 1 or number is True:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
     if most is not None and count > most:
@@ -163,12 +137,8 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
     return count
 
 
-def read_columns(columns: Any, known: tuple[str, ...]) -> frozenset[str] | None:
-    """The names of the columns to draw, or None for all.
-
-    Raises:
-        BufferMisuseError: They are no names of `known` columns, or there is none.
-    """
+def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
+    """The names of the columns to draw, one at least, out of `known`; or None for all."""
     if columns is None:
         return None
     names: tuple[Any, ...] = ()
@@ -183,8 +153,6 @@ def read_columns(columns: Any, known: tuple[str, ...]) -> frozenset[str] | None:
 
 def read_number(name: str, number: Any, most: float = 1.0) -> float:
     """The number as a float; raise BufferMisuseError unless it is finite and from 0 to most."""
-    if type(number) is float and 0.0 <= number <= most and number < math.inf:
-        return number
     value = math.nan
     if not isinstance(number, str | bytes | bytearray) and getattr(number, "ndim", 0) == 0:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -204,20 +172,11 @@ def read_array(
 ) -> np.ndarray:
     """An array of exactly this shape whose values the dtype can hold.
 
-    Args:
-        name: Of the field, for messages.
-        given: Array, tensor or nested list.
-        shape: Expected.
-        dtype: Of the storage. Floats may lose precision, integers no value; flags may be integers
-            0 and 1, and come back as bool.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Something else was given.
+    Floats may lose precision, integers no value; flags may be integers 0 and 1, and come back as
+    bool. A tensor may lie on the device, too.
     """
     array = as_array(name, given, device)
-    if array.shape != shape:
-        raise BufferMisuseError(f"{name} has shape {array.shape}, expected {shape}")
+    _check_shape(name, array.shape, shape)
     if dtype == _BOOL and array.dtype.kind in "iu":
         return read_flags(name, array)
     if not _holds_values(dtype, array):
@@ -229,30 +188,22 @@ def read_array(
 
 
 def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A plain tensor of exactly this shape and of a dtype that can be cast to the given one.
+    """A plain tensor of exactly this shape whose values the dtype can hold, as `read_array` says.
 
-    Raises:
-        BufferMisuseError: Something else was given.
+    One that has to be looked at comes to the host.
     """
     tensor = as_tensor(name, given)
-    if tensor.shape != shape and tuple(tensor.shape) != tuple(shape):
-        raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
-        return read_flags(name, tensor)
-    fits = tensor.dtype is dtype or torch.can_cast(tensor.dtype, dtype)
-    if fits and tensor.dtype is not dtype and not dtype.is_floating_point:  # none may change
-        own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-        fits = _holds_values(own, tensor.cpu().numpy())
-    if not fits:
-        raise BufferMisuseError(
-            f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
-        )
-    return tensor
+    _check_shape(name, tensor.shape, shape)
+    is_real = dtype.is_floating_point and not tensor.is_complex()
+    if tensor.dtype is dtype or is_real:
+        return tensor
+    own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    return as_tensor(name, read_array(name, tensor, tensor.shape, own, tensor.device))
 
 
 def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
-    if array.dtype == dtype:  # asking NumPy takes 1.4 us
+    if array.dtype == dtype:
         return True
     if dtype.kind not in "iu" or array.dtype.kind not in "iu":
         rule: Any = "safe" if dtype.kind in "iu" else "same_kind"
@@ -262,14 +213,9 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
 
 
 def read_flags(name: str, given: Any) -> Any:
-    """Bools of a tensor or array of any shape that has bools, or integers 0 and 1; where it lies.
-
-    Raises:
-        BufferMisuseError: It has other integers.
-    """
-    if isinstance(given, torch.Tensor):
-        # Torch does not compare all unsigned integers with bools.
-        given = given.to(torch.int64) if given.dtype in _UNSIGNED else given
+    """Bools, where they lie, of a tensor or array that has bools, or integers 0 and 1."""
+    if isinstance(given, torch.Tensor):  # which does not compare all unsigned integers
+        given = given if given.dtype is torch.bool else given.to(torch.int64)
         flags: Any = given.bool()
     else:
         flags = given.astype(np.bool_, copy=False)
@@ -279,34 +225,45 @@ def read_flags(name: str, given: Any) -> Any:
     return flags
 
 
-def _count_rows(rewards: Any) -> int:
-    """Length of `rewards`, which tells that of the other columns and has to be a single axis."""
-    read = rewards if isinstance(rewards, torch.Tensor) else as_array("rewards", rewards)
-    shape = tuple(read.shape)
-    if len(shape) != 1:
-        raise BufferMisuseError(
-            f"rewards has shape {shape}, expected (K,): one number per transition"
-        )
-    return shape[0]
-
-
 def check_rewards(rewards: np.ndarray, what: str = "") -> None:
-    """Raise BufferMisuseError unless all of float (K,) are finite as float32, as they are stored.
-
-    Args:
-        rewards: See above.
-        what: Begins the message.
-    """
-    stored = rewards
-    if rewards.dtype != np.float32:
-        with np.errstate(over="ignore"):
-            stored = rewards.astype(np.float32)
-    if not np.isfinite(stored).all():
-        wrong = np.flatnonzero(~np.isfinite(stored))
+    """Raise an error that begins with `what` unless all of float (K,) are finite as float32."""
+    # Unlike `dot`, `vdot` does not warn of sums that are not finite.
+    if rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL:
+        return
+    with np.errstate(over="ignore"):
+        stored = rewards.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(stored))
+    if len(wrong):
         raise BufferMisuseError(
             f"{what}rewards[{wrong[0]}] is {stored[wrong[0]]} as float32, expected finite numbers; "
             "find the step that makes it"
         )
+
+
+def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
+    """Rewards float32 or float64 (K,), finite as float32."""
+    rewards = as_array("rewards", given, device)
+    if rewards.ndim != 1:
+        raise BufferMisuseError(
+            f"rewards has shape {rewards.shape}, expected (K,): one number per transition"
+        )
+    if rewards.dtype not in _FLOATS:
+        rewards = _stored(read_array("rewards", rewards, rewards.shape, _FLOAT32), _FLOAT32)
+    check_rewards(rewards)
+    return rewards
+
+
+def _read_ids(
+    env_ids: Any, device: torch.device | None, num_rows: int | None, expected: str
+) -> np.ndarray:
+    """Integers int64 (K,), a copy; of K rows if that is given."""
+    ids = as_array("env_ids", env_ids, device)
+    is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))
+    if not is_shaped or (ids.size and ids.dtype.kind not in "iu"):
+        raise BufferMisuseError(
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected {expected}"
+        )
+    return ids.astype(np.int64)
 
 
 def read_distinct_ids(
@@ -315,24 +272,16 @@ def read_distinct_ids(
     """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,); None: all.
 
     A tensor may lie on `device`.
-
-    Raises:
-        BufferMisuseError: Something else was given.
     """
     if env_ids is None:
         return np.arange(num_envs)
-    ids = as_array("env_ids", env_ids, device)
-    if ids.dtype == _BOOL and ids.shape == (num_envs,):
-        return np.flatnonzero(ids)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise BufferMisuseError(
-            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
-            f"mask bool ({num_envs},)"
-        )
-    ids = np.array(ids, np.int64)
-    in_order = np.sort(ids)
+    given = as_array("env_ids", env_ids, device)
+    if given.dtype == _BOOL and given.shape == (num_envs,):
+        return np.flatnonzero(given)
+    ids = _read_ids(given, device, None, f"integers (K,) or a mask bool ({num_envs},)")
+    ordered = np.sort(ids)
     if ids.size and (
-        in_order[0] < 0 or in_order[-1] >= num_envs or (in_order[1:] == in_order[:-1]).any()
+        ordered[0] < 0 or ordered[-1] >= num_envs or (ordered[1:] == ordered[:-1]).any()
     ):
         raise BufferMisuseError(
             f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
@@ -350,9 +299,6 @@ def read_row_ids(
         num_rows: K.
         num_envs: Number of environments, 0 if the buffer keeps no track of them.
         device: Where a tensor may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
     """
     if env_ids is None:
         if num_envs and num_rows % num_envs:
@@ -361,60 +307,43 @@ def read_row_ids(
                 f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
             )
         return _NO_IDS
-    ids = as_array("env_ids", env_ids, device)
-    if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
+    ids = _read_ids(env_ids, device, num_rows, f"integers ({num_rows},)")
+    wrong = ids[(ids < 0) | (ids >= num_envs)]
+    if num_envs and len(wrong):
         raise BufferMisuseError(
-            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
-        )
-    if not num_envs:
-        return _NO_IDS
-    ids = ids.astype(np.int64, copy=False)
-    if ids.size and ids.view(np.uint64).max() >= num_envs:  # negative ones, too
-        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
-        raise BufferMisuseError(
-            f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
+            f"env_ids has {wrong[0]}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
             f"{num_envs}"
         )
-    return ids
+    return ids if num_envs else _NO_IDS
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
-    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's.
-
-    Raises:
-        BufferMisuseError: Something else was given.
-    """
+    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's."""
     return np.array(read_array("valid", valid, (num_rows,), _BOOL, device), np.bool_)
 
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
-    """List what lies at the leaves of a nest that must be shaped like the space.
-
-    Raises:
-        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
-    """
-    return list(_walk_tree(space, tree, name))
-
-
-def _walk_tree(space: Space, tree: Any, path: str) -> Iterator[Any]:
+    """List what lies at the leaves of a nest that must be shaped like the space."""
+    got: Any = type(tree).__name__
+    nest: Any = tree
+    parts: Mapping[Any, Space]
     if isinstance(space, spaces.Dict):
-        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
-            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{path} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
-            )
-        for key, child in space.spaces.items():
-            yield from _walk_tree(child, tree[key], f"{path}[{key!r}]")
+        parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
+        fits = isinstance(tree, Mapping) and set(tree) == set(parts)
+        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
     elif isinstance(space, spaces.Tuple):
-        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
-            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{path} must be a tuple of {len(space.spaces)} items, got {got}"
-            )
-        for index, child in enumerate(space.spaces):
-            yield from _walk_tree(child, tree[index], f"{path}[{index}]")
+        parts, expected = dict(enumerate(space.spaces)), f"tuple of {len(space.spaces)} items"
+        fits = isinstance(tree, tuple | list) and len(tree) == len(parts)
+        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
     else:
-        yield tree
+        return [tree]
+    if not fits:
+        raise BufferMisuseError(f"{name} must be a {expected}, got {got}")
+    return [
+        leaf
+        for key, child in parts.items()
+        for leaf in tree_leaves(child, nest[key], f"{name}[{key!r}]")
+    ]
 
 
 def read_nest(
@@ -425,18 +354,9 @@ def read_nest(
     count: int,
     device: torch.device | None = None,
 ) -> list[np.ndarray]:
-    """Observations of `count` rows as arrays (K, *shape), in the order of the space.
+    """Observations, nested like the space, of K rows as arrays (K, *shape), in its order.
 
-    Args:
-        name: Of the argument, for messages.
-        given: Nested like the space.
-        space: Of one observation.
-        leaves: Of the space, with the name "obs".
-        count: K.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Structure, shape or dtype does not fit.
+    `leaves` are those of the space, with the name "obs".
     """
     values = zip(leaves, tree_leaves(space, given, name), strict=True)
     return [
@@ -445,30 +365,42 @@ def read_nest(
     ]
 
 
+def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    with np.errstate(over="ignore"):  # looked for in rewards
+        return np.ascontiguousarray(array, dtype)
+
+
+def _read_field(
+    name: str, given: Any, field: Field, count: int, device: torch.device
+) -> np.ndarray:
+    """A column (K, *shape) of the dtype of the field."""
+    array = read_array(name, given, (count, *field.shape), field.dtype, device)
+    return _stored(array, field.dtype)
+
+
 class ColumnReader:
-    """Reads the columns of steps; arrays that are as they are stored take little asking.
+    """Reads the columns of steps.
 
     Args:
         layout: Of the rows that they go into.
     """
 
     def __init__(self, layout: RowLayout):
-        fields, self._layout = layout.fields, layout
+        self._layout = layout
         self._others = ("actions", *_FLAGS, *layout.extras)
+        self._names = {"obs", "next_obs", "rewards", *self._others}
+        # What most adds have: an array for each name, of which dtypes are compared as objects.
         is_flat = layout.obs == ["obs"] and layout.frames is None
-        self._flat = (
-            operator.itemgetter("rewards", *self._others, "obs", "next_obs") if is_flat else None
-        )
-        kinds = [(name, fields[name]) for name in self._others]
-        for prefix in ("", "next_") if layout.frames is None else ():
-            kinds += [(prefix + path, fields[path]) for path in layout.obs]
-        self._fields = [(path, f.shape, np.dtype(f.dtype.str)) for path, f in kinds]
-        self._names = {*_COLUMNS, *layout.extras}
-        self._count, self._expected = -1, self._fields
+        kinds = {name: layout.fields[name] for name in ("obs", *self._others)} if is_flat else {}
+        kinds |= {"next_obs": kinds["obs"]} if is_flat else {}
+        self._flat = [(name, f.shape, np.dtype(f.dtype.str)) for name, f in kinds.items()]
+        self._expected, self._shape = self._flat, None  # for adds of as many rows as the last
 
     def read(
         self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
-    ) -> dict[str, np.ndarray]:
+    ) -> Mapping[str, np.ndarray]:
         """Steps as arrays (K, ...) by path, of the dtypes of the rows; rewards may be float64.
 
         The leaves of next_obs are there too, also where the rows have none.
@@ -477,60 +409,40 @@ class ColumnReader:
             columns: From the user, by name; None for one that was not given.
             device: Where tensors may lie besides the CPU.
             optional: Further columns there may be.
-
-        Raises:
-            BufferMisuseError: A column is missing, unknown or does not fit.
         """
-        rewards, *leaves = self._flatten(columns, optional)
-        # Where the sum of squares is small all are finite, also as float32. Unlike `dot`, `vdot`
-        # does not warn of sums that are not.
-        is_plain = rewards.__class__ is np.ndarray and rewards.dtype in _FLOATS
-        if not (is_plain and rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL):
-            rewards = _read_rewards(rewards, device)
-        count, found, frames = len(rewards), {"rewards": rewards}, self._layout.frames
-        for name in ("obs", "next_obs") if frames is not None else ():
-            assert frames is not None
-            found[name] = _read_frames(name, columns[name], frames, count, device)
-        if count != self._count:  # most adds are of as many rows as the one before
-            self._expected = [(path, (count, *inner), own) for path, inner, own in self._fields]
-            self._count = count
-        for value, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
-            if value.__class__ is np.ndarray and value.dtype is dtype and value.shape == shape:
-                found[path] = value
-            else:
-                if value is None:  # or a leaf of an observation is
-                    self._check_names(columns, optional)
-                found[path] = _stored(read_array(path, value, shape, dtype, device), dtype)
-        for name in optional & columns.keys() if optional else ():
-            field = self._layout.fields[name]
-            array = read_array(name, columns[name], (count, *field.shape), field.dtype, device)
-            found[name] = _stored(array, field.dtype)
+        if self._is_stored(columns):
+            check_rewards(columns["rewards"])
+            return columns
+        given = {name: column for name, column in columns.items() if column is not None}
+        if given.keys() != self._names:
+            _check_names(given, self._names, optional)
+        layout, rewards = self._layout, _read_rewards(given["rewards"], device)
+        count, found = len(rewards), {"rewards": rewards}
+        for name, prefix in (("obs", ""), ("next_obs", "next_")):
+            if layout.frames is not None:
+                found[name] = _read_frames(name, given[name], layout.frames, count, device)
+                continue
+            leaves = tree_leaves(layout.observation_space, given[name], name)
+            for path, leaf in zip(layout.obs, leaves, strict=True):
+                field, path = layout.fields[path], prefix + path
+                found[path] = _read_field(path, leaf, field, count, device)
+        for name in (*self._others, *(optional & given.keys())):
+            found[name] = _read_field(name, given[name], layout.fields[name], count, device)
         return found
 
-    def _flatten(self, columns: Mapping[str, Any], optional: Set[str]) -> Sequence[Any]:
-        """Rewards, then what is given for each of the other fields."""
-        try:
-            if self._flat is not None and len(columns) == len(self._names):
-                found = self._flat(columns)
-                if found[0] is not None:
-                    return found
-            obs, following, rewards = columns["obs"], columns["next_obs"], columns["rewards"]
-            leaves = [columns[name] for name in self._others]
-        except KeyError:
-            obs = following = rewards = None
-            leaves: list[Any] = []
-        is_whole = len(columns) == len(self._names)
-        if not is_whole or obs is None or following is None or rewards is None:
-            self._check_names(columns, optional)
-        if self._layout.frames is not None:
-            return [rewards, *leaves]
-        space = self._layout.observation_space
-        nests = tree_leaves(space, obs, "obs") + tree_leaves(space, following, "next_obs")
-        return [rewards, *leaves, *nests]
-
-    def _check_names(self, columns: Mapping[str, Any], optional: Set[str]) -> None:
-        given = {name: column for name, column in columns.items() if column is not None}
-        _check_names(given, self._names, optional)
+    def _is_stored(self, columns: Mapping[str, Any]) -> bool:
+        """Whether all columns are arrays as they are stored; a third of the time of asking each."""
+        rewards = columns.get("rewards")
+        if not self._flat or len(columns) != len(self._names) or type(rewards) is not np.ndarray:
+            return False
+        if rewards.shape != self._shape:
+            self._shape = rewards.shape
+            self._expected = [(n, (*rewards.shape, *inner), own) for n, inner, own in self._flat]
+        for name, shape, dtype in self._expected:
+            value = columns.get(name)
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                return False
+        return rewards.ndim == 1 and rewards.dtype in _FLOATS
 
     def read_transitions(
         self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,
@@ -538,15 +450,7 @@ class ColumnReader:
     ) -> Transitions:  # fmt: skip
         """Read what `add` of a ring takes, without the rows that are not valid.
 
-        Args:
-            columns: See `read`.
-            env_ids: See `read_row_ids`.
-            valid: See `read_valid`; None for all.
-            num_envs: Number of environments, 0 if the buffer does not tell them apart.
-            device: Where tensors may lie besides the CPU.
-
-        Raises:
-            BufferMisuseError: Something does not fit.
+        The arguments are those of `read`, `read_row_ids` and `read_valid`; `valid` is None for all.
         """
         arrays = self.read(columns, device)
         count = len(arrays["rewards"])
@@ -572,27 +476,11 @@ def read_steps(
 ) -> dict[str, np.ndarray]:
     """As `ColumnReader.read`, with rewards as they are stored."""
     found = ColumnReader(layout).read(columns, device, optional)
-    return {**found, "rewards": _stored(found["rewards"], np.dtype(np.float32))}
-
-
-def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
-    """Rewards float32 or float64 (K,), finite as float32."""
-    rewards = given
-    if rewards.__class__ is not np.ndarray or rewards.dtype not in _FLOATS:
-        count = _count_rows(given)
-        rewards = read_array("rewards", given, (count,), _FLOATS[1], device)
-        rewards = _stored(rewards, _FLOATS[1])
-    _count_rows(rewards)
-    check_rewards(rewards)
-    return rewards
+    return {**found, "rewards": _stored(found["rewards"], _FLOAT32)}
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows that are left out interrupt environments.
-
-    Args:
-        env_ids: int64 (K,).
-        is_valid: bool (K,).
+    """Where rows of env_ids int64 (K,) that are not valid, bool (K,), interrupt environments.
 
     Returns:
         bool (K,), rows whose environment's next row here is left out; and the environments whose
@@ -611,63 +499,6 @@ def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, n
     return stops, ids[is_first & is_out]
 
 
-def read_episode(
-    episode: Mapping[str, Any], layout: RowLayout, device: torch.device
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
-    """A whole episode of T steps.
-
-    Returns:
-        Arrays (T, ...) by path (of the observations the first T), one row of the last observation
-        by path, and T.
-
-    Raises:
-        BufferMisuseError: A column is missing, unknown or does not fit, or a flag ends the episode
-            before its last step.
-    """
-    if not isinstance(episode, Mapping):
-        raise BufferMisuseError(
-            f"an episode must be a dict of columns, got {type(episode).__name__}"
-        )
-    flags = (*_FLAGS, "boundaries")
-    _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
-    count = _count_rows(episode["rewards"])
-    if count == 0:
-        raise BufferMisuseError("the episode has no step; expected one at least")
-
-    def read(name: str, path: str, value: Any, length: int) -> np.ndarray:
-        _, shape, dtype, _ = layout.fields[path]
-        return _stored(read_array(name, value, (length, *shape), dtype, device), dtype)
-
-    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
-        leaves = tree_leaves(layout.observation_space, episode[name], name)
-        named = zip(layout.obs, leaves, strict=True)
-        return {p: read(name + p.removeprefix("obs"), p, leaf, length) for p, leaf in named}
-
-    has_next = "next_obs" in episode
-    obs = read_obs("obs", count if has_next else count + 1)
-    last = {path: array[-1:] for path, array in obs.items()}
-    if has_next:
-        following = read_obs("next_obs", count)
-        for path, array in obs.items():
-            _check_successors(path, array, following[path])
-            last[path] = following[path][-1:]
-    names = ("actions", "rewards", *layout.extras, *flags)
-    found = {n: read(n, n, episode[n], count) for n in names if n in episode}
-    check_rewards(found["rewards"])
-    has_flags = "terminations" in found or "truncations" in found
-    for name in flags:
-        found.setdefault(name, np.zeros(count, np.bool_))
-    if not has_flags:
-        found["truncations"][-1] = True
-    over = (found["terminations"] | found["truncations"])[:-1]
-    if over.any():
-        raise BufferMisuseError(
-            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
-            "there, or use the column boundaries for what does not end an episode"
-        )
-    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
-
-
 def _read_frames(
     name: str, given: Any, frames: FrameLayout, count: int, device: torch.device
 ) -> np.ndarray:
@@ -684,23 +515,60 @@ def _read_frames(
         )
     is_stack = array.shape == shapes[0]
     array = read_array(name, array, array.shape, frames.dtype)
-    if is_stack:
-        return _stored(frames.split(array), frames.dtype)
-    return _stored(array.reshape((count, 1, *frames.shape)), frames.dtype)
+    parts = frames.split(array) if is_stack else array.reshape((count, 1, *frames.shape))
+    return _stored(parts, frames.dtype)
 
 
-def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if array.dtype == dtype and array.flags.c_contiguous:
-        return array
-    with np.errstate(over="ignore"):  # looked for in rewards
-        return np.ascontiguousarray(array, dtype)
+def read_episode(
+    episode: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
+    """A whole episode of T steps.
 
-
-def _check_successors(path: str, obs: np.ndarray, following: np.ndarray) -> None:
-    same = (obs[1:] == following[:-1]) | (obs[1:] != obs[1:])  # or NaN
-    wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
-    if len(wrong):
+    Returns:
+        Arrays (T, ...) by path (of the observations the first T), one row of the last observation
+        by path, and T.
+    """
+    if not isinstance(episode, Mapping):
         raise BufferMisuseError(
-            f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
-            "in one episode they are the same observation: split it there"
+            f"an episode must be a dict of columns, got {type(episode).__name__}"
         )
+    flags, fields = (*_FLAGS, "boundaries"), layout.fields
+    _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
+    rewards = _read_rewards(episode["rewards"], device)
+    count, found = len(rewards), {"rewards": _stored(rewards, _FLOAT32)}
+    if count == 0:
+        raise BufferMisuseError("the episode has no step; expected one at least")
+
+    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
+        leaves = tree_leaves(layout.observation_space, episode[name], name)
+        return {
+            path: _read_field(name + path.removeprefix("obs"), leaf, fields[path], length, device)
+            for path, leaf in zip(layout.obs, leaves, strict=True)
+        }
+
+    has_next = "next_obs" in episode
+    obs = read_obs("obs", count if has_next else count + 1)
+    following = read_obs("next_obs", count) if has_next else obs
+    last = {path: array[-1:] for path, array in following.items()}
+    for path, array in obs.items() if has_next else ():
+        same = (array[1:] == following[path][:-1]) | (array[1:] != array[1:])  # or NaN
+        wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
+        if len(wrong):
+            raise BufferMisuseError(
+                f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
+                "in one episode they are the same observation: split it there"
+            )
+    for name in ("actions", *layout.extras, *flags):
+        if name in episode:
+            found[name] = _read_field(name, episode[name], fields[name], count, device)
+    if not episode.keys() & {*_FLAGS}:
+        found["truncations"] = np.arange(count) == count - 1
+    for name in flags:
+        found.setdefault(name, np.zeros(count, np.bool_))
+    over = (found["terminations"] | found["truncations"])[:-1]
+    if over.any():
+        raise BufferMisuseError(
+            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
+            "there, or use the column boundaries for what does not end an episode"
+        )
+    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count

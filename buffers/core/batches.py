@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from buffers.core.copies import owned
+from buffers.core.copies import each_tensor
 
 __all__ = ["Batch"]
 
@@ -96,12 +96,10 @@ class Batch:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the tensors alone, each without the memory around it."""
-        return _rebuild, (type(self), owned(self._contents()))
-
-
-def _rebuild(cls: type[Batch], contents: Mapping[str, Any]) -> Batch:
-    return cls._made_of(contents)
+        """Pickle the tensors alone, each without the memory around it: that is saved as well."""
+        keep = torch.contiguous_format
+        own = each_tensor(self._contents(), lambda t: t.detach().clone(memory_format=keep))
+        return type(self)._made_of, (own,)
 
 
 def _describe(column: Any) -> str:

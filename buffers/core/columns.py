@@ -13,20 +13,9 @@ from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_fits, zeroed_bytes
 
-__all__ = [
-    "Allocate",
-    "Column",
-    "ColumnSpec",
-    "allocate_columns",
-    "foreach_copy",
-    "spec_bytes",
-    "torch_dtype",
-]
+__all__ = ["Allocate", "Column", "ColumnSpec", "allocate_columns", "spec_bytes", "torch_dtype"]
 
-Allocate = Callable[..., np.ndarray]  # allocate(shape, dtype) -> zeroed array
-
-# Copies a list of tensors into another in one call; torch has no public name for it.
-foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+Allocate = Callable[..., Any]  # allocate(shape, dtype) -> zeroed array, or tensor on the device
 
 
 class ColumnSpec(NamedTuple):
@@ -56,27 +45,36 @@ class Column:
 
     Attributes:
         spec: What it is.
-        host: The NumPy pages, or None if the column lives on the device only.
         tensor: Over the same memory as `host`, or of its own on another device.
+        is_twofold: Host and device hold a copy each.
+        nbytes: Bytes held, on host and device together.
     """
 
-    __slots__ = ("_host_tensor", "_pages", "spec", "tensor")
+    __slots__ = ("_pages", "_there", "is_twofold", "nbytes", "spec", "tensor")
 
     def __init__(
         self, spec: ColumnSpec, device: torch.device, staged: bool, allocate: Allocate | None
     ):
-        self.spec = spec
-        self._pages: np.ndarray | None = None
-        self._host_tensor: torch.Tensor | None = None
-        if not staged or spec.place != "device":
-            self._pages = _allocate_pages(spec, device, allocate)
-            self._host_tensor = torch.from_numpy(self._pages)
+        self.spec, self._pages = spec, None
+        dtype, is_given = torch_dtype(spec.dtype), spec.is_shared and allocate is not None
+        is_here = not staged or spec.place != "device"
+        if is_here and is_given and allocate is not None and not spec.is_on_device:
+            self._pages = _checked(spec, allocate(spec.shape, spec.dtype), None)
+        elif is_here and device.type == "cuda" and spec.place == "both":
+            # Pinned memory can be copied without waiting.
+            pinned = torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True)
+            self._pages = pinned.numpy()
+        elif is_here:  # memory of torch is aligned to cache lines
+            self._pages = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
+        host = None if self._pages is None else torch.from_numpy(self._pages)
         if spec.is_on_device and allocate is not None:
-            self.tensor = _allocated_tensor(spec, device, allocate)
-        elif self._host_tensor is None or (staged and spec.place == "both"):
-            self.tensor = torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
+            self.tensor = _checked(spec, allocate(spec.shape, spec.dtype), device)
+        elif host is None or (staged and spec.place == "both"):
+            self.tensor = torch.zeros(spec.shape, dtype=dtype, device=device)
         else:
-            self.tensor = self._host_tensor
+            self.tensor = host
+        self._there, self.is_twofold = host, host is not None and self.tensor is not host
+        self.nbytes = spec.nbytes * (2 if self.is_twofold else 1)
 
     @property
     def host(self) -> np.ndarray:
@@ -84,36 +82,14 @@ class Column:
         assert self._pages is not None, f"{self.spec.name} lives on the device only"
         return self._pages
 
-    @property
-    def is_twofold(self) -> bool:
-        """Whether host and device hold a copy each."""
-        return self._host_tensor is not None and self.tensor is not self._host_tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, on host and device together."""
-        return self.spec.nbytes * (2 if self.is_twofold else 1)
-
     def rows(self) -> tuple[torch.Tensor, ...]:
         """Views of the tensor, one for each index of the first axis."""
         return self.tensor.unbind(0)
 
-    def host_rows(self) -> tuple[torch.Tensor, ...]:
-        """Views of the host pages as tensors, one for each index of the first axis."""
-        assert self._host_tensor is not None, f"{self.spec.name} lives on the device only"
-        return self._host_tensor.unbind(0)
-
     def upload(self, where: slice = slice(None)) -> None:
         """Enqueue the copy of the host pages, or some rows, to the device, if there are two."""
-        if self.is_twofold:
-            assert self._host_tensor is not None
-            self.tensor[where].copy_(self._host_tensor[where], non_blocking=True)
-
-    def download(self, where: slice) -> None:
-        """Copy some rows from the device to the host pages, and wait for that."""
-        if self.is_twofold:
-            assert self._host_tensor is not None
-            self._host_tensor[where].copy_(self.tensor[where])
+        if self.is_twofold and self._there is not None:
+            self.tensor[where].copy_(self._there[where], non_blocking=True)
 
     def copied_pages(self) -> list[np.ndarray]:
         """What a copy of the column is made of: its memory, on host and device, as host arrays."""
@@ -125,6 +101,29 @@ class Column:
         fill_block(self.tensor, pages[0])
         if self.is_twofold:
             np.copyto(self.host, pages[1])
+
+
+def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
+    """What `allocate` returned: an array, or a tensor on a device.
+
+    Raises:
+        BufferMisuseError: It is something else than asked for.
+    """
+    is_array, kind = isinstance(given, np.ndarray), type(given).__name__
+    if is_array or isinstance(given, torch.Tensor):
+        there = "" if is_array else f" on {given.device}"
+        kind = f"{kind} {given.dtype} {tuple(given.shape)}{there}"
+    if device is None:
+        fits = isinstance(given, np.ndarray) and given.flags.carray and given.dtype == spec.dtype
+        wanted = f"a NumPy array {spec.dtype} {spec.shape}, C-contiguous and writeable"
+    else:
+        dtype = torch_dtype(spec.dtype)
+        fits = isinstance(given, torch.Tensor) and (given.device, given.dtype) == (device, dtype)
+        fits = fits and given.is_contiguous()
+        wanted = f"a contiguous tensor {dtype} {spec.shape} on {device}"
+    if not fits or tuple(given.shape) != spec.shape:
+        raise BufferMisuseError(f"allocate returned {kind} for {spec.name}, expected {wanted}")
+    return given
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
@@ -156,8 +155,7 @@ def allocate_columns(
         specs: The columns.
         device: Where the tensors live.
         staged: Host and device have memory of their own, as always if the device is not the CPU.
-        allocate: Supplies the pages of columns the environment reads or writes; None for own
-        memory.
+        allocate: Supplies the pages of columns the environment reads or writes; None for own.
         advice: What to do if the memory does not suffice.
 
     Raises:
@@ -166,60 +164,9 @@ def allocate_columns(
     """
     specs = list(specs)
     host_bytes, device_bytes = spec_bytes(specs, staged)
-    if device.type == "cuda":
-        host_bytes += sum(_unused_bytes(spec) for spec in specs if spec.place == "both")
     if staged and device.type == "cpu":
         host_bytes, device_bytes = host_bytes + device_bytes, 0
     if device_bytes:
         check_fits(what, device_bytes, device, advice)
     with allocation(what, host_bytes, torch.device("cpu"), advice):
         return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
-
-
-def _unused_bytes(spec: ColumnSpec) -> int:
-    """What torch takes for pinned pages besides those asked for: it rounds up to a power of 2."""
-    return (1 << (spec.nbytes - 1).bit_length()) - spec.nbytes if spec.nbytes else 0
-
-
-def _allocate_pages(
-    spec: ColumnSpec, device: torch.device, allocate: Allocate | None
-) -> np.ndarray:
-    if allocate is None or not spec.is_shared or spec.is_on_device:
-        # Memory of torch is aligned to cache lines; pinned, it can be copied without blocking.
-        pinned = device.type == "cuda" and spec.place == "both"
-        if pinned:
-            dtype = torch_dtype(spec.dtype)
-            return torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True).numpy()
-        return zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
-    pages: Any = allocate(spec.shape, spec.dtype)
-    if not isinstance(pages, np.ndarray):
-        raise BufferMisuseError(
-            f"allocate must return a NumPy array for {spec.name}, got {type(pages).__name__}"
-        )
-    if pages.shape != spec.shape or pages.dtype != spec.dtype:
-        raise BufferMisuseError(
-            f"allocate returned shape {pages.shape} and dtype {pages.dtype} for {spec.name}, "
-            f"expected {spec.shape} and {spec.dtype}"
-        )
-    if not (pages.flags.c_contiguous and pages.flags.writeable):
-        raise BufferMisuseError(
-            f"allocate returned an array for {spec.name} that is not C-contiguous or not writeable"
-        )
-    return pages
-
-
-def _allocated_tensor(spec: ColumnSpec, device: torch.device, allocate: Any) -> torch.Tensor:
-    tensor, dtype = allocate(spec.shape, spec.dtype), torch_dtype(spec.dtype)
-    if (
-        not isinstance(tensor, torch.Tensor)
-        or (tensor.device, tensor.dtype, tuple(tensor.shape)) != (device, dtype, spec.shape)
-        or not tensor.is_contiguous()
-    ):
-        kind = type(tensor).__name__
-        if isinstance(tensor, torch.Tensor):
-            kind = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-        raise BufferMisuseError(
-            f"allocate returned {kind} for {spec.name}, expected a contiguous tensor {dtype} "
-            f"{spec.shape} on {device}"
-        )
-    return tensor

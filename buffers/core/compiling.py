@@ -18,26 +18,22 @@ def njit(*, cache: bool = True, **options: Any) -> Callable[[Any], Any]:
 
     def decorate(function: Any) -> Any:
         dispatcher = cached_njit(function, **options)
+        compile_or_load: Any = getattr(dispatcher, "compile", None)
+
+        def is_news() -> bool:
+            if dispatcher.stats.cache_misses and not _announced:  # it is not being loaded
+                _announced.append(function.__name__)
+                return True
+            return False
+
+        def compile_announced(signature: Any) -> Any:
+            if _announced:
+                return compile_or_load(signature)
+            with announced("the kernels of buffers", [function], is_compiling=is_news):
+                return compile_or_load(signature)
+
         if not is_jit_off():
-            dispatcher.compile = _announce(dispatcher, function)
+            dispatcher.compile = compile_announced
         return dispatcher
 
     return decorate
-
-
-def _announce(dispatcher: Any, function: Any) -> Callable[[Any], Any]:
-    compile_or_load = dispatcher.compile
-
-    def is_news() -> bool:
-        if dispatcher.stats.cache_misses and not _announced:  # it is not being loaded
-            _announced.append(function.__name__)
-            return True
-        return False
-
-    def compile_announced(signature: Any) -> Any:
-        if _announced:
-            return compile_or_load(signature)
-        with announced("the kernels of buffers", [function], is_compiling=is_news):
-            return compile_or_load(signature)
-
-    return compile_announced

@@ -1,4 +1,4 @@
-"""Copies and pickles of buffers and batches: made anew and filled, not taken over part by part.
+"""Copies and pickles of buffers: made anew and filled, not taken over part by part.
 
 A buffer looks at one piece of memory through arrays, tensors and views of both. Copied part by
 part, every one of them would become memory of its own, and what is written through one would not be
@@ -7,7 +7,6 @@ seen through another.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,9 @@ import torch
 
 from buffers.core.guard import Guard
 
-__all__ = ["Rebuilt", "each_tensor", "fill_block", "owned", "rebuild"]
+__all__ = ["Rebuilt", "each_tensor", "fill_block", "rebuild"]
+
+_names_by_maker: dict[type, frozenset[str]] = {}  # attributes that constructors make
 
 
 class Rebuilt:
@@ -44,11 +45,6 @@ class Rebuilt:
         # No `vars(self)` here: an object it was called on finds its attributes more slowly.
         self._made_by = maker, arguments, options
 
-    def _added(self) -> dict[str, Any]:
-        """Attributes that no constructor of ours makes: those of subclasses and users."""
-        own = _own_names(*self._made_by)
-        return {name: value for name, value in vars(self).items() if name not in own}
-
     def _copied_state(self) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -60,33 +56,19 @@ class Rebuilt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_copyable()
-        return rebuild, (type(self), *self._made_by), (self._copied_state(), self._added())
+        maker, arguments, options = self._made_by
+        if maker not in _names_by_maker:
+            small = rebuild(maker, maker, (1, *arguments[1:]), {**options, "device": "cpu"})
+            _names_by_maker[maker] = frozenset(vars(small))
+        own = _names_by_maker[maker]
+        added = {name: value for name, value in vars(self).items() if name not in own}
+        return rebuild, (type(self), *self._made_by), (self._copied_state(), added)
 
     def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
         state, added = parts
         self._take_copied_state(state)
         for name, value in added.items():
             setattr(self, name, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        self._check_copyable()
-        maker, arguments, options = copy.deepcopy(self._made_by, memo)
-        made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
-        made.__setstate__((self._copied_state(), copy.deepcopy(self._added(), memo)))  # it copies
-        return made
-
-
-_names_by_maker: dict[type, frozenset[str]] = {}
-
-
-def _own_names(
-    maker: type[Any], arguments: tuple[Any, ...], options: dict[str, Any]
-) -> frozenset[str]:
-    """The attributes that the constructor of a class makes, from a buffer of size 1."""
-    if maker not in _names_by_maker:
-        made = maker(1, *arguments[1:], **{**options, "device": "cpu"})
-        _names_by_maker[maker] = frozenset(vars(made))
-    return _names_by_maker[maker]
 
 
 def rebuild(
@@ -112,12 +94,3 @@ def each_tensor(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(each_tensor(item, function) for item in value)
     return value
-
-
-def owned(value: Any) -> Any:
-    """A nest with copies of its tensors, each contiguous in memory of its own.
-
-    Batches are pickled like that: a tensor is saved with all of the memory it is a view of, and
-    queues of torch move that memory to another place.
-    """
-    return each_tensor(value, lambda t: t.detach().clone(memory_format=torch.contiguous_format))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from buffers.core.arguments import MAX_COUNT, check_count
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
-from buffers.core.prefetch import Prefetch, bound_draw
+from buffers.core.prefetch import Prefetch
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_new_states
 from buffers.core.state import SavedBuffer
@@ -22,7 +24,7 @@ __all__ = ["DrawnBuffer"]
 class DrawnBuffer(SavedBuffer):
     """Gives a buffer draws ahead, new states of sequences, and what is known of its memory.
 
-    A class says by the methods that raise NotImplementedError here how its own is found.
+    A class has the attributes and methods that are declared here.
 
     Attributes:
         device: Where the buffer is.
@@ -31,27 +33,14 @@ class DrawnBuffer(SavedBuffer):
 
     device: torch.device
     _draws_by: tuple[str, ...]
-
-    @property
-    def _generator(self) -> Any:
-        """The generator of the draws, another one after some loads."""
-        raise NotImplementedError
-
-    def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for."""
-        raise NotImplementedError
-
-    def _check_sequences(self, batch: Any) -> Any:
-        """What is known of a batch of sequences; raise BufferMisuseError if it is not ours."""
-        raise NotImplementedError
-
-    def _alive_steps(self, batch: SequenceBatch, memory: Any) -> torch.Tensor:
-        """int64 (K,) on the device: the steps of a batch (B * L) whose rows hold them still."""
-        raise NotImplementedError
-
-    def _columns_of_rows(self) -> tuple[RowLayout, Mapping[str, torch.Tensor]]:
-        """The layout of rows, and views of all rows by the names of extra columns."""
-        raise NotImplementedError
+    _generator: Any  # of the draws, another one after some loads
+    memory: Callable[[], dict[str, int]]  # bytes held now, by what they are for
+    # What is known of a batch of sequences; raises BufferMisuseError if it is not ours.
+    _check_sequences: Callable[[Any], Any]
+    # int64 (K,) on the device: the steps of a batch (B * L) whose rows hold them still.
+    _alive_steps: Callable[[SequenceBatch, Any], torch.Tensor]
+    # The layout of rows, and views of all rows by the names of extra columns.
+    _columns_of_rows: Callable[[], tuple[RowLayout, Mapping[str, torch.Tensor]]]
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -77,10 +66,10 @@ class DrawnBuffer(SavedBuffer):
         method: str = "sample",
         **options: Any,
     ) -> Prefetch[Any]:
-        """Draw batches on a thread, ahead of the learner; close it when done.
+        """Draw batches ahead of the learner, and copy them to a device; close it when done.
 
-        It pays where draws wait: for a disk (`storage="memmap"`), for the copy to a device, for
-        large observations. Else a draw takes less time than handing it over.
+        It pays where the device is a GPU: a batch is copied there while the learner is at the ones
+        before.
 
         Args:
             batch_size: B.
@@ -92,7 +81,7 @@ class DrawnBuffer(SavedBuffer):
             options: Of that method, without `out`.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+            BufferMisuseError: An argument does not fit.
 
         >>> import numpy as np
         >>> from gymnasium.spaces import Box, Discrete
@@ -110,7 +99,14 @@ class DrawnBuffer(SavedBuffer):
         if method not in self._draws_by:
             raise BufferMisuseError(f"method is {method!r}, expected one of {list(self._draws_by)}")
         size = check_count("batch_size", batch_size, MAX_COUNT)
-        draw = bound_draw(getattr(self, method), size, options)
+        draw = getattr(self, method)
+        try:
+            if "out" in options:
+                raise TypeError("each batch is a new one, so there is no out")
+            inspect.signature(draw).bind(size, **options)
+        except TypeError as error:
+            raise BufferMisuseError(f"options are {options}: {error}") from None
+        draw = functools.partial(draw, size, **options)
         return Prefetch(draw, lambda: self._generator, self._guard, depth, device)
 
     @exclusive

@@ -69,8 +69,7 @@ class DeviceGenerator:
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue where another generator stood."""
-        own = state[: len(state) - len(self._kind)]
-        self.torch.set_state(torch.from_numpy(np.array(own)))
+        restore_generator(self.torch, state[: len(state) - len(self._kind)])
 
 
 def _seed_word(seed: int | None) -> np.uint64:

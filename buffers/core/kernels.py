@@ -14,9 +14,6 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import ctypes
-import inspect
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -26,30 +23,18 @@ from numba.extending import lower_builtin, type_callable
 from buffers.core.compiling import njit
 
 __all__ = [
-    "address_of",
-    "bounded",
-    "copy_at",
-    "copy_item_at",
-    "prefetch",
-    "random_word",
-    "unit_float",
-]
+    "address_of", "bounded", "copy_at", "copy_item_at", "prefetch", "random_word", "unit_float",
+]  # fmt: skip
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_ONE = np.uint64(1)
-_HALF = np.uint64(32)
+_SECOND_CACHE = (
+    2  # where a line is put, as LLVM says it; more requests wait there than in the first
+)
+_BYTES = ir.IntType(8).as_pointer()
+_ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
-
-_SECOND_CACHE = 2  # where a line is put, as LLVM says it
-
-
-def prefetch(source, offset):
-    """Ask for the cache line at a byte offset of an array; a hint without effect on results.
-
-    It comes into the second cache, where more requests can wait than in the first.
-    """
 
 
 def address_of(array):
@@ -57,94 +42,82 @@ def address_of(array):
     return array.ctypes.data
 
 
+def prefetch(source, offset):
+    """Ask for the cache line at a byte offset of an array; a hint without effect on results."""
+
+
 def copy_at(target, source, count):
     """Copy `count` bytes between addresses; nothing is checked, and the two must not overlap."""
     ctypes.memmove(int(target), int(source), int(count))
 
 
-def _operation(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
-    """Let compiled code have a few instructions where it calls a function.
+@type_callable(address_of)
+def _type_address_of(context):
+    def typer(array):
+        return types.intp(array)
 
-    Numba has no pass over them, as it has several over each call of what it inlines.
-
-    Args:
-        function: What is called.
-        result: Type of what it returns, or a function that tells it from types of arguments.
-        kinds: Types of its arguments, to which they are cast, or classes of types.
-    """
-
-    def find_type(_: Any) -> Callable[..., Any]:
-        def typer(*args: Any) -> Any:
-            given = [
-                own if isinstance(kind, type) else kind
-                for own, kind in zip(args, kinds, strict=True)
-            ]
-            return (result if isinstance(result, types.Type) else result(*given))(*given)
-
-        named: Any = typer
-        named.pysig = inspect.signature(function)
-        return named
-
-    def register(generate: Callable[..., Any]) -> None:
-        type_callable(function)(find_type)
-        lower_builtin(function, *kinds)(generate)
-        named: Any = function
-        named.compiled_as = generate  # what fingerprints of callers depend on
-
-    return register
+    return typer
 
 
-def _address(context, builder, array_type, array, offset):
-    start = context.make_array(array_type)(context, builder, array).data
-    return builder.gep(builder.bitcast(start, ir.IntType(8).as_pointer()), [offset])
+@type_callable(prefetch)
+def _type_prefetch(context):
+    return lambda source, offset: types.none(source, types.intp)
 
 
-def _copy(builder, to, start, count):
-    copy = builder.module.declare_intrinsic("llvm.memcpy", [to.type, start.type, count.type])
-    builder.call(copy, [to, start, count, ir.IntType(1)(0)])
+@type_callable(copy_at)
+def _type_copy_at(context):
+    return lambda target, source, count: types.none(types.intp, types.intp, types.intp)
 
 
-@_operation(copy_at, types.none, types.intp, types.intp, types.intp)
-def _copy_at(context, builder, signature, args):
-    pointer = ir.IntType(8).as_pointer()
-    to, start = builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer)
-    _copy(builder, to, start, args[2])
-    return context.get_dummy_value()
+def _start(context, builder, kind, array):
+    return context.make_array(kind)(context, builder, array).data
 
 
-@_operation(address_of, types.intp, types.Array)
+@lower_builtin(address_of, types.Array)
 def _address_of(context, builder, signature, args):
-    start = context.make_array(signature.args[0])(context, builder, args[0]).data
-    return builder.ptrtoint(start, context.get_value_type(types.intp))
+    return builder.ptrtoint(_start(context, builder, signature.args[0], args[0]), ir.IntType(64))
 
 
-@_operation(prefetch, types.none, types.Array, types.intp)
+@lower_builtin(prefetch, types.Array, types.intp)
 def _prefetch(context, builder, signature, args):
-    start = _address(context, builder, signature.args[0], args[0], args[1])
-    pointer = ir.IntType(8).as_pointer()
+    start = builder.bitcast(_start(context, builder, signature.args[0], args[0]), _BYTES)
     number = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-    builder.call(function, [start, number(0), number(_SECOND_CACHE), number(1)])  # to be read
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+    options = number(0), number(_SECOND_CACHE), number(1)  # to be read
+    builder.call(function, [builder.gep(start, [args[1]]), *options])
     return context.get_dummy_value()
+
+
+@lower_builtin(copy_at, types.intp, types.intp, types.intp)
+def _copy_at(context, builder, signature, args):
+    to, start = (builder.inttoptr(place, _BYTES) for place in args[:2])
+    copy = builder.module.declare_intrinsic("llvm.memcpy", [_BYTES, _BYTES, args[2].type])
+    builder.call(copy, [to, start, args[2], ir.IntType(1)(0)])
+    return context.get_dummy_value()
+
+
+# What the cache of compiled kernels looks at, as their own code only calls these.
+for _function, _generate in (
+    (address_of, _address_of),
+    (prefetch, _prefetch),
+    (copy_at, _copy_at),
+):
+    setattr(_function, "compiled_as", _generate)  # noqa: B010
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
     """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
-    if count >= 32:
-        if count > _MAX_INLINE:
-            copy_at(target, source, count)
-        elif count >= 64:
-            for done in range(0, count - 63, 64):
-                copy_at(target + done, source + done, 64)
-            if count & 63 > 32:
-                copy_at(target + count - 64, source + count - 64, 64)
-            elif count & 63:
-                copy_at(target + count - 32, source + count - 32, 32)
-        else:
-            copy_at(target, source, 32)
-            copy_at(target + count - 32, source + count - 32, 32)
+    if count > _MAX_INLINE:
+        copy_at(target, source, count)
+    elif count >= 64:
+        for done in range(0, count - 63, 64):
+            copy_at(target + done, source + done, 64)
+        copy_at(target + count - 64, source + count - 64, 64)
+    elif count >= 32:
+        copy_at(target, source, 32)
+        copy_at(target + count - 32, source + count - 32, 32)
     elif count >= 16:
         copy_at(target, source, 16)
         copy_at(target + count - 16, source + count - 16, 16)

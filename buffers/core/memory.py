@@ -24,7 +24,6 @@ __all__ = [
 ]
 
 _HUGE_PAGE = 1 << 21
-_MIN_HUGE_BYTES = 2 * _HUGE_PAGE
 _UNSEEN_BYTES = 1 << 25  # at most these are taken on the CPU without a look at free memory
 
 _MEMINFO = Path("/proc/meminfo")
@@ -49,29 +48,20 @@ def free_bytes(device: torch.device) -> int | None:
     with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
         known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]
-    for place in _group_places():
-        with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
-            known.append(_left_in_group(*place))
-    return min(known, default=None)
-
-
-def _group_places() -> Iterator[tuple[Path, str, str, str]]:
-    """Folder and file names of each group the process is in; some may not be there.
-
-    In a container the outermost is its own group, and the path below may be that of the host.
-    """
-    lines: list[str] = []
+    own: list[str] = []
     with contextlib.suppress(OSError):
-        lines = _OWN_GROUPS.read_text().splitlines()
-    for root, limit, use, cache in _GROUPS:
-        yield root, limit, use, cache
-        for line in lines:
-            _, controllers, path = line.split(":", 2)
+        own = _OWN_GROUPS.read_text().splitlines()
+    for root, *names in _GROUPS:
+        # In a container the outermost is its own group, and the path below may be the host's.
+        folders = {root}
+        for _, controllers, path in (line.split(":", 2) for line in own):
             if controllers == "" or "memory" in controllers.split(","):
-                own = root / path.lstrip("/")
-                for folder in (own, *own.parents):
-                    if folder != root and folder.is_relative_to(root):
-                        yield folder, limit, use, cache
+                below = root / path.lstrip("/")
+                folders |= {f for f in (below, *below.parents) if f.is_relative_to(root)}
+        for folder in folders:
+            with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
+                known.append(_left_in_group(folder, *names))
+    return min(known, default=None)
 
 
 def _left_in_group(folder: Path, limit_name: str, use_name: str, cache_name: str) -> int:
@@ -82,27 +72,21 @@ def _left_in_group(folder: Path, limit_name: str, use_name: str, cache_name: str
     return max(0, limit - use + int(numbers.get(cache_name, 0)))
 
 
-def _free_for(needed: int, device: torch.device) -> int | None:
-    """As `free_bytes`, or None where `needed` bytes are not worth looking.
-
-    On the CPU looking reads a dozen files of the system, which takes about a millisecond.
-    """
-    return None if device.type == "cpu" and needed <= _UNSEEN_BYTES else free_bytes(device)
+def _lack(needed: int, device: torch.device) -> int | None:
+    """Free bytes, if they are fewer than needed; of little on the CPU nobody looks."""
+    if device.type == "cpu" and needed <= _UNSEEN_BYTES:
+        return None
+    free = free_bytes(device)
+    return None if free is None or needed <= free else free
 
 
 def check_fits(what: str, needed: int, device: torch.device, advice: str) -> None:
     """Raise BufferMemoryError if `needed` bytes are more than what is free on the device.
 
-    On the CPU requests of some MiB are let through unseen.
-
-    Args:
-        what: Names what asks for the memory, at the start of the message.
-        needed: Bytes.
-        device: Where.
-        advice: What the user can do, at the end of the message.
+    On the CPU requests of some MiB are let through unseen. `what` begins the message, `advice` ends
+    it.
     """
-    free = _free_for(needed, device)
-    if free is not None and needed > free:
+    if (free := _lack(needed, device)) is not None:
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, but only {format_bytes(free)} are "
             f"free; {advice}"
@@ -112,23 +96,14 @@ def check_fits(what: str, needed: int, device: torch.device, advice: str) -> Non
 def check_room(
     what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device
 ) -> None:
-    """As `check_fits`, of a buffer; the message names the capacity that fits.
-
-    Args:
-        what: Names the buffer.
-        capacity: Asked for.
-        bytes_for: Bytes of a buffer by its capacity, which it grows with.
-        device: Where it is to be.
-    """
+    """As `check_fits`, of a buffer of `bytes_for(capacity)`; the error names what would fit."""
     needed = bytes_for(capacity)
-    free = _free_for(needed, device)
-    if free is None or needed <= free:
-        return
-    fits = bisect.bisect_right(range(1, capacity), free, key=bytes_for)
-    raise BufferMemoryError(
-        f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-        f"{format_bytes(free)} are free" + (f"; a capacity of {fits} would fit" if fits else "")
-    )
+    if (free := _lack(needed, device)) is not None:
+        fits = bisect.bisect_right(range(1, capacity), free, key=bytes_for)
+        raise BufferMemoryError(
+            f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
+            f"{format_bytes(free)} are free" + (f"; a capacity of {fits} would fit" if fits else "")
+        )
 
 
 @contextlib.contextmanager
@@ -137,25 +112,19 @@ def allocation(
 ) -> Iterator[None]:
     """Around allocating memory: raise BufferMemoryError if it does not fit, or if it fails.
 
-    Args:
-        what: As in `check_fits`, like the three that follow.
-        needed: Bytes.
-        device: Where.
-        advice: What the user can do.
-        is_checked: The check was made already.
+    The arguments are those of `check_fits`, which was called already if `is_checked`.
     """
     if not is_checked:
         check_fits(what, needed, device, advice)
     try:
         yield
-    except BufferMemoryError:
-        raise
     except (MemoryError, OSError, RuntimeError) as error:
         # What torch says on the CPU, and CUDA where pages can't be pinned.
         told = "can't allocate memory", "CUDA error: out of memory"
         is_lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
         is_lack |= isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if not is_lack and not any(part in str(error) for part in told):
+        is_lack |= any(part in str(error) for part in told)
+        if isinstance(error, BufferMemoryError) or not is_lack:
             raise
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, which the system refused: {error}; "
@@ -182,7 +151,7 @@ def zeroed_bytes(size: int) -> torch.Tensor:
     costs as much as reading the row: on pages of 2 MiB batches of 4096 are drawn 1.7 times as fast.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None or size < _MIN_HUGE_BYTES:
+    if advice is None or size < 2 * _HUGE_PAGE:
         return torch.zeros(size, dtype=torch.uint8, device="cpu")
     area = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # kernels without it say so

@@ -1,15 +1,9 @@
-"""Batches that a thread draws, and copies to a device, before they are asked for."""
+"""Batches that are drawn, and copied to a device, before they are asked for."""
 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import functools
-import inspect
-import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -21,68 +15,53 @@ from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard
 
-__all__ = ["Prefetch", "bound_draw"]
+__all__ = ["Prefetch"]
 
 _B = TypeVar("_B", bound=Batch)
 _MAX_DEPTH = 64
-_TIMEOUT = 60.0  # seconds in which a batch has to be drawn
 
 
 class Prefetch(Iterator[_B], Generic[_B]):
-    """Batches of a buffer, drawn by a thread ahead of the learner; made by `buffer.prefetch`.
+    """Batches of a buffer, drawn ahead of the learner; made by `buffer.prefetch`.
 
-    The first `next` asks for `depth` + 1 batches, each later one for one more. A batch is drawn
-    from the buffer as it is when it is asked for: whatever changes or reads the buffer waits until
-    all that were asked for are drawn. So a batch is `depth` batches old at most, nothing depends on
-    how fast the thread is, and if nothing is added in between the batches are those that as many
-    calls of `sample` would have returned.
+    The first `next` draws `depth` + 1 batches, each later one draws one more, and returns the
+    oldest. So a batch shows the buffer as it was `depth` batches before, and if nothing is added in
+    between the batches are those that as many calls of `sample` would have returned. Those for a
+    GPU are copied there beside what the learner has queued, and nothing waits for that.
 
     Batches that were drawn and not taken are dropped by `close`, and when the buffer is saved,
     copied or loaded; if nothing else was drawn since, the generator goes back to before the first
-    of them.
+    of them. Another prefetch of the buffer closes this one.
 
     Args:
-        draw: Draws a batch; called by the thread. Without `is_ordered` it is given a function that
-            says whether to end, and asks it while it waits.
+        draw: Draws a batch.
         generator: What it draws by.
         guard: Of the buffer.
         depth: See above.
         device: Where batches are copied to; None leaves them.
-        timeout: Seconds that `next` waits for a batch.
-        why: Says why there is none by then.
-        is_ordered: Whether what changes or reads the buffer waits for batches that were asked for.
-            Without, a draw may wait for what other processes add, as long as nobody closes this.
 
     Raises:
-        BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
+        BufferMisuseError: An argument does not fit.
     """
 
     def __init__(
         self,
-        draw: Callable[..., _B],
+        draw: Callable[[], _B],
         generator: Callable[[], Any],
         guard: Guard,
         depth: int,
         device: torch.device | str | None,
-        *,
-        timeout: float = _TIMEOUT,
-        why: Callable[[], str] = lambda: "a draw ahead takes too long; is a disk gone?",
-        is_ordered: bool = True,
     ):
-        self._depth, self._timeout, self._why = (
-            check_count("depth", depth, _MAX_DEPTH),
-            timeout,
-            why,
-        )
-        target = None if device is None else resolve_device(device)
-        if guard.ahead is not None:
-            raise BufferMisuseError(
-                "another prefetch of this buffer is open; close it first: two would draw in no "
-                "certain order"
-            )
-        self._work = guard.ahead = _Work(draw, generator, target, is_ordered=is_ordered)
-        # Also when nobody has it any more, and when Python ends.
-        self._stop = weakref.finalize(self, _end, self._work, guard)
+        self._draw, self._generator, self._guard = draw, generator, guard
+        self._depth = check_count("depth", depth, _MAX_DEPTH)
+        self._device = None if device is None else resolve_device(device)
+        # Batches, when their copies to a GPU are done, and where the generator stood before.
+        self._ahead: collections.deque[tuple[_B, Any, Any]] = collections.deque()
+        self._after: Any = None  # where the generator stood after the last of them
+        self._stream: Any = None
+        if guard.ahead is not None:  # of two both could not be rewound
+            guard.ahead.close()
+        guard.ahead = self
 
     def __iter__(self) -> Self:
         """Itself."""
@@ -94,13 +73,31 @@ class Prefetch(Iterator[_B], Generic[_B]):
         Raises:
             BufferMisuseError: This was closed, or `sample` raised it: the buffer is empty, say. Any
                 error of the draw comes here, and the next call draws anew.
-            TimeoutError: The draw takes longer than `timeout`.
         """
-        return self._work.take(self._depth, self._timeout, self._why)
+        if self._guard.ahead is not self:
+            raise BufferMisuseError("this prefetch was closed; ask the buffer for another")
+        while len(self._ahead) <= self._depth:
+            before, batch = self._generator().get_state(), self._draw()
+            self._after = self._generator().get_state()
+            self._ahead.append((*self._moved(batch), before))
+        batch, is_copied, _ = self._ahead.popleft()
+        if is_copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(is_copied)
+            each_tensor(batch._contents(), lambda tensor: tensor.record_stream(stream))
+        return batch
+
+    def rewind(self) -> None:
+        """Drop what was drawn and not taken."""
+        if self._ahead and np.array_equal(self._generator().get_state(), self._after):
+            self._generator().set_state(self._ahead[0][2])
+        self._ahead.clear()
 
     def close(self) -> None:
-        """End the thread, and drop what was drawn and not taken. Twice does no harm."""
-        self._stop()
+        """Drop what was drawn and not taken. Twice does no harm."""
+        self.rewind()
+        if self._guard.ahead is self:
+            self._guard.ahead = None
 
     def __enter__(self) -> Self:
         """Itself; closed at the end of the block."""
@@ -110,132 +107,21 @@ class Prefetch(Iterator[_B], Generic[_B]):
         """Close it."""
         self.close()
 
-
-def bound_draw(
-    sample: Callable[..., _B], batch_size: int, options: Mapping[str, Any]
-) -> Callable[[], _B]:
-    """`sample` with its arguments.
-
-    Raises:
-        BufferMisuseError: It does not take them, or one of them is memory to draw into.
-    """
-    try:
-        if "out" in options:
-            raise TypeError("each batch is a new one, so there is no out")
-        inspect.signature(sample).bind(batch_size, **options)
-    except TypeError as error:
-        raise BufferMisuseError(f"options are {dict(options)}: {error}") from None
-    return functools.partial(sample, batch_size, **options)
-
-
-def _end(work: _Work, guard: Guard) -> None:
-    try:
-        work.close()
-    finally:
-        if guard.ahead is work:
-            guard.ahead = None
-
-
-class _Work:
-    """Draws on a thread, in the order in which they were asked for; holds nobody's `Prefetch`."""
-
-    def __init__(
-        self,
-        draw: Callable[..., Any],
-        generator: Callable[[], Any],
-        device: torch.device | None,
-        *,
-        is_ordered: bool,
-    ):
-        self._draw, self._generator, self._device = draw, generator, device
-        self._is_ordered, self._pid = is_ordered, os.getpid()
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "prefetch", self._note_thread)
-        self._asked: collections.deque[concurrent.futures.Future] = collections.deque()
-        self._after: np.ndarray | None = None  # where the generator stood after the last draw
-        self._thread, self._is_closed, self._stream = 0, False, None
-
-    def _note_thread(self) -> None:
-        self._thread = threading.get_ident()
-
-    def take(self, depth: int, timeout: float, why: Callable[[], str]) -> Any:
-        """The oldest batch; asks for as many as are to be ahead then."""
-        if self._is_closed or self._pid != os.getpid():
-            raise BufferMisuseError(
-                "this prefetch was closed, or the process was forked; ask the buffer for another"
-            )
-        while len(self._asked) < depth + 1:
-            self._asked.append(self._pool.submit(self._run))
-        first = self._asked[0]
-        try:
-            batch, _ = first.result(timeout)
-        except concurrent.futures.CancelledError:
-            raise BufferMisuseError("this prefetch was closed by another thread") from None
-        except BaseException as error:
-            if isinstance(error, TimeoutError) and not first.done():
-                raise TimeoutError(why()) from None
-            if first.done():  # what was asked for behind it would fail as well
-                self._wait()
-                self._asked.clear()
-            raise
-        self._asked.popleft()
-        if self._device is not None and self._device.type == "cuda":
-            each_tensor(
-                batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device))
-            )
-        return batch
-
-    def settle(self) -> None:
-        """Wait until all batches that were asked for are drawn, unless it is the thread that asks.
-
-        Raises:
-            TimeoutError: That takes too long.
-        """
-        if self._is_ordered and self._asked and threading.get_ident() != self._thread:
-            self._wait()
-
-    def _wait(self) -> None:
-        if self._pid == os.getpid() and concurrent.futures.wait(self._asked, _TIMEOUT)[1]:
-            raise TimeoutError(f"draws ahead are not done after {_TIMEOUT:g} s; is a disk gone?")
-
-    def rewind(self) -> None:
-        """Drop what was drawn and not taken; nothing is asked for."""
-        self.settle()
-        drawn = [future.result() for future in self._asked if future.exception() is None]
-        self._asked.clear()
-        if drawn and self._pid == os.getpid():
-            generator, after = self._generator(), self._after
-            if after is not None and np.array_equal(generator.get_state(), after):
-                generator.set_state(drawn[0][1])
-
-    def close(self) -> None:
-        """End the thread, and wait for it."""
-        self._is_closed = True
-        if self._pid != os.getpid() or threading.get_ident() == self._thread:
-            return
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._asked = collections.deque(f for f in self._asked if not f.cancelled())
-        self._wait()
-        self.rewind()
-
-    def _run(self) -> tuple[Any, np.ndarray]:
-        """A batch, and where the generator stood before it."""
-        before = self._generator().get_state()
-        batch = self._draw() if self._is_ordered else self._draw(self._is_ending)
-        self._after = self._generator().get_state()
-        return batch if self._device is None else self._moved(batch, self._device), before
-
-    def _is_ending(self) -> bool:
-        """Whether nobody takes batches any more: Python waits for the thread when it ends."""
-        return self._is_closed or not threading.main_thread().is_alive()
-
-    def _moved(self, batch: Any, device: torch.device) -> Any:
-        """A copy of a batch on a device, done."""
+    def _moved(self, batch: Any) -> tuple[Any, Any]:
+        """A copy of a batch on the device, and what to wait for there."""
+        device, contents = self._device, batch._contents()
+        if device is None:
+            return batch, None
         if device.type != "cuda":
-            return type(batch)._made_of(each_tensor(batch._contents(), lambda t: t.to(device)))
+            moved = each_tensor(contents, lambda tensor: tensor.to(device))
+            return type(batch)._made_of(moved), None
         self._stream = self._stream or torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # of batches drawn on a GPU
         with torch.cuda.stream(self._stream):
-            contents = each_tensor(
-                batch._contents(), lambda t: t.pin_memory().to(device, non_blocking=True)
+            moved = each_tensor(
+                contents,
+                lambda tensor: (tensor if tensor.is_cuda else tensor.pin_memory()).to(
+                    device, non_blocking=True
+                ),
             )
-        self._stream.synchronize()
-        return type(batch)._made_of(contents)
+        return type(batch)._made_of(moved), self._stream.record_event()

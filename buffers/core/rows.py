@@ -18,16 +18,8 @@ from buffers.core.columns import torch_dtype
 from buffers.core.spaces import Leaf, build_tree
 
 __all__ = [
-    "Field",
-    "FieldView",
-    "FrameLayout",
-    "RowLayout",
-    "RowPacker",
-    "plan_view",
-    "row_stride",
-    "row_views",
-    "view_fields",
-]
+    "Field", "FrameLayout", "RowLayout", "RowPacker", "row_stride", "row_views", "view_fields",
+]  # fmt: skip
 
 _LINE = 64
 
@@ -71,19 +63,14 @@ class FrameLayout(NamedTuple):
         return len(self.shape) == len(self.stack_shape)
 
     @property
-    def is_interleaved(self) -> bool:
-        """Whether no view of frames that lie behind one another has the shape of a stack."""
-        return self.is_merged and math.prod(self.shape[: self.axis]) > 1
-
-    @property
     def num_pieces(self) -> int:
         """In how many pieces a frame lies in a stack, as batches have it in memory."""
-        return math.prod(self.shape[: self.axis]) if self.is_interleaved else 1
+        return math.prod(self.shape[: self.axis]) if self.is_merged else 1
 
     @property
     def memory_shape(self) -> tuple[int, ...]:
-        """Shape of a stack as batches have it in memory."""
-        return self.stack_shape if self.is_interleaved else (self.num_frames, *self.shape)
+        """Shape of a stack in memory of batches: frame by frame where a view can have it."""
+        return self.stack_shape if self.num_pieces > 1 else (self.num_frames, *self.shape)
 
     def split(self, stacks: Any) -> Any:
         """View stacks (K, *stack_shape), arrays or tensors, as their frames (K, F, *shape)."""
@@ -95,8 +82,6 @@ class FrameLayout(NamedTuple):
 
     def join(self, stacks: Any) -> Any:
         """View arrays or tensors (K, *memory_shape) as stacks (K, *stack_shape)."""
-        if self.is_interleaved:
-            return stacks
         if self.is_merged:
             return stacks.reshape((len(stacks), *self.stack_shape))
         return _move_axis(stacks, 1, self.axis + 1)
@@ -125,17 +110,9 @@ class RowLayout(NamedTuple):
         """Words (8 bytes) per row."""
         return self.stride // 8
 
-    @property
-    def obs_words(self) -> int:
-        """Words of the observation."""
-        return self.obs_bytes // 8
-
     def describe(self) -> list[list[Any]]:
         """Path, shape, dtype and offset of each field, as lists that survive JSON."""
-        return [
-            [path, list(field.shape), field.dtype.str, field.offset]
-            for path, field in self.fields.items()
-        ]
+        return [[f.path, list(f.shape), f.dtype.str, f.offset] for f in self.fields.values()]
 
     def build_obs(self, leaves: list[Any]) -> Any:
         """Nest the leaves of an observation like the space."""
@@ -186,56 +163,22 @@ def row_stride(size: int, grain: int) -> int:
     return size + (to_line if to_line * 8 <= size else -size % grain)
 
 
-class FieldView(NamedTuple):
-    """How a field is viewed in rows, computed beforehand."""
-
-    dtype: torch.dtype
-    itemsize: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in items, like the start
-    start: int
-
-
-def plan_view(field: Field, skip: int = 0) -> FieldView:
-    """How a field is viewed in rows whose first `skip` bytes are not there."""
-    strides = [1] * len(field.shape)
-    for axis in range(len(field.shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * field.shape[axis + 1]
-    size = field.dtype.itemsize
-    start = (field.offset - skip) // size
-    return FieldView(torch_dtype(field.dtype), size, field.shape, tuple(strides), start)
-
-
-def view_fields(rows: torch.Tensor, views: Iterable[FieldView]) -> list[torch.Tensor]:
-    """Fields (*K, *shape) of rows (*K, stride or less), of whatever dtype these are; not copies."""
-    width, lead, strides = rows.element_size(), rows.shape[:-1], rows.stride()[:-1]
-    begin: Any = rows.storage_offset()
-    typed: dict[torch.dtype, torch.Tensor] = {}
-    found = []
-    for dtype, size, shape, inner, start in views:
-        base = typed.get(dtype)
-        if base is None:
-            base = typed[dtype] = rows.view(dtype)
-        outer = [stride * width // size for stride in strides]
-        place = begin * width // size + start
-        found.append(base.as_strided((*lead, *shape), (*outer, *inner), place))
+def view_fields(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
+    """Fields (*K, *shape) of rows uint8 (*K, stride), by path; not copies."""
+    found, (*lead, _) = {}, rows.shape
+    for path, (_, shape, dtype, offset) in fields.items():
+        typed, size = rows.view(torch_dtype(dtype)), dtype.itemsize
+        inner = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        strides = (*typed.stride()[:-1], *inner)
+        begin: Any = typed.storage_offset()
+        found[path] = typed.as_strided((*lead, *shape), strides, begin + offset // size)
     return found
 
 
-def row_views(
-    words: np.ndarray, fields: Mapping[str, Field], skip: int = 0
-) -> dict[str, np.ndarray]:
-    """Arrays (K, *shape) over the fields of rows int64 (K, words), by path; not copies.
-
-    Args:
-        words: The rows, C-contiguous.
-        fields: What to view.
-        skip: Bytes at the start of a row that are not there.
-    """
+def row_views(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
+    """Arrays (K, *shape) over the fields of rows int64 (K, words), by path; not copies."""
     pages, views = words.view(np.uint8), {}
     for path, field in fields.items():
-        begin = field.offset - skip
-        view = pages[:, begin : begin + field.nbytes].view(field.dtype)
+        view = pages[:, field.offset : field.offset + field.nbytes].view(field.dtype)
         views[path] = view.reshape(len(words), *field.shape)
-        assert view.size == 0 or np.may_share_memory(view, views[path])
     return views

@@ -15,21 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from buffers.core.arguments import MAX_COUNT, check_count, read_array
+from buffers.core.arguments import MAX_COUNT, check_count, check_place, read_tensor
 from buffers.core.batches import Batch
 from buffers.core.columns import torch_dtype
+from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
 
 __all__ = [
-    "SequenceBatch",
-    "SequenceOptions",
-    "memory_of",
-    "read_new_states",
-    "read_sequences",
-    "read_states",
-    "zero_padding",
-]
+    "SequenceBatch", "SequenceOptions", "memory_of", "read_new_states", "read_sequences",
+    "read_states", "zero_padding",
+]  # fmt: skip
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -69,6 +65,12 @@ class SequenceOptions(NamedTuple):
     period: int  # of the first steps of sequences, counted from the start of the episode
     pad: bool
 
+    def __str__(self) -> str:
+        overlap = self.length - self.period
+        begins = "anywhere" if self.period == 1 else f"overlapping by {overlap}"
+        how = f"with burn_in={self.burn_in} and pad={self.pad}"
+        return f"sequences of {self.length} steps, {begins}, {how}"
+
     @property
     def needed(self) -> int:
         """Steps that have to be there from the first one on, unless that begins its episode."""
@@ -102,18 +104,14 @@ def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> Sequenc
     """
     length = check_count("sequence_length", length, MAX_COUNT)
     burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
-    if burn_in >= length:
-        raise BufferMisuseError(
-            f"burn_in is {burn_in} of sequence_length {length}, which leaves no step to learn "
-            "from; make it smaller, or the sequences longer"
-        )
     kept = length - 1 if overlap is None else 0
     if overlap is not None and overlap != 0:
         kept = check_count("overlap", overlap)
-    if kept >= length:
+    if max(burn_in, kept) >= length:
         raise BufferMisuseError(
-            f"overlap is {kept} of sequence_length {length}, expected less; None lets sequences "
-            "begin anywhere"
+            f"burn_in is {burn_in} and overlap is {kept} of sequence_length {length}, which leaves "
+            "no step to learn from, or none of its own; make them smaller (overlap=None lets "
+            "sequences begin anywhere), or the sequences longer"
         )
     return SequenceOptions(length, burn_in, length - kept, bool(pad))
 
@@ -145,14 +143,11 @@ def read_new_states(
     found = {}
     for name in read_states(tuple(states), layout.extras):
         field, given = layout.fields[name], states[name]
-        shape, dtype = (*batch.mask.shape, *field.shape), torch_dtype(field.dtype)
-        if isinstance(given, torch.Tensor) and (given.dtype, given.device) == (dtype, device):
-            if given.shape != shape:
-                raise BufferMisuseError(f"{name} has shape {tuple(given.shape)}, expected {shape}")
-            found[name] = given.detach()
-        else:
-            array = read_array(name, given, shape, field.dtype, device)
-            found[name] = torch.from_numpy(array).to(device, dtype)
+        if isinstance(given, torch.Tensor):
+            check_place(name, given, device)
+        dtype = torch_dtype(field.dtype)
+        tensor = read_tensor(name, given, (*batch.mask.shape, *field.shape), dtype)
+        found[name] = tensor.to(device, dtype)
     return found
 
 
@@ -166,15 +161,11 @@ def memory_of(batch: Any, owner: object) -> Any:
     if memory is None or memory.owner is not owner:
         raise BufferMisuseError(
             f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
-            "returned, not a copy"
+            "returned, not a copy, nor one drawn before a state was loaded or with other options"
         )
     return memory
 
 
 def zero_padding(tensors: Any, mask: torch.Tensor) -> None:
     """Set tensors (B, L, ...), in dicts and tuples, to zero where mask bool (B, L) is False."""
-    if isinstance(tensors, torch.Tensor):
-        tensors.masked_fill_(~mask.view(*mask.shape, *[1] * (tensors.ndim - 2)), 0)
-        return
-    for part in tensors.values() if isinstance(tensors, dict) else tensors:
-        zero_padding(part, mask)
+    each_tensor(tensors, lambda t: t.masked_fill_(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0))

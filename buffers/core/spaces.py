@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +13,9 @@ from gymnasium import Space, spaces
 from buffers.core.errors import BufferMisuseError
 
 __all__ = [
-    "Leaf",
-    "action_leaf",
-    "build_tree",
-    "describe_space",
-    "extra_leaves",
-    "space_leaves",
+    "Leaf", "action_leaf", "build_tree", "describe_space", "extra_leaves", "space_leaves",
     "space_of",
-]
+]  # fmt: skip
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -44,34 +39,26 @@ def space_leaves(space: Space, name: str) -> list[Leaf]:
     >>> [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in space_leaves(space, "obs")]
     [("obs['gear']", (), 'int64'), ("obs['speed']", (3,), 'float32')]
     """
-    return list(_walk_space(space, name))
-
-
-def _walk_space(space: Space, path: str) -> Iterator[Leaf]:
     if isinstance(space, spaces.Dict):
-        for key, child in space.spaces.items():
-            yield from _walk_space(child, f"{path}[{key!r}]")
+        parts = [(child, f"{name}[{key!r}]") for key, child in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _walk_space(child, f"{path}[{index}]")
+        parts = [(child, f"{name}[{index}]") for index, child in enumerate(space.spaces)]
     elif isinstance(space, _ARRAY_SPACES):
         dtype = np.dtype(space.dtype)
-        _check_dtype(path, dtype)
-        yield Leaf(path, tuple(space.shape or ()), dtype)
+        try:
+            torch.from_numpy(np.empty(0, dtype))
+        except TypeError:
+            raise BufferMisuseError(
+                f"{name} has dtype {dtype}, which torch does not have; convert it with a wrapper "
+                "first"
+            ) from None
+        return [Leaf(name, tuple(space.shape or ()), dtype)]
     else:
         raise BufferMisuseError(
-            f"{path} is the space {space}, expected Box, Discrete, MultiDiscrete or MultiBinary, "
+            f"{name} is the space {space}, expected Box, Discrete, MultiDiscrete or MultiBinary, "
             "or Dict or Tuple of these; flatten or encode it with a wrapper first"
         )
-
-
-def _check_dtype(path: str, dtype: np.dtype) -> None:
-    try:
-        torch.from_numpy(np.empty(0, dtype))
-    except TypeError:
-        raise BufferMisuseError(
-            f"{path} has dtype {dtype}, which torch does not have; convert it with a wrapper first"
-        ) from None
+    return [leaf for child, path in parts for leaf in space_leaves(child, path)]
 
 
 def action_leaf(space: Space) -> Leaf:
@@ -120,18 +107,15 @@ def extra_leaves(
 
 def build_tree(space: Space, leaves: Sequence[Any]) -> Any:
     """Nest leaves, listed in the order of the space, in dicts and tuples like the space."""
-    remaining = iter(leaves)
-    tree = _build(space, lambda: next(remaining))
-    assert next(remaining, None) is None, "more leaves than the space has"
-    return tree
+    return _build(space, iter(leaves))
 
 
-def _build(space: Space, take: Callable[[], Any]) -> Any:
+def _build(space: Space, leaves: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _build(child, take) for key, child in space.spaces.items()}
+        return {key: _build(child, leaves) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_build(child, take) for child in space.spaces)
-    return take()
+        return tuple(_build(child, leaves) for child in space.spaces)
+    return next(leaves)
 
 
 def describe_space(space: Space) -> list[Any]:
@@ -144,16 +128,14 @@ def describe_space(space: Space) -> list[Any]:
         return ["Dict", [[key, describe_space(child)] for key, child in space.spaces.items()]]
     if isinstance(space, spaces.Tuple):
         return ["Tuple", [describe_space(child) for child in space.spaces]]
-    dtype = str(np.dtype(space.dtype))
-    if isinstance(space, spaces.Box):
-        return ["Box", *(torch.from_numpy(bound.copy()) for bound in (space.low, space.high))]
+    if isinstance(space, spaces.MultiBinary):
+        return ["MultiBinary", list(space.shape)]
     if isinstance(space, spaces.Discrete):
-        return ["Discrete", int(space.n), int(space.start), dtype]
-    if isinstance(space, spaces.MultiDiscrete):
-        bounds = (torch.from_numpy(np.array(bound)) for bound in (space.nvec, space.start))
-        return ["MultiDiscrete", *bounds, dtype]
-    assert isinstance(space, spaces.MultiBinary), "space_leaves refuses others"
-    return ["MultiBinary", list(space.shape)]
+        return ["Discrete", int(space.n), int(space.start), str(np.dtype(space.dtype))]
+    names = ("low", "high") if isinstance(space, spaces.Box) else ("nvec", "start")
+    arrays = (torch.from_numpy(np.array(getattr(space, name))) for name in names)
+    kind = "Box" if isinstance(space, spaces.Box) else "MultiDiscrete"
+    return [kind, *arrays, str(np.dtype(space.dtype))]
 
 
 def space_of(described: Any) -> Space:
@@ -167,18 +149,17 @@ def space_of(described: Any) -> Space:
         return spaces.Dict(OrderedDict((key, space_of(child)) for key, child in parts[0]))
     if kind == "Tuple":
         return spaces.Tuple([space_of(child) for child in parts[0]])
-    if kind == "Box":
-        low, high = (part.numpy() for part in parts)
-        return spaces.Box(low.copy(), high.copy(), dtype=low.dtype)
-    if kind in ("Discrete", "MultiDiscrete") and parts[-1] not in _INTEGERS:
-        raise ValueError(f"there is no {kind} space of {parts[-1]!r:.99}")
-    if kind == "Discrete":
-        number, start, dtype = parts
-        other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other
-        return spaces.Discrete(number, start=start, **other)
-    if kind == "MultiDiscrete":
-        numbers, starts, dtype = parts
-        return spaces.MultiDiscrete(numbers.numpy(), dtype, start=starts.numpy())
     if kind == "MultiBinary":
         return spaces.MultiBinary(parts[0])
-    raise ValueError(f"there is no space {kind!r:.99}")
+    if kind not in ("Box", "Discrete", "MultiDiscrete"):
+        raise ValueError(f"there is no space {kind!r:.99}")
+    first, second, dtype = parts
+    if kind == "Box":
+        low, high = first.numpy(), second.numpy()
+        return spaces.Box(low.copy(), high.copy(), dtype=low.dtype)
+    if dtype not in _INTEGERS:
+        raise ValueError(f"there is no {kind} space of {dtype!r:.99}")
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(first.numpy(), dtype, start=second.numpy())
+    other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other
+    return spaces.Discrete(first, start=second, **other)

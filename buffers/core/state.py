@@ -1,25 +1,31 @@
 """States of buffers, as a dict, as a file or in a copy; what is loaded is checked before.
 
 Sizes, ranges and places in a state are looked at, so that none can make a buffer read or write
-other memory; whether transitions follow one another as they say is not.
+other memory; whether transitions follow one another as they say is not. Files are written by
+`torch.save`, aside and then renamed; nothing in them is executed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import pickle
 import re
+import stat
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.core.checkpoint import read_state, write_state
 from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.guard import exclusive
+from vecenv.files import whole_file
 
 __all__ = [
     "Block",
@@ -31,6 +37,7 @@ __all__ = [
     "check_settings",
     "contradiction",
     "name_fields",
+    "read_state",
 ]
 
 Block = np.ndarray | torch.Tensor
@@ -54,6 +61,7 @@ class StatefulBuffer(Rebuilt):
     """
 
     _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
+    _growing: tuple[str, ...] = ()  # arrays of no certain length
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -69,31 +77,28 @@ class StatefulBuffer(Rebuilt):
 
     def _wanted_arrays(self) -> Wanted:
         """Dtype and shape of the arrays of a state, None for lengths that may differ."""
-        raise NotImplementedError
+        wanted: Wanted = {}
+        for name, (first, *_) in self._saved_arrays().items():
+            length = None if name in self._growing else len(first)
+            wanted[name] = _on_host(first[:0]).dtype, (length, *first.shape[1:])
+        return wanted
 
     def _check_arrays(self, state: LoadedState) -> None:
-        """Raise BufferMisuseError unless a state fits this buffer, and its parts one another.
-
-        Its small arrays may be amended.
-        """
+        """Raise BufferMisuseError unless a state fits this buffer, and its parts one another."""
         raise NotImplementedError
 
     def _take(self, state: LoadedState) -> None:
-        """Take over a state that was checked.
-
-        Raises:
-            BufferMemoryError: There is no room; nothing was changed.
-        """
+        """Take over a state that was checked; raise BufferMemoryError, having changed nothing."""
         raise NotImplementedError
 
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
         self._guard.rewind()
-        arrays = {}
-        for name, blocks in self._saved_arrays().items():
-            tensors = [torch.from_numpy(b) if isinstance(b, np.ndarray) else b for b in blocks]
-            arrays[name] = _joined_on_cpu(tensors)
+        arrays = {
+            name: torch.from_numpy(np.concatenate([*map(_on_host, blocks)]))
+            for name, blocks in self._saved_arrays().items()
+        }
         return {**self._described(), **arrays}
 
     @exclusive
@@ -126,7 +131,7 @@ class StatefulBuffer(Rebuilt):
 
 
 class SavedBuffer(StatefulBuffer):
-    """Gives a buffer `save` and `load` too, and copies that are made like these.
+    """Gives a buffer `save` and `load` too, and copies by the same state.
 
     Attributes:
         _kind: Of the class, in files.
@@ -134,18 +139,19 @@ class SavedBuffer(StatefulBuffer):
 
     _kind: str
 
-    def _array_blocks(self) -> dict[str, list[np.ndarray]]:
-        """The arrays of a state on the host, over the memory itself where that is there."""
-        return {
-            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
-            for name, blocks in self._saved_arrays().items()
-        }
+    def _copied_state(self) -> dict[str, Any]:
+        """As `state_dict`, of arrays over the memory itself where that is on the host."""
+        self._guard.rewind()
+        saved = self._saved_arrays().items()
+        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_state(state)
 
     def _file_state(self) -> dict[str, Any]:
-        """What `save` writes: as `state_dict`, without copies."""
-        blocks = self._array_blocks().items()
-        arrays = {name: [*map(torch.from_numpy, parts)] for name, parts in blocks}
-        return {"kind": self._kind, **self._described(), **arrays}
+        """What `save` writes."""
+        state = {"kind": self._kind, **self._copied_state()}
+        return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
 
     @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -154,8 +160,17 @@ class SavedBuffer(StatefulBuffer):
         Raises:
             OSError: The disk is full or the folder is not there; a file that was there stays.
         """
-        self._guard.rewind()
-        write_state(path, self._file_state())
+        if os.path.exists(path):
+            _require_regular(path)
+        state = self._file_state()
+        with whole_file(Path(path)) as aside:
+            try:
+                with aside.open("wb") as file:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except RuntimeError as error:  # of torch's writer, when the disk refuses
+                raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
     @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -178,27 +193,57 @@ class SavedBuffer(StatefulBuffer):
         except BufferMisuseError as error:
             raise CheckpointError(f"{name}: {error}") from None
 
-    def _copied_state(self) -> dict[str, Any]:
-        self._guard.rewind()
-        return {"meta": self._described(), "arrays": self._array_blocks()}
 
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        arrays = state["arrays"]
-        small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
-        large = {name: arrays[name] for name in self._large if name in arrays}
-        self._guard.rewind()
-        self._take(LoadedState(state["meta"], small, large))
+def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """What `save` of a buffer of that kind wrote, mapped into memory; nothing in it is executed.
+
+    Raises:
+        CheckpointError: It is no such file, or of another kind.
+        OSError: It can't be opened, or is no regular file.
+    """
+    path = Path(path)
+    _require_regular(path)
+    with path.open("rb"):  # says why it can't be
+        pass
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch does not look at checksums
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed, which torch.save does not do")
+            if (changed := archive.testzip()) is not None:
+                raise ValueError(f"the bytes of {changed} have changed")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"it has a {type(state).__name__}")
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place that the file does not have
+            raise
+        reason = "it is cut off"
+    except (
+        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
+        OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    else:
+        if type(found := state.get("kind")) is str and found == kind:
+            return state
+        raise CheckpointError(f"{path} is of a {found!r:.99}, expected a {kind}")
+    raise CheckpointError(
+        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
+    )
+
+
+def _require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError for what can't be read as a whole; a pipe is not waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        why = "is no regular file, which a checkpoint has to be"
+        raise OSError(errno.EINVAL, why, str(path))
 
 
 def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
 
-    Args:
-        found: The settings in the state: numbers, strings, lists or dicts of these.
-        own: Those of the buffer, as JSON gives them back.
-
-    Raises:
-        BufferMisuseError: Some differ; the message lists them.
+    `found` are the settings in the state, numbers, strings, lists or dicts of these, `own` those of
+    the buffer, as JSON gives them back; raises BufferMisuseError, which lists differences.
     """
     if differences := _differences("", found, own):
         raise BufferMisuseError(
@@ -209,16 +254,14 @@ def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _differences(path: str, found: Any, own: Any) -> list[str]:
     if isinstance(found, Mapping) and isinstance(own, Mapping):
-        places = {name: shortened(f"{path} {name}".strip(), str) for name in (*own, *found)}
+        places = {name: _shortened(f"{path} {name}".strip(), str) for name in (*own, *found)}
         parts = (_differences(p, found.get(n), own.get(n)) for n, p in places.items())
         return [difference for part in parts for difference in part]
     is_same_kind = type(found) is type(own) or {type(found), type(own)} == {int, float}
-    try:
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of lists with arrays
         if is_same_kind and bool(found == own):
             return []
-    except (TypeError, ValueError, RuntimeError):  # of lists with arrays
-        pass
-    return [f"{path} is {shortened(found, str)}, expected {own}"]
+    return [f"{path} is {_shortened(found, str)}, expected {own}"]
 
 
 def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
@@ -236,13 +279,13 @@ def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
 
     def named(dtype: Any) -> str:
         is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
-        return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
+        return str(np.dtype(dtype)) if is_plain else _shortened(dtype, str)
 
     try:
         fields = described or ()
         return {str(path): f"{named(dtype)} {tuple(shape)}" for path, shape, dtype, _ in fields}
     except (TypeError, ValueError) as error:
-        reason = shortened(error)
+        reason = _shortened(error)
         raise BufferMisuseError(f"state has fields that cannot be read: {reason}") from None
 
 
@@ -275,13 +318,8 @@ def contradiction(reason: str) -> BufferMisuseError:
     )
 
 
-def _joined_on_cpu(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Copy blocks that follow one another into one tensor of the CPU, and nothing on a device."""
-    shape = sum(map(len, blocks)), *blocks[0].shape[1:]
-    whole = torch.empty(shape, dtype=blocks[0].dtype, device="cpu")
-    for part, block in zip(whole.split([*map(len, blocks)]), blocks, strict=True):
-        part.copy_(block)
-    return whole
+def _on_host(block: Block) -> np.ndarray:
+    return block if isinstance(block, np.ndarray) else block.cpu().numpy()
 
 
 def _is_array(value: Any) -> bool:
@@ -293,41 +331,38 @@ def _is_array(value: Any) -> bool:
 def _state_blocks(
     name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
 ) -> list[np.ndarray]:
-    """An entry of a state as arrays over the same memory, where that is possible.
-
-    They follow one another; files have several where rows wrap.
+    """An entry of a state as arrays that follow one another, over the same memory if possible.
 
     Raises:
         BufferMisuseError: One is no tensor of this dtype and shape, where None is any length.
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
-    blocks, given = [], value if is_list else [value]
+    blocks: list[np.ndarray] = []
     block: Any
-    for block in given:
+    for block in value if is_list else [value]:
         found = block
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
-                found = block.detach().cpu().resolve_conj().resolve_neg().numpy()
-        if (
-            not isinstance(found, np.ndarray)
-            or found.dtype != dtype
-            or len(found.shape) != len(shape)
-            or any(mine not in (None, n) for n, mine in zip(found.shape, shape, strict=True))
+                found = block.detach().cpu().numpy()
+        is_array = isinstance(found, np.ndarray) and found.dtype == dtype
+        sizes = found.shape if is_array and found.ndim == len(shape) else ()
+        if len(sizes) != len(shape) or any(
+            own not in (None, n) for n, own in zip(sizes, shape, strict=True)
         ):
             if name == "generator":
                 raise other_generator()
             has_shape = hasattr(block, "shape")
-            told = f"{block.dtype} {tuple(block.shape)}" if has_shape else shortened(block)
-            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+            told = f"{block.dtype} {tuple(block.shape)}" if has_shape else _shortened(block)
+            wanted = tuple("any" if n is None else n for n in shape)
             raise BufferMisuseError(
-                f"state holds {told} for {name}, expected {dtype} ({wanted}"
-                f"{',' * (len(shape) == 1)}); pass what state_dict() returned"
+                f"state holds {told} for {name}, expected {dtype} {wanted}; pass what "
+                "state_dict() returned"
             )
-        blocks.append(np.ascontiguousarray(np.asarray(found)))
+        blocks.append(np.ascontiguousarray(found))
     return blocks
 
 
-def shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
+def _shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
     """A value of a file in a message, which is not to be as long as the file."""
     text = show(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

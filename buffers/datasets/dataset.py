@@ -46,11 +46,7 @@ class RawEpisode(NamedTuple):
 
 
 def load_library(module: str) -> ModuleType:
-    """Import a module of an optional library.
-
-    Raises:
-        ModuleNotFoundError: The library is not installed; says how to install it.
-    """
+    """Import a module of an optional library; ModuleNotFoundError says how to install it."""
     library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
@@ -89,8 +85,7 @@ class EpisodeDataset:
 
     Attributes:
         name: Of the file or data set, for messages.
-        observation_space: Of a single environment.
-        action_space: Of a single environment.
+        observation_space, action_space: Of a single environment.
         extra_columns: Names and spaces of further values per step.
     """
 
@@ -135,10 +130,9 @@ class EpisodeDataset:
         for where, columns in self._read():
             try:
                 episode = self._checked(where, columns)
-            except DatasetError:
-                raise
             except BufferMisuseError as error:
-                raise DatasetError(f"{where}: {error}") from None
+                prefix = "" if isinstance(error, DatasetError) else f"{where}: "
+                raise DatasetError(f"{prefix}{error}") from None
             if frames is not None and frames.is_checked:
                 if episode["terminations"][-1]:
                     episode["obs"] = _with_moved_on(episode["obs"], frames)
@@ -151,8 +145,11 @@ class EpisodeDataset:
         """int64 (num_episodes,), steps of each episode; the first time it reads and checks all.
 
         Later on, and in the two below, it is as when all was read the last time.
+
+        Raises:
+            DatasetError: As of iterating, or there is no step.
         """
-        lengths = self.count() if self._lengths is None else self._lengths
+        lengths = self._count(None) if self._lengths is None else self._lengths
         return lengths.copy()
 
     @property
@@ -164,14 +161,6 @@ class EpisodeDataset:
     def num_steps(self) -> int:
         """Number of steps; reads all the first time."""
         return int(self.episode_lengths.sum())
-
-    def count(self) -> np.ndarray:
-        """Read and check all; return the steps of each episode, int64 (num_episodes,).
-
-        Raises:
-            DatasetError: As of iterating, or there is no step.
-        """
-        return self._count(None)
 
     def _count(self, frames: FrameLayout | None) -> np.ndarray:
         lengths = np.array([len(e["rewards"]) for e in self._episodes(frames)], np.int64)
@@ -186,8 +175,8 @@ class EpisodeDataset:
         Args:
             kind: `EpisodicReplayBuffer`, or a class of replay buffers.
             **options: Of its constructor, without spaces. `capacity` is that of the data unless
-                given; so is `max_episodes`. Data larger than memory goes into a folder, with
-                storage="memmap".
+                given, and so is `max_episodes`; `num_envs` of replay buffers is 1. Data larger than
+                memory goes into a folder, with storage="memmap".
 
         Raises:
             DatasetError: As of `fill`; no buffer was made.
@@ -197,23 +186,25 @@ class EpisodeDataset:
         num_envs: Any = options.get("num_envs")
         is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
-        own: dict[str, Any] = {"capacity": int(_rows_by_ring(lengths, num_rings).max())}
-        if hasattr(kind, "add_episode"):
-            own["max_episodes"] = len(lengths)
+        if not (hasattr(kind, "add_episode") or hasattr(kind, "order")):
+            raise self._not_into(getattr(kind, "__name__", repr(kind)))
+        own: dict[str, Any] = {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "capacity": int(_rows_by_ring(lengths, num_rings).max()),
+        }
+        own |= {"max_episodes": len(lengths)} if hasattr(kind, "add_episode") else {"num_envs": 1}
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
-        single = self.observation_space, self.action_space
-        own |= dict(zip(("observation_space", "action_space"), single, strict=True))
         return self._fill(kind(**{**own, **options}), lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
-        """Add all episodes to a buffer, one by one, after all were checked.
+        """Add all episodes to a buffer, one by one, after all were checked: data is read twice.
 
-        So the data is read twice, and a buffer is never left half filled by data that does not
-        fit, unless the data changes meanwhile. Rings that know their envs get episode k as of env k
-        modulo `num_envs`; open episodes of theirs are cut. An episode that ends without a flag
-        counts as cut. Where an episode terminates with its last observation repeated, as of data
-        without next observations, a buffer with `frame_stack` gets the newest frame repeated.
+        Rings that know their envs get episode k as of env k modulo `num_envs`; open episodes of
+        theirs are cut. An episode that ends without a flag counts as cut. Where an episode
+        terminates with its last observation repeated, as of data without next observations, a
+        buffer with `frame_stack` gets the newest frame repeated.
 
         Args:
             buffer: An `EpisodicReplayBuffer` or a replay buffer with the same spaces and extra
@@ -241,61 +232,63 @@ class EpisodeDataset:
         target.cut_episodes()
         for number, episode in enumerate(self._episodes(row_layout(target).frames)):
             leaves = leaves_of(self.observation_space, episode.pop("obs"))
-            episode.pop("boundaries")  # which rings don't have
-            is_cut, ids = not (episode["terminations"][-1] or episode["truncations"][-1]), None
+            obs, next_obs = (
+                build_tree(self.observation_space, [leaf[part] for leaf in leaves])
+                for part in (slice(-1), slice(1, None))
+            )
+            del episode["boundaries"]  # which rings don't have
+            ids = None
             if target.num_envs is not None:
                 ids = np.full(len(episode["rewards"]), number % target.num_envs, np.int64)
-            target.add(
-                obs=build_tree(self.observation_space, [leaf[:-1] for leaf in leaves]),
-                next_obs=build_tree(self.observation_space, [leaf[1:] for leaf in leaves]),
-                env_ids=ids,
-                **episode,
-            )
-            if is_cut and ids is not None:
+            target.add(obs=obs, next_obs=next_obs, env_ids=ids, **episode)
+            is_over = episode["terminations"][-1] or episode["truncations"][-1]
+            if ids is not None and not is_over:
                 target.cut_episodes(ids[:1])
         return buffer
 
     def _check_spaces(self, buffer: Any) -> None:
-        if not hasattr(buffer, "_columns_of_rows") or not (
-            hasattr(buffer, "cut_episodes") or hasattr(buffer, "add_episode")
-        ):
-            raise DatasetError(
-                f"{self.name} can't be read into a {type(buffer).__name__}, but into "
-                "SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer and "
-                "EpisodicReplayBuffer"
-            )
-        for name in ("observation_space", "action_space"):
-            own, other = getattr(self, name), getattr(buffer, name)
-            if own != other:
-                raise DatasetError(
-                    f"{self.name} has the {name} {_shown(own)}, but the buffer {_shown(other)}; it "
-                    "is the data of another env, or needs the spaces given when it is opened"
-                )
+        if not any(hasattr(buffer, name) for name in ("order", "add_episode")):
+            raise self._not_into(type(buffer).__name__)
         layout = row_layout(buffer)
         extras = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._others[1:]}
         others = {name: layout.fields[name][1:3] for name in layout.extras}
-        if extras != others:
-            raise DatasetError(
-                f"{self.name} is read with the extra columns {list(extras)}, but the buffer has "
-                f"{list(others)}; both need the same, of equal shapes and dtypes"
-            )
+        for name, own, other in (
+            ("observation_space", self.observation_space, buffer.observation_space),
+            ("action_space", self.action_space, buffer.action_space),
+            ("extra columns", extras, others),
+        ):
+            if own != other:
+                raise DatasetError(
+                    f"{self.name} has the {name} {_shown(own)}, but the buffer {_shown(other)}; it "
+                    "is the data of another env, or has to be opened with the buffer's"
+                )
+
+    def _not_into(self, kind: str) -> DatasetError:
+        return DatasetError(
+            f"{self.name} can't be read into a {kind}, but into SharedReplayBuffer, "
+            "PerEnvReplayBuffer, PrioritizedReplayBuffer and EpisodicReplayBuffer"
+        )
 
     def _check_room(self, buffer: Any, lengths: np.ndarray) -> None:
         held = np.asarray(getattr(buffer, "counts", [len(buffer)]))  # of each ring
         rows = _rows_by_ring(lengths, len(held))
         worst = int(np.argmax(rows + held))
-        needed, room = int(rows[worst]), buffer.capacity - int(held[worst])
-        if needed > room:
-            raise DatasetError(
-                f"{self.name} has {needed} steps, but the buffer room for {room} more; make its "
-                "capacity larger, as to_buffer does"
-            )
-        room = getattr(buffer, "max_episodes", len(lengths)) - getattr(buffer, "num_episodes", 0)
-        if len(lengths) > room:
-            raise DatasetError(
-                f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} more; "
-                "make its max_episodes larger, as to_buffer does"
-            )
+        needs = [("steps", "capacity", int(rows[worst]), buffer.capacity - int(held[worst]))]
+        if hasattr(buffer, "add_episode"):
+            room = buffer.max_episodes - buffer.num_episodes
+            needs.append(("episodes", "max_episodes", len(lengths), room))
+        for what, size, needed, room in needs:
+            if needed > room:
+                held_already = getattr(buffer, size) - room
+                advice = f"make its {size} larger, as to_buffer does"
+                if held_already == needed:
+                    advice += (
+                        ", or don't fill it again: so many a folder has that was filled before"
+                    )
+                raise DatasetError(
+                    f"{self.name} has {needed} {what}, but the buffer, which has {held_already}, "
+                    f"has room for {room} more; {advice}"
+                )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
         """The episode in the form that is yielded; raise BufferMisuseError if it does not fit."""
@@ -306,50 +299,41 @@ class EpisodeDataset:
                 "numbers (T,), one at least"
             )
         count = len(rewards)
-        bad = np.flatnonzero(~np.isfinite(rewards))
-        if len(bad):
-            raise DatasetError(
-                f"{where}, step {bad[0]}: rewards is {rewards[bad[0]]}, expected finite numbers"
-            )
+        _refuse(where, "rewards", rewards, ~np.isfinite(rewards), "finite numbers")
         check_rewards(rewards)
         obs = self._observations(where, columns, count)
         found: dict[str, Any] = {"obs": build_tree(self.observation_space, obs), "rewards": rewards}
         for leaf in self._others:
             shape = (count, *leaf.shape)
-            array = read_array(leaf.path, columns[leaf.path], shape, leaf.dtype)
+            given = _as_numbers(columns[leaf.path], leaf)
+            array = read_array(leaf.path, given, shape, leaf.dtype)
             found[leaf.path] = self._stored(where, leaf, array, leaf.path)
         for name in _FLAGS:
             flags = np.asarray(columns.get(name, np.zeros(count, np.bool_)))
             if flags.dtype.kind == "f" and np.isin(flags, (0.0, 1.0)).all():  # as some formats have
                 flags = flags.astype(np.bool_)
             found[name] = read_array(name, flags, (count,), np.dtype(np.bool_)).astype(np.bool_)
-            early = np.flatnonzero(found[name][:-1])
-            if len(early) and name != "boundaries":
-                raise DatasetError(
-                    f"{where}, step {early[0]}: {name} is True, but the episode has {count} steps; "
-                    "a flag ends it in its last step only"
-                )
+            if name != "boundaries":
+                wanted = f"no end before the last of {count} steps"
+                _refuse(where, name, found[name][:-1], found[name][:-1], wanted)
         return found
 
     def _observations(self, where: str, columns: dict[str, Any], count: int) -> list[np.ndarray]:
         """Arrays (T + 1, ...) of the leaves of obs."""
-        parts, found = {"obs": count + 1}, []
-        if columns.get("next_obs") is not None:
-            parts = {"obs": count, "next_obs": count}
-        read = [
-            [
+
+        def read(name: str, rows: int) -> list[np.ndarray]:
+            arrays = read_nest(name, columns[name], self.observation_space, self._obs, rows)
+            return [
                 self._stored(where, leaf, array, name + leaf.path.removeprefix("obs"))
-                for leaf, array in zip(
-                    self._obs,
-                    read_nest(name, columns[name], self.observation_space, self._obs, rows),
-                    strict=True,
-                )
+                for leaf, array in zip(self._obs, arrays, strict=True)
             ]
-            for name, rows in parts.items()
-        ]
-        if len(read) == 1:
-            return read[0]
-        for leaf, array, later in zip(self._obs, *read, strict=True):
+
+        if columns.get("next_obs") is None:
+            return read("obs", count + 1)
+        found = []
+        for leaf, array, later in zip(
+            self._obs, read("obs", count), read("next_obs", count), strict=True
+        ):
             same = (array[1:] == later[:-1]).all(axis=tuple(range(1, array.ndim)))
             if not same.all():
                 step = int(np.argmin(same))
@@ -372,11 +356,26 @@ class EpisodeDataset:
             space = self._spaces[leaf.path]
             wrong, expected = _outside(space, stored), f"values of {_shown(space)}"
             expected += ", or check_bounds=False"
-        if wrong.any():
-            step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
-            shown, value = f"{name}{place if place else ''}", array[(step, *place)]
-            raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
+        _refuse(where, name, array, wrong, expected)
         return stored
+
+
+def _as_numbers(column: Any, leaf: Leaf) -> Any:
+    """A column of numbers as files often have it: (T, 1) as (T,), whole floats as integers."""
+    array = np.asarray(column)
+    if leaf.shape == () and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.dtype.kind == "f" and leaf.dtype.kind in "iu" and (array == np.floor(array)).all():
+        return array.astype(np.int64)
+    return array
+
+
+def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expected: str) -> None:
+    """Raise DatasetError for the first of the wrong values (T, ...) of a column, if any."""
+    if wrong.any():
+        step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
+        shown, value = f"{name}{place if place else ''}", array[(step, *place)]
+        raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
 
 
 def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
@@ -389,8 +388,8 @@ def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
     return moved
 
 
-def _shown(space: Space) -> str:
-    return f"{' '.join(str(space).split()):.200}"
+def _shown(value: Any) -> str:
+    return f"{' '.join(str(value).split()):.200}"
 
 
 def _outside(space: Space, values: np.ndarray) -> np.ndarray:

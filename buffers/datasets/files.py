@@ -22,13 +22,14 @@ _CHUNK_BYTES = 1 << 16
 _D4RL = {
     "obs": "observations", "next_obs": "next_observations", "actions": "actions",
     "rewards": "rewards", "terminations": "terminals", "truncations": "timeouts",
-    "boundaries": "boundaries", "episode_index": "episode_index", "extras": "infos/",
+    "boundaries": "boundaries", "unflagged_ends": "unflagged_ends",
+    "episode_index": "episode_index", "extras": "infos/",
 }  # fmt: skip
 _LEROBOT = {
     "obs": "observation", "next_obs": "next_observation", "actions": "action",
     "rewards": "next.reward", "terminations": "next.terminated", "truncations": "next.truncated",
-    "boundaries": "boundaries", "episode_index": "episode_index", "frame_index": "frame_index",
-    "extras": "",
+    "boundaries": "boundaries", "unflagged_ends": "unflagged_ends",
+    "episode_index": "episode_index", "frame_index": "frame_index", "extras": "",
 }  # fmt: skip
 
 
@@ -62,6 +63,8 @@ def from_hdf5(
     h5py: Any = load_library("h5py")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     name = os.fspath(path)
+    if not Path(name).exists():
+        raise DatasetError(f"{name} can't be read: there is no such file")
     there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
 
     def note(key: Any, item: Any) -> None:
@@ -92,8 +95,10 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
 
     It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
-    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Some MiB
-    are in memory at a time. The file appears under its name when it is whole.
+    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Of an
+    episode that ends without a flag, as one that was still open, the last step has `timeouts`, for
+    readers that look at the flags alone, and `unflagged_ends`. The file appears under its name when
+    it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
@@ -122,6 +127,8 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
 
 def _new_file(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
+    if not target.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{target} can't be written: there is no folder {target.parent}")
     if target.exists():
         raise FileExistsError(f"{target} is there already; choose another name")
     return target
@@ -141,9 +148,10 @@ def from_parquet(
     Columns: `observation.state`, or `observation.KEY` for a Dict space; `action`, `next.reward`,
     `episode_index`, `frame_index`. Numbers, and lists of a fixed number of them, also nested;
     pictures in videos are not read. A data set without rewards is read by
-    columns={"rewards": None}. Whether the end of an episode is a termination no column of
-    LeRobot's says, so all are cut, unless columns={"terminations": ...} names one. The last frame
-    of an episode has no next observation; see `from_arrays`.
+    columns={"rewards": None}. Flags are read from `next.terminated` and `next.truncated`, next
+    observations from `next_observation` or `next_observation.KEY`, which `to_parquet` writes; files
+    of LeRobot have neither, so all of their episodes are cut, unless columns={"terminations": ...}
+    names a column, and the last frame of an episode has no next observation; see `from_arrays`.
 
     Args:
         path: A file, or a folder with all files below it, in the order of their names; of a folder
@@ -179,8 +187,8 @@ def from_parquet(
         keys = found
     if info.is_file():
         with reading(str(info)):
-            told = json.loads(info.read_text(encoding="utf-8"))["total_frames"]
-        if told != num_rows:
+            told = json.loads(info.read_text(encoding="utf-8")).get("total_frames")
+        if told not in (None, num_rows):
             raise DatasetError(
                 f"{root}: meta/info.json tells {told} frames, but the files have {num_rows}; files "
                 "are missing, or were cut"
@@ -215,28 +223,21 @@ def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
     """A column as an array (K, ...); lists of lists have as many axes more."""
     column, shape = batch.column(key), [batch.num_rows]
 
-    def place(is_wrong: np.ndarray) -> str:
-        """What messages call the first row with something wrong in its lists."""
-        row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
-        names = ("episode_index", "frame_index")
-        if {*names} <= set(batch.schema.names):
-            numbers = [batch.column(name)[row].as_py() for name in names]
-            return f"{file}, episode {numbers[0]}, step {numbers[1]}"
-        return f"{file}, row {begin + row}"
+    def refuse(is_wrong: np.ndarray, what: str) -> None:
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
+            where, names = f"row {begin + row}", ("episode_index", "frame_index")
+            if {*names} <= set(batch.schema.names):
+                episode, step = (batch.column(name)[row].as_py() for name in names)
+                where = f"episode {episode}, step {step}"
+            raise DatasetError(f"{file}, {where}: {key} {what}")
 
     while hasattr(column.type, "value_type") and not column.null_count:
         lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
         shape.append(int(lengths[0]) if len(lengths) else 0)
-        is_other = lengths != shape[-1]
-        if is_other.any():
-            raise DatasetError(
-                f"{place(is_other)}: {key} has {lengths[is_other][0]} numbers, but {shape[-1]} "
-                "before; expected as many in each row"
-            )
+        refuse(lengths != shape[-1], f"has not {shape[-1]} numbers as the rows before")
         column = column.flatten()
-    if column.null_count:
-        missing = column.is_null().to_numpy(zero_copy_only=False)
-        raise DatasetError(f"{place(missing)}: {key} is missing (null)")
+    refuse(column.is_null().to_numpy(zero_copy_only=False), "is missing (null)")
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in "biuf":
         raise DatasetError(f"{file}: {key} is of type {batch.column(key).type}, expected numbers")
@@ -249,8 +250,9 @@ def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
     Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
     same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
     `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
-    lengths. So `from_parquet` gives back the same episodes, bit for bit. Some MiB are in memory at
-    a time. The file appears under its name when it is whole.
+    lengths. So `from_parquet` gives back the same episodes, bit for bit; of one that ends without a
+    flag the last step has `next.truncated` and `unflagged_ends`. The file appears under its name
+    when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ __all__ = [
     "BLOCK_BYTES", "Blocks", "FlatColumns", "Keys", "check_lengths", "flat_blocks", "from_arrays"
 ]  # fmt: skip
 
+_logger = logging.getLogger("vecenv")
+_said: set[tuple[str, int]] = set()  # what the log has been told
 BLOCK_BYTES = 1 << 25  # read or written at once
 
 Keys = dict[str, list[str]]  # of a file, by our names; of obs one for each leaf
@@ -32,6 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "terminations": ("terminals", "terminations", "next.terminated"),
     "truncations": ("timeouts", "truncations", "next.truncated"),
     "boundaries": ("boundaries",),
+    "unflagged_ends": ("unflagged_ends",),
     "episode_index": ("episode_index",),
     "frame_index": ("frame_index",),
 }
@@ -50,31 +54,25 @@ class FlatColumns(NamedTuple):
     check_bounds: bool = True
 
     def find(self, where: str, there: Iterable[str]) -> Keys:
-        """Find the keys of a file to read.
-
-        Raises:
-            DatasetError: One that is needed is missing, or `columns` has a name that there is not.
-        """
+        """Find the keys of a file to read; raise DatasetError if one is missing."""
         there, given, found = set(there), dict(self.columns or {}), dict[str, list[str]]()
         extras = {name: (name, f"infos/{name}") for name in self.extra_columns or {}}
-        unknown = sorted(set(given) - {*NAMES, *extras}, key=str)
-        if unknown:
-            raise DatasetError(
-                f"columns has {unknown[0]!r}, expected some of {sorted({*NAMES, *extras})}"
-            )
+        known = {**NAMES, **extras}
+        if unknown := sorted(set(given) - set(known), key=str):
+            raise DatasetError(f"columns has {unknown[0]!r}, expected some of {sorted(known)}")
         paths = list(_key_paths(self.observation_space))
-        for name, aliases in {**NAMES, **extras}.items():
-            asked = given.get(name, "")
-            if asked is None and (name in ("obs", "actions") or name in extras):
-                raise DatasetError(f"columns has None for {name}, which is needed: name a column")
+        for name, aliases in known.items():
+            asked, is_needed = given.get(name, ""), name in (*_NEEDED, *extras)
             if asked is None:
+                if is_needed and name != "rewards":
+                    raise DatasetError(f"columns has None for {name}, which is needed: name it")
                 continue
             for base in (asked,) if asked else aliases:
                 for separator in "/.":
                     leaves = [separator.join((base, *p)) for p in paths] if name in _OBS else [base]
                     if name not in found and there.issuperset(leaves):
                         found[name] = leaves
-            if name not in found and (asked or name in _NEEDED or name in extras):
+            if name not in found and (asked or is_needed):
                 tried = asked or " or ".join(map(repr, aliases))
                 if name in _OBS and paths[0]:
                     tried += f" with {['/'.join(path) for path in paths]}"
@@ -94,9 +92,16 @@ class FlatColumns(NamedTuple):
         """A data set of episodes that lie behind one another in the blocks that `read` yields."""
 
         def episodes() -> Iterator[RawEpisode]:
+            num_left_out = 0
             for where, columns in _split(read(), keys):
-                if (episode := _episode(columns, keys, self.observation_space)) is not None:
+                episode, is_cut = _episode(columns, keys, self.observation_space)
+                num_left_out += is_cut
+                if episode is not None:
                     yield RawEpisode(where, episode)
+            if num_left_out and (name, num_left_out) not in _said:
+                _said.add((name, num_left_out))
+                told = "%s: %d last steps of episodes are left out, whose next observation it lacks"
+                _logger.warning(told, name, num_left_out)
 
         return EpisodeDataset(
             name, episodes, self.observation_space, self.action_space,
@@ -218,74 +223,68 @@ def _called(where: str, number: int, columns: dict[str, np.ndarray], keys: Keys)
 def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray:
     """A column (K,), or (K, 1), of numbers as (K,)."""
     array = columns[key]
-    count = len(array)
-    if array.shape not in ((count,), (count, 1)) or array.dtype.kind not in "biuf":
+    if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biuf":
         raise DatasetError(
             f"{where}: {key} has dtype {array.dtype} and shape {array.shape}, expected one number "
-            f"per step, ({count},)"
+            f"per step, ({len(array)},)"
         )
-    return array.reshape(count)
+    return array.reshape(-1)
 
 
 def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) -> np.ndarray:
     """Whether each row, the first of which does, begins an episode, bool (K,)."""
-
-    def numbers(name: str, is_wrong: Callable[[np.ndarray], np.ndarray], what: str) -> np.ndarray:
-        key = keys[name][0]
-        found = _numbers(where, key, columns)
-        wrong = np.flatnonzero(is_wrong(found))
-        if len(wrong):
-            raise DatasetError(
-                f"{where}: {key} is {found[wrong[0]]} in row {begin + wrong[0]}, expected {what}"
-            )
-        return found
-
     starts = np.zeros(len(next(iter(columns.values()))), np.bool_)
-    for name in [name for name in ("terminations", "truncations") if name in keys]:
-        flags = numbers(name, lambda found: (found != 0) & (found != 1), "0 or 1")  # NaN, too
-        starts[1:] |= flags[:-1] != 0
-    if "episode_index" in keys:
-        index = numbers(
-            "episode_index", lambda found: ~(np.isfinite(found) & (found == np.floor(found))),
-            "whole numbers",
-        )  # fmt: skip
-        starts[1:] = index[1:] != index[:-1]
-        back = np.flatnonzero(index[1:] < index[:-1])
-        if len(back):
+    for name in [name for name in _ENDS if name in keys]:
+        key, is_index = keys[name][0], name == "episode_index"
+        found = _numbers(where, key, columns)
+        is_right = np.isfinite(found) & (found == np.floor(found))
+        is_right = is_right if is_index else (found == 0) | (found == 1)  # NaN is neither
+        if not is_right.all():
+            row, what = int(np.argmin(is_right)), "whole numbers" if is_index else "0 or 1"
             raise DatasetError(
-                f"{where}: episode_index goes from {index[back[0]]} back to {index[back[0] + 1]}; "
+                f"{where}: {key} is {found[row]} in row {begin + row}, expected {what}"
+            )
+        if is_index and (back := np.flatnonzero(found[1:] < found[:-1])).size:
+            raise DatasetError(
+                f"{where}: episode_index goes from {found[back[0]]} back to {found[back[0] + 1]}; "
                 "the rows of an episode must follow one another, and episodes ascend"
             )
+        starts[1:] |= found[1:] != found[:-1] if is_index else found[:-1] != 0
     starts[:1] = True
     return starts
 
 
-def _episode(columns: dict[str, np.ndarray], keys: Keys, space: Space) -> dict[str, Any] | None:
+def _episode(
+    columns: dict[str, np.ndarray], keys: Keys, space: Space
+) -> tuple[dict[str, Any] | None, bool]:
     """Columns of an episode by our names, observations nested; None if no step is left.
 
-    Where the file has no next observations, see to the last one.
+    Where the file has no next observations, see to the last one; whether that step is left out.
     """
     found: dict[str, Any] = {}
     for name, parts in keys.items():
         array = columns[parts[0]]
         if name in _OBS:
             found[name] = build_tree(space, [columns[key] for key in parts])
-        elif name in ("rewards", "terminations", "truncations", "boundaries"):
-            is_column = array.ndim == 2 and array.shape[1] == 1
-            found[name] = array[:, 0] if is_column else array
+        elif name in ("rewards", *_ENDS[:2], "boundaries", "unflagged_ends"):
+            found[name] = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         elif name not in ("episode_index", "frame_index"):
             found[name] = array
     count = len(next(iter(columns.values())))
     found.setdefault("rewards", np.zeros(count, np.float32))
+    unflagged = found.pop("unflagged_ends", None)
+    if unflagged is not None and bool(unflagged[-1]) and "truncations" in found:
+        found["truncations"] = found["truncations"].copy()
+        found["truncations"][-1] = False
     if "next_obs" in found:
-        return found
+        return found, False
     if "terminations" in found and bool(found["terminations"][-1]):
         leaves = leaves_of(space, found["obs"])
         found["obs"] = build_tree(space, [np.concatenate([a, a[-1:]]) for a in leaves])
-        return found
+        return found, False
     if count < 2:
-        return None
-    return {name: part if name == "obs" else part[:-1] for name, part in found.items()}
+        return None, True
+    return {name: part if name == "obs" else part[:-1] for name, part in found.items()}, True
 
 
 def flat_blocks(
@@ -293,15 +292,8 @@ def flat_blocks(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Whole episodes behind one another as a file has them, some MiB of steps (K, ...) at a time.
 
-    Args:
-        dataset: Of at least one episode.
-        names: What the file calls `obs`, `next_obs`, `actions`, `rewards`, `terminations`,
-            `truncations`, `boundaries`, `episode_index` and, where it has it, `frame_index`; and
-            what stands before the name of each extra column, as "extras".
-        separator: Between the name of observations and the keys of their parts.
-
-    Raises:
-        DatasetError: An episode does not fit, two columns have the same name, or there is none.
+    `names` are those in the file; that of "extras" stands before the name of each extra column, and
+    the separator between the name of observations and the keys of their parts.
     """
     paths, pieces, size, number = list(_key_paths(dataset.observation_space)), [], 0, -1
     for number, episode in enumerate(dataset):
@@ -311,15 +303,20 @@ def flat_blocks(
             keys = [separator.join((names[name], *path)) for path in paths]
             columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
         count = len(episode["rewards"])
-        index = {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
-        for name, array in {**episode, **index}.items():
+        ends = {"unflagged_ends": np.zeros(count, np.bool_)}
+        if not (episode["terminations"][-1] or episode["truncations"][-1]):
+            # Or who only looks at the flags would join it and the next one.
+            episode["truncations"] = episode["truncations"].copy()
+            episode["truncations"][-1] = ends["unflagged_ends"][-1] = True
+        episode |= {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
+        episode |= ends
+        for name, array in episode.items():
             if name in names or name in dataset.extra_columns:
                 columns.append((names.get(name, names["extras"] + name), array))
         keys = [key for key, _ in columns]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:  # as {"a/b": ..., "a": {"b": ...}} has
+        if twice := [key for key in keys if keys.count(key) > 1]:  # {"a/b": ..., "a": {"b": ...}}
             raise DatasetError(
-                f"{dataset.name}: two columns have the name {twice!r} in a file; name parts of "
+                f"{dataset.name}: two columns have the name {twice[0]!r} in a file; name parts of "
                 f"observations without {separator!r}, and extra columns otherwise"
             )
         pieces.append(dict(columns))

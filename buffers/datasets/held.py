@@ -47,7 +47,12 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
         options: dict[str, Any] = {"extra_columns": extras, "check_bounds": check_bounds}
         return EpisodeDataset(kind, lambda: _episodes_of(buffer), *single, **options)
     columns = buffer.rows()
-    if (buffer.num_envs or 1) > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
+    if buffer.num_envs is None:
+        raise DatasetError(
+            f"the {kind} does not know of which env its transitions are; make it with num_envs=1, "
+            "or with num_envs=N and track_env=True"
+        )
+    if buffer.num_envs > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
         raise DatasetError(
             f"the {kind} does not know which of its {buffer.num_envs} envs a transition is of; "
             "make it with track_env=True"
@@ -99,12 +104,12 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
         for begin in range(0, len(rows), size):
             has_before = begin > 0  # the row before tells whether the first goes on
             block = _gather(buffer, rows[begin - has_before : begin + size], obs, names)
-            starts = block["terminations"] | block["truncations"]
-            starts = np.concatenate([[True], starts[:-1]])
+            starts = np.ones(len(block["rewards"]), np.bool_)
+            starts[1:] = (block["terminations"] | block["truncations"])[:-1]
             for path in obs:
-                after, now = block[f"next_{path}"][:-1], block[path][1:]
-                if len(now):
-                    starts[1:] |= (_bytes(after) != _bytes(now)).any(1)
+                if len(starts) > 1:
+                    after, now = _bytes(block[f"next_{path}"][:-1]), _bytes(block[path][1:])
+                    starts[1:] |= (after != now).any(1)
             block = {name: column[has_before:] for name, column in block.items()}
             block["episode_index"] = number + np.cumsum(starts[has_before:])
             number = int(block["episode_index"][-1])

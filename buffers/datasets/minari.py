@@ -27,8 +27,8 @@ def from_minari(
     """Episodes of a local Minari data set, one in memory at a time; needs minari.
 
     Rewards are float32 in buffers, and what is in `infos` comes along where an extra column, or
-    `boundaries`, has its name: of T + 1 infos the last T, as the first is that of the reset. Not
-    taken: other infos, those of resets, seeds and options of resets, and the metadata.
+    `boundaries`, has its name: of T + 1 infos the last T. Other infos, resets and the metadata are
+    not taken.
 
     Args:
         dataset: Its id, or a `minari.MinariDataset`, which may be filtered.
@@ -113,7 +113,7 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
     kind = load_library("minari.data_collector.episode_buffer").EpisodeBuffer
     local = load_library("minari.storage.datasets_root_dir")
     dataset = as_dataset(source)
-    dataset.count()  # checks all
+    _ = dataset.episode_lengths  # checks all
     folder = Path(local.get_dataset_path(dataset_id))
     was_there = folder.exists()
     # Minari 0.5 can't read infos that are one number per step if they were written as arrow.
@@ -121,9 +121,10 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
     exported = (
         kind(id=number, **_exported(episode, axes)) for number, episode in enumerate(dataset)
     )
-    options = {"jpeg_encoding": False, **options, "env": env}
-    single = dataset.observation_space, dataset.action_space
-    options |= dict(zip(("observation_space", "action_space"), single, strict=True))
+    options = {
+        "jpeg_encoding": False, **options, "env": env, "action_space": dataset.action_space,
+        "observation_space": dataset.observation_space,
+    }  # fmt: skip
     try:
         return minari.create_dataset_from_buffers(dataset_id, exported, **options)
     except BaseException:

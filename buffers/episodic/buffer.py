@@ -24,8 +24,7 @@ from buffers.core.arguments import (
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import check_fits
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, row_views
 from buffers.core.sequences import (
     SequenceBatch,
     SequenceOptions,
@@ -45,10 +44,10 @@ from buffers.core.state import (
 )
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
-from buffers.episodic.gather import NO_MATTER_BYTES, Columns, Gather
+from buffers.episodic.gather import Columns, Gather
 from buffers.episodic.goals import GoalFunction, Relabelling
 from buffers.episodic.open_episodes import OpenEpisodes
-from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout, rooms_of
+from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout
 
 __all__ = ["EpisodicReplayBuffer"]
 
@@ -131,9 +130,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        self.num_envs = None
-        if num_envs is not None:
-            self.num_envs = check_count("num_envs", num_envs, MAX_COUNT)
+        known = None if num_envs is None else check_count("num_envs", num_envs, MAX_COUNT)
         self._guard = Guard(self.device)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
@@ -141,10 +138,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
         self._row = layout.row
         self._all_pairs = self._wanted(None, **_PAIRS)
-        self._given_envs = self.num_envs  # states with open episodes of another number are refused
-        self._open: OpenEpisodes | None = None
-        if self.num_envs is not None:
-            self._open = OpenEpisodes(self.num_envs, self._table)
+        self.num_envs = self._given_envs = (
+            known  # states with open episodes of another number are refused
+        )
+        self._open = None if known is None else OpenEpisodes(known, self._table)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
             max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
@@ -224,20 +221,19 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
-        self._table.block(count + 1)[count] = 0
-        fields = self._table.fields
+        rows = np.zeros((count + 1, self._row.num_words), np.int64)
+        fields = row_views(rows, self._row.fields)
         for path, array in arrays.items():
             fields[path][:count] = array
         for path, array in last.items():
             fields[path][count] = array[0]
-        self._table.insert(np.array([count]))
+        self._table.insert(rows, np.array([count]))
 
     @exclusive
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
-        A step with `terminations` or `truncations` ends its episode, which then is stored. An
-        episode that reaches the capacity is stored and goes on as another.
+        An episode that ends is stored; one that reaches the capacity, too, and goes on as another.
 
         Args:
             env_ids: int (B,), distinct; None for all environments in order.
@@ -255,7 +251,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
         arrays = read_steps(columns, self._row, self.device, {"boundaries"})
         count = len(arrays["rewards"])
         is_valid = None if valid is None else read_valid(valid, count, self.device)
-        opened = self._opened(env_ids, count)
+        opened = self._open
+        if opened is None:
+            if env_ids is not None or count == 0:
+                raise BufferMisuseError(
+                    "the number of environments is not known; give num_envs to the constructor, or "
+                    "add one step of all environments first"
+                )
+            opened = OpenEpisodes(count, self._table)
         ids = read_distinct_ids(env_ids, opened.num_envs, self.device)
         if len(ids) != count:
             raise BufferMisuseError(
@@ -267,7 +270,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         if is_valid is not None:
             arrays = {path: array[is_valid] for path, array in arrays.items()}
             ids, left, count = ids[is_valid], ids[~is_valid], int(is_valid.sum())
-            left = left[opened.lengths[left] > 0]
         for path, field in opened.fields.items():
             if path != "room":
                 field[:count] = arrays[path]
@@ -276,21 +278,11 @@ class EpisodicReplayBuffer(DrawnBuffer):
         opened.check_continuity(ids)
         is_over = arrays["terminations"] | arrays["truncations"]
         ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
-        opened.reserve(count, ends)
+        opened.reserve(count)
         self._open, self.num_envs = opened, opened.num_envs
         opened.close(left)
         opened.append(ids)
         opened.close(ends)
-
-    def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
-        if self._open is not None:
-            return self._open
-        if env_ids is not None or count == 0:
-            raise BufferMisuseError(
-                "the number of environments is not known; give num_envs to the constructor, or add "
-                "one step of all environments first"
-            )
-        return OpenEpisodes(count, self._table)
 
     @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -309,7 +301,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
         ids = read_distinct_ids(env_ids, num_envs, self.device)
         if self._open is not None:
-            self._open.close(ids[self._open.lengths[ids] > 0])
+            self._open.close(ids)
 
     @exclusive
     def episode(self, index: int) -> dict[str, Any]:
@@ -400,13 +392,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _check_out(self, out: Any, batch_size: int, wanted: Columns | None) -> Any:
         """The memory of a batch that is to be written again, if it fits."""
         memory = out.memory if isinstance(out, PairBatch) else None
-        if memory is None or memory[0].owner is not self._gather:
+        if memory is None or memory[0].owner is not self._gather or len(out) != batch_size:
+            size = f" of {len(out)} rows" if isinstance(out, PairBatch) else ""
             raise BufferMisuseError(
-                f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
-                "returned"
+                f"out is {type(out).__name__}{size}, expected a PairBatch of {batch_size} rows "
+                "that sample of this buffer returned"
             )
-        if len(out) != batch_size:
-            raise BufferMisuseError(f"out has {len(out)} rows, expected {batch_size}")
         if wanted is not None and {*wanted} != {*memory[0].wanted}:
             raise BufferMisuseError(
                 f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
@@ -420,9 +411,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
         """The columns to gather: those chosen, or all.
 
-        Args:
-            chosen: Their names; None for all.
-            lists: Which list of rows each column is of; extra columns are of the first.
+        `lists` says which list of rows each column is of; extra columns are of the first.
         """
         lists |= dict.fromkeys(self._row.extras, 0)
         return tuple(pair for pair in lists.items() if chosen is None or pair[0] in chosen)
@@ -450,8 +439,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             burn_in: As in `SharedReplayBuffer.sample_sequences`, like all that follow: number of
                 steps that are not learned from.
             overlap: Number of steps shared with the next run.
-            pad: Whether runs may end with the episode. Otherwise all are full, and episodes shorter
-                than L are never drawn.
+            pad: Whether runs may end with the episode; else episodes shorter than L are not drawn.
             initial_states: Names of extra columns.
             columns: Names of those to draw.
 
@@ -462,7 +450,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
         chosen, length = self._chosen(columns, SequenceBatch), options.length
-        self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
@@ -507,18 +494,11 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return self._draws.steps(WINDOWS, options.period, batch_size, by_episode)
 
     def _require_episode(self) -> None:
-        """Raise BufferMisuseError if no episode is held, though some may be open."""
         if not self.num_episodes:
             raise BufferMisuseError(
                 "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
                 "steps until an episode ends, or end open ones by cut_episodes()"
             )
-
-    def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
-        """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
-        needed = batch_size * rows_each * self._row.stride
-        if needed > NO_MATTER_BYTES:
-            check_fits(f"a batch of {batch_size} {what}", needed, self.device, "draw fewer at once")
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
         return self._row, self._table.columns
@@ -548,7 +528,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
-        self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
         ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
         lists = torch.stack([
@@ -592,11 +571,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 nested, both alike.
             compute_reward: Called as `compute_reward(achieved, desired, extras)` on NumPy arrays
                 (B, ...) of the next observations, nested like the goals, and a dict of the extra
-                columns in place of infos, as the `compute_reward` of Gymnasium-Robotics. The arrays
-                are copies, the function's to change. Its numbers (B,) replace `rewards` where the
-                goal was replaced. None leaves rewards as they were.
-            compute_terminated: The same for `terminations`: whether the goal that a step now has
-                ends the episode. None leaves them as they were.
+                columns in place of infos: copies, the function's to change. Its numbers (B,)
+                replace `rewards` where the goal was replaced. None leaves rewards as they were.
+            compute_terminated: The same for `terminations`.
             pass_tensors: Pass both functions tensors on the device instead, copies too.
             columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
                 always there; a function whose column is not drawn is not called.
@@ -611,10 +588,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-        relabelling = Relabelling.of(
-            self._row, (achieved, desired), functions, self._chosen(columns, GoalBatch),
-            pass_tensors,
-        )  # fmt: skip
+        chosen = self._chosen(columns, GoalBatch)
+        relabelling = Relabelling(self._row, (achieved, desired), functions, chosen, pass_tensors)
+        needed = relabelling.needed()
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(f"strategy is {strategy!r}, expected one of {[*STRATEGIES]}")
         relabel_ratio = read_number("relabel_ratio", relabel_ratio)
@@ -625,54 +601,46 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 "which 'future' and 'bound' have"
             )
         law = strategy, relabel_ratio, discount
-        return relabelling.apply(self._goals(batch_size, over, *law, relabelling.needed(self._row)))
+        return relabelling.apply(self._goals(batch_size, over, law, needed))
 
     @exclusive
     def _goals(
-        self, batch_size: int, over: str, strategy: str, relabel_ratio: float, discount: float,
+        self,
+        batch_size: int,
+        over: str,
+        law: tuple[str, float, float],
         columns: frozenset[str] | None,
-    ) -> GoalBatch:  # fmt: skip
+    ) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
-        self._check_room(batch_size, 5, "goals")
-        if strategy == "bound":
+        if law[0] == "bound":
             by_episode = is_by_episode(over)
             self._check_pairs()
             steps = self._draws.steps(PAIRS, 1, batch_size, by_episode)
         else:
             steps = self._draw_windows(batch_size, _ANY_STEP, over)
-        offsets, relabelled = self._draws.goals(steps, strategy, relabel_ratio, discount)
+        offsets, relabelled = self._draws.goals(steps, *law)
         lists = torch.stack([self._draws.rows(steps, later) for later in (0, 1, offsets)])
         wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
         found = self._gather.take(wanted, lists, (batch_size,))
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
-
-    @exclusive
-    def clear(self) -> None:
-        """Forget all episodes, open ones too; memory and generator stay."""
-        self._table.clear()
-        if self._open is not None:
-            none = np.zeros(self._open.num_envs, np.int64)
-            self._open.restore(none, np.zeros((0, self._row.num_words), np.int64))
 
     def _described(self) -> dict[str, Any]:
         fields = self._row.describe()
         return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        version = meta.get("state_version")
-        if type(version) is not int or version != _VERSION:
-            raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
-        fields = meta.get("fields"), self._row.describe()
+        fields, first = (meta.get("fields"), self._row.describe()), meta.get("first_episode")
+        check_settings({"state_version": meta.get("state_version")}, {"state_version": _VERSION})
         check_settings(*({"field": name_fields(described)} for described in fields))
         check_settings(*({"layout": described} for described in fields))
-        first = meta.get("first_episode")
         if type(first) is not int or not 0 <= first <= _MOST_ADDED:
             raise contradiction(f"its first episode is {first!r:.99}")
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
         if self._open is not None:
-            lengths, rows = self._open.snapshot()
+            lengths = self.open_lengths
+            rows, _ = self._open.collect(np.flatnonzero(lengths))
         return {
             "lengths": [self.episode_lengths],
             "open_lengths": [lengths],
@@ -683,13 +651,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def _wanted_arrays(self) -> Wanted:
         generator, int64 = self._generator.get_state(), np.dtype(np.int64)
-        return {
-            "lengths": (int64, (None,)),
-            "open_lengths": (int64, (None,)),
-            "open_rows": (int64, (None, self._row.num_words)),
-            "generator": (generator.dtype, generator.shape),
-            "rows": (int64, (None, self._row.num_words)),
-        }
+        lengths: Wanted = dict.fromkeys(("lengths", "open_lengths"), (int64, (None,)))
+        rows: Wanted = dict.fromkeys(("open_rows", "rows"), (int64, (None, self._row.num_words)))
+        return {**lengths, "generator": (generator.dtype, generator.shape), **rows}
 
     def _check_arrays(self, state: LoadedState) -> None:
         _, small, large = state
@@ -706,31 +670,25 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
                 f"{self.max_episodes} of {self.capacity}; load it into a larger one"
             )
-        num_rows = sum(map(len, large["rows"]))
-        if num_rows != steps + len(lengths):
-            raise contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
         if open_lengths.max(initial=0) >= self.capacity:  # would have been stored
             raise contradiction("it has open episodes as long as the buffer")
-        num_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
-        if len(small["open_rows"]) != num_rows:
-            raise contradiction(f"it has {len(small['open_rows'])} rows of open episodes")
-        fields = self._row.fields.values()
-        bools = [(f.offset, f.nbytes) for f in fields if f.dtype == np.bool_]
-        check_bools("rows", large["rows"], bools)
-        check_bools("open_rows", [small["open_rows"]], bools)
-        rooms, expected, _ = rooms_of(self._row, large["rows"], lengths)
-        if not np.array_equal(rooms, expected):
-            row = int(np.argmax(rooms != expected))
-            raise contradiction(f"row {row} says wrongly how far its bound is")
+        bools = [(f.offset, f.nbytes) for f in self._row.fields.values() if f.dtype == np.bool_]
+        opened = open_lengths[open_lengths > 0]
+        for name, numbers, blocks in (
+            ("rows", lengths, large["rows"]), ("open_rows", opened, [small["open_rows"]])
+        ):  # fmt: skip
+            if sum(map(len, blocks)) != int((numbers + 1).sum()):
+                raise contradiction(f"its {name} are not those of {len(numbers)} episodes")
+            check_bools(name, blocks, bools)
 
     def _take(self, state: LoadedState) -> None:
         small, opened = state.small, self._open
-        lengths, rows = small["open_lengths"], small["open_rows"]
+        lengths = small["open_lengths"]
         if len(lengths) and (opened is None or opened.num_envs != len(lengths)):
             opened = OpenEpisodes(len(lengths), self._table)
         if opened is not None:
             lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
-            opened.restore(lengths, rows)
+            opened.restore(lengths, small["open_rows"])
             self._open, self.num_envs = opened, opened.num_envs
         self._table.restore(state.large["rows"], small["lengths"], state.meta["first_episode"])
         self._generator.set_state(small["generator"])

@@ -28,11 +28,7 @@ _ONE = np.uint64(1)
 
 
 def is_by_episode(over: str) -> bool:
-    """Read the argument `over`.
-
-    Raises:
-        BufferMisuseError: It is none of those.
-    """
+    """Read the argument `over`; raise BufferMisuseError if it is none of those."""
     by_episode = _OVER.get(over) if isinstance(over, str) else None
     if by_episode is None:
         raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_OVER)}")
@@ -48,15 +44,7 @@ class Steps(NamedTuple):
 
 
 class Draws:
-    """Draws from the episodes of a table.
-
-    Args:
-        table: See above.
-        seed: Of the generator; None takes entropy of the system.
-
-    Attributes:
-        generator: What is drawn by.
-    """
+    """Draws from the episodes of a table; its `generator` is what they are drawn by."""
 
     def __init__(self, table: EpisodeTable, seed: int | None):
         self._table, self._num_rows = table, table.layout.num_rows
@@ -78,20 +66,20 @@ class Draws:
         return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
 
     def steps(self, law: int, period: int, batch_size: int, by_episode: bool) -> Steps:
-        """Draw the first steps of pairs or of windows.
+        """Draw the first steps of pairs or of windows, by PAIRS or WINDOWS; some can be drawn.
 
-        Args:
-            law: PAIRS or WINDOWS, by which something can be drawn.
-            period: Steps from the begin of a window to that of the next.
-            batch_size: B.
-            by_episode: Draw episodes with equal probability, not steps.
+        Windows begin every `period` steps. By episode: these are equally likely, not the steps.
         """
         table = self._table.there
         pick, place = self.uniforms(2, batch_size)
         before = table[law + by_episode]
         low, high = before.index_select(0, self._table.live_there)
         numbers = low + (pick * (high - low)).long()
-        slots = torch.searchsorted(before, numbers, right=True) - 1
+        if before.is_cpu:  # where torch's own starts threads for some hundred numbers
+            found: Any = np.searchsorted(before.numpy(), numbers.numpy(), side="right")
+            slots = torch.from_numpy(found) - 1
+        else:
+            slots = torch.searchsorted(before, numbers, right=True) - 1
         first, length, hole = table[:PAIRS].index_select(1, slots)
         begin = table[law].index_select(0, slots)
         if by_episode:
@@ -149,10 +137,7 @@ class Draws:
 def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) -> torch.Tensor:
     """Numbers int64 (B,) from 1 to room, with probability proportional to discount ** number.
 
-    Args:
-        uniforms: float64 (B,), from 0 to below 1.
-        rooms: int64 (B,), at least 1.
-        discount: From 0 to 1.
+    Of uniforms float64 (B,), from 0 to below 1, and rooms int64 (B,), at least 1.
     """
     if discount == 1:
         offsets = (uniforms * rooms).long()
@@ -200,8 +185,7 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
         rows: int64 (R, W), the ring; `room` is the lower half of the first word.
         table: int64 (7, S), see `table`.
         generator: uint64 (2,), moves on.
-        law: From and to which slot; natural logarithm of the discount, 0 for equal probabilities;
-            and whether to draw episodes with equal probability, not steps.
+        law: From and to which slot; logarithm of the discount; whether to draw by episodes.
         chosen: int64 (2, B), written: the rows of the steps and of the later ones.
         offsets: int64 (B,), written: how much later they are.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,18 +12,17 @@ import torch
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.kernels import address_of, copy_item_at
-from buffers.core.memory import allocation
+from buffers.core.memory import check_fits
 from buffers.episodic.table import EpisodeTable
 
-__all__ = ["NO_MATTER_BYTES", "Columns", "Gather", "Taken"]
+__all__ = ["Columns", "Gather", "Taken"]
 
 Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists of rows each is of
 
 _OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
 _ALIGNMENT = 64
 _MAX_PLANS = 64
-NO_MATTER_BYTES = 1 << 26  # that may be there without looking
-_ADVICE, _UNSEEN = "draw fewer at once", contextlib.nullcontext()
+_UNSEEN_BYTES = 1 << 26  # that may be there without looking
 
 
 class Plan(NamedTuple):
@@ -45,45 +44,34 @@ class Taken(NamedTuple):
 
 
 class Gather:
-    """Copies columns of rows.
-
-    Args:
-        table: Has the rows.
-    """
+    """Copies columns of the rows of a table."""
 
     def __init__(self, table: EpisodeTable):
         self._table, self._layout = table, table.layout.row
         self._is_flat = self._layout.obs == ["obs"]
         self._words = None if table.is_staged else table.rows.numpy()
-        self._plans: dict[Any, Plan] = {}
+        self._plan = functools.lru_cache(_MAX_PLANS)(self._make_plan)
 
     def new(self, wanted: Columns, lead: tuple[int, ...]) -> Taken:
         """Memory for columns (*lead, *shape)."""
-        plan, device = self._plan(wanted, lead), self._table.device
-        block, needed = None, plan.nbytes
-        with (
-            allocation("a batch", needed, device, _ADVICE) if needed > NO_MATTER_BYTES else _UNSEEN
-        ):
-            if self._words is None:
-                tensors = [
-                    torch.empty(shape, dtype=torch_dtype(dtype), device=device)
-                    for shape, dtype, _ in plan.arrays
-                ]
-            else:
-                block = np.empty(needed, np.uint8)
-                tensors = [
-                    torch.from_numpy(np.ndarray(shape, dtype, block, begin))
-                    for shape, dtype, begin in plan.arrays
-                ]
+        plan, device, block = self._plan(wanted, lead), self._table.device, None
+        if plan.nbytes > _UNSEEN_BYTES:
+            check_fits("a batch", plan.nbytes, device, "draw fewer at once")
+        if self._words is None:
+            tensors = [
+                torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+                for shape, dtype, _ in plan.arrays
+            ]
+        else:
+            block = np.empty(plan.nbytes, np.uint8)
+            tensors = [
+                torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+                for shape, dtype, begin in plan.arrays
+            ]
         return Taken(self, wanted, tensors, block, plan.copies)
 
     def fill(self, taken: Taken, lists: Any) -> None:
-        """Copy rows into columns.
-
-        Args:
-            taken: From `new`.
-            lists: int64 (J, K), row numbers; a tensor, or an array where the rows are the host's.
-        """
+        """Copy rows int64 (J, K), an array where they are the host's, into what `new` returned."""
         if taken.block is not None:
             rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
             gather(self._words, rows, taken.copies, taken.block)
@@ -113,9 +101,7 @@ class Gather:
     def _paths(self, name: str) -> Sequence[str]:
         return self._layout.obs if name in _OBS else (name,)
 
-    def _plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
-        if (plan := self._plans.get((wanted, lead))) is not None:
-            return plan
+    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
         arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
         for name, j in wanted:
             for path in self._paths(name):
@@ -124,22 +110,14 @@ class Gather:
                 arrays.append(((*lead, *shape), dtype, end))
                 copies.append((offset, field.nbytes, end, j))
                 end += size * field.nbytes
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        plan = Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
-        self._plans[wanted, lead] = plan
-        return plan
+        return Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
 
 
 @njit(nogil=True, cache=True)
 def gather(rows, lists, copies, block):
-    """Copy fields of rows.
+    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) of `Plan` say.
 
-    Args:
-        rows: int64 (R, W).
-        lists: int64 (J, K), row numbers.
-        copies: int64 (F, 4), as in `Plan`.
-        block: uint8, written.
+    lists int64 (J, K) are row numbers.
     """
     row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
     for f in range(copies.shape[0]):

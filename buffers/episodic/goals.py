@@ -9,8 +9,10 @@ import torch
 from gymnasium import spaces
 
 from buffers.core.arguments import as_tensor
+from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
+from buffers.core.spaces import space_leaves
 from buffers.episodic.batches import GoalBatch
 
 __all__ = ["GoalFunction", "Relabelling"]
@@ -21,93 +23,74 @@ _COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
 class Relabelling(NamedTuple):
-    """What to do with the goals of a batch."""
+    """What to do with the goals of a batch of a buffer with some rows."""
 
-    keys: tuple[str, str] | None  # of the goals reached and wanted, if the space has such
-    functions: dict[str, GoalFunction]  # by their names
+    row: RowLayout
+    keys: tuple[str, str]  # of the goals reached and wanted
+    functions: Mapping[str, GoalFunction | None]  # by their names
     chosen: frozenset[str] | None  # columns that the caller wants, None for all
     pass_tensors: bool  # to the functions
 
-    @classmethod
-    def of(
-        cls,
-        row: RowLayout,
-        keys: tuple[str, str],
-        functions: Mapping[str, GoalFunction | None],
-        chosen: frozenset[str] | None,
-        pass_tensors: bool,
-    ) -> Relabelling:
-        """How goals are put into batches with some columns.
+    @property
+    def has_goals(self) -> bool:
+        """Whether the observations have such goals."""
+        space = self.row.observation_space
+        return isinstance(space, spaces.Dict) and {*self.keys} <= set(space.spaces)
 
-        Raises:
-            BufferMisuseError: There are functions, but no such goals in the observations.
-        """
-        space = row.observation_space
-        has_goals = isinstance(space, spaces.Dict) and {*keys} <= set(space.spaces)
-        given = {name: compute for name, compute in functions.items() if compute is not None}
-        if given and not has_goals:
+    def needed(self) -> frozenset[str] | None:
+        """The columns that this and the caller read; raise BufferMisuseError for unfit goals."""
+        given = [name for name, compute in self.functions.items() if compute is not None]
+        if given and not self.has_goals:
             raise BufferMisuseError(
-                f"{next(iter(given))} needs a Dict observation space with the keys {keys[0]!r} "
-                f"and {keys[1]!r}; leave it out and use goal_obs"
+                f"{given[0]} needs a Dict observation space with the keys {self.keys[0]!r} and "
+                f"{self.keys[1]!r}; leave it out and use goal_obs"
             )
-        used = {n: f for n, f in given.items() if chosen is None or _COLUMNS[n] in chosen}
-        return cls(keys if has_goals else None, used, chosen, pass_tensors)
-
-    def needed(self, row: RowLayout) -> frozenset[str] | None:
-        """The columns that this and the caller read."""
-        if self.chosen is None or self.keys is None:
+        if not self.has_goals:
             return self.chosen
+        space: Any = self.row.observation_space
+        parts = [[leaf[:2] for leaf in space_leaves(space[key], "")] for key in self.keys]
+        if parts[0] != parts[1]:
+            raise BufferMisuseError(
+                f"{self.keys[0]} has the parts {parts[0]}, but {self.keys[1]} {parts[1]}; they "
+                "must be alike to be exchanged"
+            )
         needed = self.chosen
-        if self.functions:
-            needed |= {"next_obs", *row.extras}
+        if needed is None:
+            return None
+        if any(_COLUMNS[name] in needed for name in given):
+            needed |= {"next_obs", *self.row.extras}
         return needed | {"goal_obs"} if {"obs", "next_obs"} & needed else needed
 
     def apply(self, batch: GoalBatch) -> GoalBatch:
         """Put the goals into the observations, and what follows; with the columns chosen."""
-        if self.keys is not None:
-            achieved, desired = self.keys
-            for name in ("obs", "next_obs"):
-                if (obs := getattr(batch, name, None)) is not None:
-                    _replace(obs[desired], batch.goal_obs[achieved], batch.relabelled, self.keys)
-            for name, compute in self.functions.items():
+        (achieved, desired), chosen = self.keys, self.chosen
+        for name in ("obs", "next_obs") if self.has_goals else ():
+            if (obs := getattr(batch, name, None)) is not None:
+                pairs = map(_leaves, (obs[desired], batch.goal_obs[achieved]))
+                for old, new in zip(*pairs, strict=True):
+                    mask = batch.relabelled.view(-1, *[1] * (new.ndim - 1))
+                    old.copy_(torch.where(mask, new, old))
+        for name, compute in self.functions.items():
+            if compute is not None and (chosen is None or _COLUMNS[name] in chosen):
                 read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
+                read = each_tensor(read, lambda t: t.clone())
+                if not self.pass_tensors:
+                    read = each_tensor(read, lambda t: t.cpu().numpy())
                 column = getattr(batch, _COLUMNS[name])
-                made = _computed(name, compute(*_copied(read, self.pass_tensors)), column)
+                made = _computed(name, compute(*read), column)
                 column.copy_(torch.where(batch.relabelled, made, column))
-        if self.chosen is None:
+        if chosen is None:
             return batch
-        kept = {*self.chosen, "goal_offsets", "relabelled"}
+        kept = {*chosen, "goal_offsets", "relabelled"}
         contents = {name: part for name, part in batch._contents().items() if name in kept}
         contents["extras"] = {name: batch.extras[name] for name in batch.extras if name in kept}
         return GoalBatch._made_of(contents)
 
 
-def _replace(target: Any, goal: Any, mask: torch.Tensor, names: tuple[str, str]) -> None:
-    """Copy goals (B, ...), nested or not, where the mask (B,) says so."""
-    is_leaf = isinstance(target, torch.Tensor)
-    if type(target) is not type(goal) or (not is_leaf and len(goal) != len(target)):
-        raise BufferMisuseError(
-            f"{names[0]} and {names[1]} are nested differently; they must be alike to be exchanged"
-        )
-    if not is_leaf:
-        for key in target if isinstance(target, dict) else range(len(target)):
-            _replace(target[key], goal[key], mask, (f"{names[0]}[{key!r}]", f"{names[1]}[{key!r}]"))
-        return
-    if target.shape != goal.shape:
-        raise BufferMisuseError(
-            f"{names[0]} has shape {tuple(goal.shape)}, but {names[1]} {tuple(target.shape)}; they "
-            "must be alike to be exchanged"
-        )
-    target.copy_(torch.where(mask.view(-1, *[1] * (goal.ndim - 1)), goal, target))
-
-
-def _copied(part: Any, as_tensors: bool) -> Any:
-    """Tensors, nested or not, as arrays or tensors of a function's own, which it may change."""
-    if isinstance(part, Mapping):
-        return {key: _copied(inner, as_tensors) for key, inner in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_copied(inner, as_tensors) for inner in part)
-    return part.clone() if as_tensors else part.cpu().numpy().copy()
+def _leaves(nest: Any) -> list[torch.Tensor]:
+    found = list[torch.Tensor]()
+    each_tensor(nest, found.append)
+    return found
 
 
 def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:

@@ -13,18 +13,12 @@ from buffers.episodic.table import EpisodeTable
 
 __all__ = ["OpenEpisodes"]
 
-_MOST_ROWS = 4096  # of episodes that are stored together, unless one is longer
-
 
 class OpenEpisodes:
     """One open episode per environment, its steps linked from the last to the first.
 
     The pool holds the steps of all open episodes together and doubles when it is full, so an env
     with long episodes takes no memory for the others. Rows that become free are used again.
-
-    Args:
-        num_envs: N.
-        table: Where episodes go when they are over.
 
     Attributes:
         num_envs: N.
@@ -44,12 +38,10 @@ class OpenEpisodes:
             # The rows that come next, those after them, and the newest of these of each env.
             self._new, self._after, self._newest = np.zeros((3, num_envs, row.num_words), np.int64)
         self.fields = row_views(self._new, row.fields)
-        obs = {path: row.fields[path] for path in row.obs}
-        self.next_fields = row_views(self._after, obs)
+        self.next_fields = row_views(self._after, {path: row.fields[path] for path in row.obs})
         self._obs_words = (row.obs_at + row.obs_bytes) // 8  # of a row, with what is before them
         self._pool = np.zeros((0, row.num_words), np.int64)
-        self._previous = np.zeros(0, np.int64)
-        self._free = np.zeros(0, np.int64)  # rows of the pool without use
+        self._previous, self._free = np.zeros((2, 0), np.int64)  # links; rows without use
 
     @property
     def nbytes(self) -> int:
@@ -61,8 +53,7 @@ class OpenEpisodes:
     def check_continuity(self, env_ids: np.ndarray) -> None:
         """Raise BufferMisuseError if an env's `obs` is not its last `next_obs`, byte for byte.
 
-        Args:
-            env_ids: int64 (B,), whose rows were written to `fields`.
+        Of envs int64 (B,), whose rows were written to `fields`.
         """
         new, words = self._new[: len(env_ids)], self._obs_words
         is_broken = (new[:, :words] != self._newest[env_ids, :words]).any(1)
@@ -74,29 +65,14 @@ class OpenEpisodes:
                 f"if it was reset, call cut_episodes([{env_id}]) first"
             )
 
-    def reserve(self, count: int, ends: np.ndarray | None = None) -> None:
-        """See to the memory for some steps more; the rows of the pool stay where they are.
-
-        Args:
-            count: How many.
-            ends: int64 (E,), envs whose episodes are over with their next step.
-
-        Raises:
-            BufferMemoryError: Memory is missing; nothing was changed.
-        """
-        if ends is not None and len(ends):
-            longest, together = (
-                int(self.lengths[ends].max()) + 2,
-                int((self.lengths[ends] + 2).sum()),
-            )
-            self._table.block(max(longest, min(together, _MOST_ROWS)))  # `close` takes it again
+    def reserve(self, count: int) -> None:
+        """See to the memory for some steps more; raise BufferMemoryError if there is none."""
         old = len(self._pool)
         if count <= len(self._free):
             return
         size = old + max(old, count, 256)
-        needed = size * 8 * (self._pool.shape[1] + 2)
-        what, advice = f"a pool of {size} steps of open episodes", "end episodes earlier"
-        with allocation(what, needed, torch.device("cpu"), advice):
+        what, needed = f"a pool of {size} steps of open episodes", size * (self._new[0].nbytes + 16)
+        with allocation(what, needed, torch.device("cpu"), "end episodes earlier"):
             pool = np.zeros((size, self._pool.shape[1]), np.int64)
             previous = np.full(size, -1, np.int64)
         pool[:old], previous[:old] = self._pool, self._previous
@@ -116,52 +92,33 @@ class OpenEpisodes:
         self.lengths[env_ids] += 1
 
     def close(self, env_ids: np.ndarray) -> None:
-        """Move the open episodes of some envs, with one step at least each, to the table."""
-        begin, sizes = 0, np.cumsum(self.lengths[env_ids] + 1)
-        while begin < len(env_ids):
-            limit = _MOST_ROWS + (sizes[begin - 1] if begin else 0)
-            stop = max(begin + 1, int(np.searchsorted(sizes, limit, side="right")))
-            part, begin = env_ids[begin:stop], stop
-            rows = self._collect(part, self._table.block(int((self.lengths[part] + 1).sum())))
-            self._table.insert(self.lengths[part])
-            self.lengths[part], self._last[part] = 0, -1
+        """Move the open episodes of some envs to the table."""
+        env_ids = env_ids[self.lengths[env_ids] > 0]
+        if len(env_ids):
+            block, rows = self.collect(env_ids)
+            self._table.insert(block, self.lengths[env_ids])
+            self.lengths[env_ids], self._last[env_ids] = 0, -1
             self._free = np.concatenate([self._free, rows])
 
-    def _collect(self, env_ids: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """Copy open episodes, with their last observations, to rows; where they lie in the pool."""
+    def collect(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Open episodes, as `insert` takes them, and where they lie in the pool."""
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
         follow(self._previous, self._last[env_ids], lengths, rows)
-        lasts = np.cumsum(lengths + 1) - 1
-        is_step = np.ones(len(block), np.bool_)
-        is_step[lasts] = False
+        block = np.empty((len(rows) + len(lengths), self._pool.shape[1]), np.int64)
+        is_step, lasts = _split(lengths)
         block[is_step], block[lasts] = self._pool[rows], self._newest[env_ids]
-        return rows
-
-    def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the open episodes: lengths int64 (N,), and rows as `restore` takes them."""
-        env_ids = np.flatnonzero(self.lengths)
-        num_rows = int(self.lengths.sum()) + len(env_ids)
-        block = np.zeros((num_rows, self._pool.shape[1]), np.int64)
-        self._collect(env_ids, block)
-        return self.lengths.copy(), block
+        return block, rows
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
-        """Replace the open episodes.
+        """Replace the open episodes; raise BufferMemoryError if memory is missing.
 
-        Args:
-            lengths: int64 (N,).
-            rows: int64 (K, W), env after env with an open episode: its steps, then a row with the
-                last observation.
-
-        Raises:
-            BufferMemoryError: Memory is missing; nothing was changed.
+        Of lengths int64 (N,) and rows int64 (K, W), env after env with an open episode: its steps,
+        then a row with the last observation.
         """
         count, env_ids = int(lengths.sum()), np.flatnonzero(lengths)
         self.reserve(count - len(self._pool) + len(self._free))
-        lasts = np.cumsum(lengths[env_ids] + 1) - 1
-        is_step = np.ones(len(rows), np.bool_)
-        is_step[lasts] = False
+        is_step, lasts = _split(lengths[env_ids])
         self._pool[:count], self._newest[env_ids] = rows[is_step], rows[lasts]
         self._previous[:count] = np.arange(-1, count - 1)
         self._free = np.arange(len(self._pool) - 1, count - 1, -1)
@@ -170,15 +127,20 @@ class OpenEpisodes:
         self.lengths[:] = lengths
 
 
+def _split(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the rows of episodes, bool (K,), those of steps; int64 (E,), those after the last."""
+    lasts = np.cumsum(lengths + 1) - 1
+    is_step = np.ones(int(lengths.sum()) + len(lengths), np.bool_)
+    is_step[lasts] = False
+    return is_step, lasts
+
+
 @njit(nogil=True, cache=True)
 def follow(previous, lasts, lengths, rows):
-    """List the rows of chains, each from the first to the last.
+    """List the rows of chains, each from the first to the last, in rows int64 (K,).
 
-    Args:
-        previous: int64 (P,), the row before each.
-        lasts: int64 (B,), where the chains end.
-        lengths: int64 (B,), rows of each.
-        rows: int64 (K,), written.
+    previous int64 (P,) is the row before each; chains end in lasts int64 (B,), and have lengths
+    int64 (B,).
     """
     end = 0
     for b in range(lasts.shape[0]):

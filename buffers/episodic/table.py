@@ -25,9 +25,10 @@ from gymnasium import Space
 
 from buffers.core.arguments import check_count
 from buffers.core.compiling import njit
+from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_room, zeroed_bytes
-from buffers.core.rows import RowLayout, RowPacker, plan_view, row_stride, row_views, view_fields
+from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
@@ -79,11 +80,7 @@ def plan_layout(
     max_episodes: Any = None,
     extra_columns: Mapping[str, Space] | None = None,
 ) -> Layout:
-    """Plan an episodic buffer.
-
-    Raises:
-        BufferMisuseError: A size that is no positive integer, or a space that does not fit.
-    """
+    """Plan an episodic buffer; raise BufferMisuseError if a size or a space does not fit."""
     capacity = check_count("capacity", capacity)
     if max_episodes is None:
         max_episodes = min(capacity, max(_FEW_EPISODES, capacity // 8))
@@ -126,18 +123,14 @@ class Live(NamedTuple):
 class EpisodeTable:
     """Rows and table of whole episodes, as `layout` describes them.
 
-    Args:
-        layout: Sizes.
-        device: Where rows and the table that draws read lie.
-        is_staged: These are other memory than what the host writes.
+    If staged, rows and the table that draws read are other memory than what the host writes.
 
     Attributes:
         rows: int64 (R, words), on the device.
         columns: Views (R, *shape) of the fields of all rows, by path.
-        table: int64 (7, S), of the host.
-        there: The same on the device; the same memory if not staged.
+        table, there: int64 (7, S), of the host; and on the device, the same if not staged.
         live_there: int64 (2,), `live.begin` and `live.end` on the device.
-        num_restored: How often episodes were loaded or cleared.
+        num_restored: How often episodes were loaded.
     """
 
     def __init__(self, layout: Layout, device: torch.device, is_staged: bool):
@@ -152,25 +145,21 @@ class EpisodeTable:
         check_room("an episodic buffer", layout.capacity, bytes_for, device)
         what, needed = f"an episodic buffer of {layout.capacity} steps", bytes_for(layout.capacity)
         with allocation(what, needed, device, "use a smaller capacity", is_checked=True):
-            shape, stride = (7, layout.num_slots), layout.row.stride
-            if device.type == "cpu":
-                pages = zeroed_bytes(layout.num_rows * stride)
-            else:
-                pages = torch.zeros(layout.num_rows * stride, dtype=torch.uint8, device=device)
-            self.rows = pages.view(layout.num_rows, stride).view(torch.int64)
-            self.table = np.zeros(shape, np.int64)
-            self.there = torch.from_numpy(self.table)
+            size, shape = layout.num_rows * layout.row.stride, (7, layout.num_slots)
+            is_host = device.type == "cpu"
+            pages = (
+                zeroed_bytes(size)
+                if is_host
+                else torch.zeros(size, dtype=torch.uint8, device=device)
+            )
+            self.rows = pages.view(layout.num_rows, -1).view(torch.int64)
+            self.table, self._slots = np.zeros(shape, np.int64), np.zeros(2, np.int64)
+            there = [torch.from_numpy(part) for part in (self.table, self._slots)]
             if is_staged:
-                self.there = torch.zeros(shape, dtype=torch.int64, device=device)
-            self._slots = np.zeros(2, np.int64)
-            self.live_there = torch.from_numpy(self._slots)
-            if is_staged:
-                self.live_there = torch.zeros(2, dtype=torch.int64, device=device)
+                there = [torch.zeros(x.shape, dtype=x.dtype, device=device) for x in there]
+            self.there, self.live_there = there
         fields = layout.row.fields
-        views = view_fields(self.rows, [plan_view(field) for field in fields.values()])
-        self.columns = dict(zip(fields, views, strict=True))
-        self._block = np.zeros((0, layout.row.num_words), np.int64)
-        self.fields: dict[str, np.ndarray] = {}
+        self.columns = view_fields(self.rows, fields)
         self.live, self.num_restored = Live(), 0
         self.options: SequenceOptions | None = None  # of the windows that are counted
         self._refill(0)
@@ -178,7 +167,7 @@ class EpisodeTable:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes held by what they are for."""
-        return {**self.layout.sizes(self.is_staged), "staging": self._block.nbytes}
+        return self.layout.sizes(self.is_staged)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -211,58 +200,46 @@ class EpisodeTable:
             self._push(slice(None), slice(WINDOWS, WINDOWS + 2))
         return self.total(WINDOWS)
 
-    def block(self, num_rows: int) -> np.ndarray:
-        """Memory int64 (num_rows, words), used again, to put episodes together for `insert`.
-
-        `fields` has arrays over the fields of its rows, by path; what is in none of them is zero.
-        """
-        if num_rows > len(self._block):
-            size, num_words = max(num_rows, 2 * len(self._block)), self.layout.row.num_words
-            what, needed = f"{size} rows of episodes", 8 * size * num_words
-            with allocation(what, needed, torch.device("cpu"), "use shorter ones"):
-                block = np.zeros((size, num_words), np.int64)
-            self._block, self.fields = block, row_views(block, self.layout.row.fields)
-        return self._block[:num_rows]
-
-    def insert(self, lengths: np.ndarray) -> None:
+    def insert(self, rows: np.ndarray, lengths: np.ndarray) -> None:
         """Copy episodes into the ring; the oldest make room.
 
         Of more episodes than the buffer holds the newest stay, whole.
 
-        Args:
-            lengths: int64 (E,), at least 1 and at most the capacity each; episode after episode
-                lies in `block`, each with its last observation as one row more.
+        Of rows int64 (K, words), C-contiguous, episode after episode, each with its last
+        observation as one row more; and lengths int64 (E,), 1 to the capacity each.
         """
-        behind = np.cumsum(lengths[::-1])[::-1]
-        most = self.layout.max_episodes
-        skipped = max(int((behind > self.layout.capacity).sum()), len(lengths) - most, 0)
-        begin, lengths = int((lengths[:skipped] + 1).sum()), lengths[skipped:]
-        end, holes = begin + int((lengths + 1).sum()), np.empty_like(lengths)
-        boundaries, rooms = self.fields["boundaries"], self.fields["room"]
-        fill_rooms(boundaries[begin:end], lengths, rooms[begin:end], holes)
+        capacity, most = self.layout.capacity, self.layout.max_episodes
+        behind = np.cumsum(lengths[::-1])
+        skipped = max(int((behind > capacity).sum()), len(lengths) - most, 0)
+        rows, lengths = rows[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
         # An episode that is skipped would have outlived all that are in the ring.
-        num_steps = int(lengths.sum())
-        self._evict(self.layout.capacity if skipped else num_steps, len(lengths))
+        self._evict(capacity if skipped else int(lengths.sum()), len(lengths))
         live = self.live._replace(first_episode=self.live.first_episode + skipped)
-        for place in self.places(live.next_row, end - begin):
-            part = self._block[begin : begin + place.stop - place.start]
-            self.rows[place].copy_(torch.from_numpy(part))
-            begin += len(part)
-        self._enter(live, lengths, holes)
+        self._store([rows], lengths, live)
 
-    def _enter(self, live: Live, lengths: np.ndarray, holes: np.ndarray) -> None:
-        """Write episodes, whose rows are in the ring from `live.next_row` on, into the table."""
-        ends = live.next_row + np.cumsum(lengths + 1)
+    def _store(self, blocks: Sequence[np.ndarray], lengths: np.ndarray, live: Live) -> None:
+        """Write episodes, in blocks of rows that follow one another, behind those that are live."""
+        fields = {"boundaries": self.layout.row.fields["boundaries"]}
+        boundaries = np.concatenate([row_views(rows, fields)["boundaries"] for rows in blocks])
+        rooms, holes = np.zeros(len(boundaries), np.int32), np.empty_like(lengths)
+        fill_rooms(boundaries, lengths, rooms, holes)
+        for column, parts in ((self.rows, blocks), (self.columns["room"], [rooms])):
+            number = live.next_row  # of rows that are counted for ever
+            for part in parts:
+                begin = 0
+                for place in self.places(number, len(part)):
+                    end = begin + place.stop - place.start
+                    fill_block(column[place], part[begin:end])
+                    begin = end
+                number += begin
         slots = slice(live.end, live.end + len(lengths))
-        firsts = (ends - lengths - 1) % self.layout.num_rows
-        self.table[:PAIRS, slots] = firsts, lengths, holes
+        firsts = live.next_row + np.cumsum(lengths + 1) - lengths - 1
+        self.table[:PAIRS, slots] = firsts % self.layout.num_rows, lengths, holes
         for law in (PAIRS, WINDOWS):
             self._extend(law, slots.start, slots.stop)
         self._push(slice(slots.start, slots.stop + 1))
-        self._set(live._replace(
-            end=slots.stop, num_steps=live.num_steps + int(lengths.sum()),
-            next_row=int(ends[-1]) if len(ends) else live.next_row,
-        ))  # fmt: skip
+        num_steps = live.num_steps + int(lengths.sum())
+        self._set(live._replace(end=slots.stop, num_steps=num_steps, next_row=number))
 
     def _evict(self, num_steps: int, num_episodes: int) -> None:
         """Drop the oldest episodes until so many steps and episodes more fit."""
@@ -315,31 +292,10 @@ class EpisodeTable:
         self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
     ) -> None:
         """Replace all episodes by those in blocks of rows that follow one another."""
-        begin, holes = 0, rooms_of(self.layout.row, blocks, lengths)[2]
-        self.clear()
-        for block in blocks:
-            part = block if block.flags.writeable else block.copy()
-            self.rows[begin : begin + len(block)].copy_(torch.from_numpy(part))
-            begin += len(block)
-        self._enter(Live(first_episode=first_episode), lengths, holes)
-
-    def clear(self) -> None:
-        """Forget all episodes; their memory stays."""
         self._set(Live())
         self._refill(0)
         self.num_restored += 1
-
-
-def rooms_of(
-    row: RowLayout, blocks: Sequence[np.ndarray], lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the rows of episodes: the rooms they have and should have, int32 (K,); and holes (E,)."""
-    fields = {name: row.fields[name] for name in ("boundaries", "room")}
-    views = [row_views(block, fields) for block in blocks]
-    boundaries, rooms = (np.concatenate([view[name] for view in views]) for name in fields)
-    made, holes = np.zeros_like(rooms), np.empty_like(lengths)
-    fill_rooms(boundaries, lengths, made, holes)
-    return rooms, made, holes
+        self._store(blocks, lengths, Live(first_episode=first_episode))
 
 
 @njit(nogil=True, cache=True)
@@ -349,11 +305,9 @@ def fill_rooms(boundaries, lengths, rooms, holes):
     The bound of step t is the second next boundary at or after t, else the next, else the last
     step. So two steps of an episode have no room: the last one, and the last boundary.
 
-    Args:
-        boundaries: bool (K,), of the rows of episodes, each of which has one row more.
-        lengths: int64 (E,), steps of each.
-        rooms: int32 (K,), written: bound - t; 0 in the rows behind the episodes.
-        holes: int64 (E,), written: the last boundary, or a number beyond all steps.
+    Of boundaries bool (K,), of the rows of episodes, each of which has one row more, and lengths
+    int64 (E,). Written are rooms int32 (K,), bound - t, 0 in the rows behind the episodes; and
+    holes int64 (E,), the last boundary, or a number beyond all steps.
     """
     begin = 0
     for e in range(lengths.shape[0]):

@@ -13,7 +13,8 @@ On hosts `gather` is one compiled function, on devices one `index_select` of tor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +26,13 @@ from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
-from buffers.core.memory import allocation, check_fits
-from buffers.core.rows import Field, RowLayout, plan_view, view_fields
-from buffers.replay.draws import find_windows, find_windows_there, lead_back
+from buffers.core.memory import check_fits
+from buffers.core.rows import Field, view_fields
+from buffers.replay.draws import find_windows, find_windows_there
+from buffers.replay.plan import OLDER
 from buffers.replay.table import Table
 
-__all__ = ["Reader", "ReplayBatch", "views_of"]
+__all__ = ["Reader", "ReplayBatch"]
 
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _LINE = 64
@@ -47,24 +49,16 @@ _PARTS = np.dtype([
 
 
 class Memory(NamedTuple):
-    """What a batch is made of.
+    """What a batch is made of."""
 
-    Attributes:
-        owner: The reader that fills it.
-        columns: Names of those that were chosen, None for all.
-        plan: What there is.
-        tensors: By name: "indices", columns by path, "weights"; on devices "lists" int64 (J, B), of
-            which "indices" are the first.
-        pages: On hosts the memory of all of them, uint8 (size,); else None.
-        arrays: Over that, by name; "lists" among them.
-    """
-
-    owner: object
-    columns: frozenset[str] | None
+    owner: object  # the reader that fills it
+    columns: frozenset[str] | None  # names of those that were chosen, None for all
     plan: _Plan
+    # By name: "lists" int64 (J, B), of which "indices" are the first; columns by path; "rewards"
+    # and "discounts" of windows; "weights".
     tensors: dict[str, torch.Tensor]
-    pages: np.ndarray | None
-    arrays: dict[str, np.ndarray]
+    pages: np.ndarray | None  # on hosts the memory of all of them, uint8 (size,)
+    arrays: dict[str, np.ndarray]  # the tensors over that, as arrays
 
     @property
     def indices(self) -> torch.Tensor:
@@ -80,24 +74,9 @@ class Memory(NamedTuple):
 class ReplayBatch(Batch):
     """B transitions; what the buffer does not have is None.
 
-    Attributes:
-        obs: (B, *obs_shape), nested like the observation space.
-        next_obs: The same: the true observation after the last step, also where an episode ended.
-        actions: (B, *action_shape).
-        rewards: float32 (B,); over several steps the discounted sum.
-        terminations: bool (B,), of the last step.
-        truncations: bool (B,), of the last step.
-        discounts: float32 (B,), the factor on the value of next_obs: gamma**m after m steps, 0 if
-            the last one terminated. A buffer without gamma takes it as 1 here, so that it remains
-            to be multiplied by yours; over single steps it is computed when asked for.
-        env_ids: int32 (B,), or None.
-        indices: int64 (B,), the rows of the buffer they were read from.
-        weights: float32 (B,), of prioritized sampling, or None.
-        extras: The user's columns by name, (B, ...).
-        size: B.
-        num_added: Of prioritized buffers: how many transitions had been added when it was drawn;
-            else None.
-        drawn_from: Of prioritized buffers: a number of that buffer, another one after each load.
+    `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last one
+    terminated. A buffer without gamma takes it as 1 here, so that it remains to be multiplied by
+    yours; over single steps it is computed when asked for.
     """
 
     __slots__ = (
@@ -109,20 +88,20 @@ class ReplayBatch(Batch):
     )  # fmt: skip
     _others = ("env_ids", "indices", "weights")
 
-    obs: Any
-    next_obs: Any
-    actions: torch.Tensor
-    rewards: torch.Tensor
-    terminations: torch.Tensor
-    truncations: torch.Tensor
-    discounts: torch.Tensor
-    env_ids: Any
-    indices: torch.Tensor
-    weights: Any
-    extras: dict[str, torch.Tensor]
-    size: int
-    num_added: int | None
-    drawn_from: int | None
+    obs: Any  # (B, *obs_shape), nested like the observation space
+    next_obs: Any  # the same: the true observation after the last step, also where it was final
+    actions: torch.Tensor  # (B, *action_shape)
+    rewards: torch.Tensor  # float32 (B,); over several steps the discounted sum
+    terminations: torch.Tensor  # bool (B,), of the last step
+    truncations: torch.Tensor  # bool (B,), of the last step
+    discounts: torch.Tensor  # float32 (B,)
+    env_ids: Any  # int32 (B,), or None
+    indices: torch.Tensor  # int64 (B,), the rows of the buffer they were read from
+    weights: Any  # float32 (B,), of prioritized sampling, or None
+    extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
+    size: int  # B
+    num_added: int | None  # of prioritized buffers: transitions ever added when it was drawn
+    drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
     def __getattr__(self, name: str) -> Any:
@@ -154,27 +133,17 @@ class _Source(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What batches of some size and columns consist of.
+    """What batches of some size and columns consist of."""
 
-    Attributes:
-        places: Name, shape and dtype of each tensor, and on hosts the byte where it begins.
-        size_bytes: Of all of them.
-        sources: What columns are read from.
-        parts: _PARTS (P,), the same for `gather`.
-        spans: int64 (J, 2), see `gather`.
-        names: Those of the blocks that are columns as they are.
-        made: Columns made of blocks, and "extras".
-        gamma: Of `discounts` where they follow from `terminations`, else None.
-    """
-
+    # Name, shape and dtype of each tensor, and on hosts the byte where it begins.
     places: list[tuple[str, tuple[int, ...], np.dtype, int]]
-    size_bytes: int
-    sources: list[_Source]
-    parts: np.ndarray
-    spans: np.ndarray
-    names: list[str]
-    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]
-    gamma: float | None
+    size_bytes: int  # of all of them
+    sources: list[_Source]  # what columns are read from
+    parts: np.ndarray  # _PARTS (P,), the same for `gather`
+    spans: np.ndarray  # int64 (J, 2), see `gather`
+    names: list[str]  # attributes of a batch that are tensors as they are
+    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nests, made of all tensors
+    gamma: float | None  # of `discounts` where they follow from `terminations`
 
 
 class Reader:
@@ -203,19 +172,13 @@ class Reader:
         self._next = self._last + int(plan.is_once)
         num_older = 0 if self._frames is None else self._frames.num_frames - 1
         self._stacks = self._next + 1, self._next + 1 + num_older
-        self._views = views_of(table.rows, plan.layout.fields)
+        self._views = view_fields(table.rows, plan.layout.fields)
         self._pages = table.rows.numpy() if table.device.type == "cpu" else None
         names = ("rewards", "link", "terminations", "truncations")
         self._walked = tuple(table.columns.get(name) for name in names)
 
     def read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out.
-
-        Raises:
-            BufferMisuseError: They are no names of columns.
-        """
-        if columns is None:
-            return None
+        """Names of columns to draw, None for all; those that are always there are left out."""
         chosen = read_columns(columns, self.column_names)
         return chosen and chosen - {"indices", "weights"}
 
@@ -227,9 +190,8 @@ class Reader:
         Raises:
             BufferMisuseError: An argument does not fit, or `out` is not of this reader.
         """
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self.read_columns(columns)
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = None if columns is None else self.read_columns(columns)
         if out is None:
             return self.new(batch_size, chosen)
         if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
@@ -253,12 +215,14 @@ class Reader:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
-        pages, arrays, (lists, *columns_of) = None, {}, plan.places
+        if plan.size_bytes > _NO_MATTER_BYTES:
+            device = self.table.device
+            check_fits(f"a batch of {size}", plan.size_bytes, device, "draw fewer at once")
+        pages, arrays = None, {}
         if self._pages is not None:
-            pages = _new_pages(plan.size_bytes)
-            arrays = {n: np.ndarray(shape, dtype, pages, at) for n, shape, dtype, at in columns_of}
+            pages = np.empty(plan.size_bytes, np.uint8)
+            arrays = {n: np.ndarray(shape, kind, pages, at) for n, shape, kind, at in plan.places}
             tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
-            arrays["lists"] = np.ndarray(*lists[1:3], pages, lists[3])
         else:
             tensors = {
                 name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
@@ -275,15 +239,14 @@ class Reader:
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
         plan, layout, frames = self.table.plan, self.table.plan.layout, self._frames
-        chosen = columns
-        if chosen is None:
-            chosen = frozenset((*ReplayBatch._fields, "env_ids", *layout.extras))
+        plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
+        everything = frozenset(("obs", "next_obs", *plain, *layout.extras))
+        chosen = everything if columns is None else columns
         sources = [*self._sources(chosen)]
         num_lists = 1 + max((source.rows for source in sources), default=0)
         walks = self._is_long and (num_lists > 1 or not chosen.isdisjoint(("rewards", "discounts")))
-        lists = range(max(num_lists, 1 + walks))
-        blocks: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
-        blocks["lists"] = (len(lists), size), _INT64
+        num_lists = max(num_lists, 1 + walks)
+        blocks: dict[str, tuple[tuple[int, ...], np.dtype]] = {"lists": ((num_lists, size), _INT64)}
         for path, _, field, frame in sources:
             shape = field.shape if frame < 0 or frames is None else frames.memory_shape
             blocks[path] = (size, *shape), field.dtype
@@ -296,23 +259,21 @@ class Reader:
             places.append((name, shape, dtype, end))
             end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
         if self._pages is not None:
-            places.append(("indices", (size,), _INT64, begins["lists"]))  # the first of the lists
-        if end > _NO_MATTER_BYTES:
-            check_fits(f"a batch of {size}", end, self.table.device, "draw fewer at once")
-        plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
+            places.append(("indices", (size,), _INT64, 0))  # the first of the lists
         names = ["indices", *(n for n in plain if n in blocks and n in chosen)]
         names += ["weights"] if self._has_weights else []
-        made: dict[str, Callable[..., Any]] = {}
-        for name, prefix in (("obs", ""), ("next_obs", "next_")):
-            if name in chosen:
-                made[name] = _maker(layout, [prefix + path for path in layout.obs])
+        made: dict[str, Callable[..., Any]] = {
+            name: self._maker([prefix + path for path in layout.obs])
+            for name, prefix in (("obs", ""), ("next_obs", "next_"))
+            if name in chosen
+        }
         extras = [name for name in layout.extras if name in chosen]
         made["extras"] = lambda tensors: {name: tensors[name] for name in extras}
         is_computed = "terminations" in blocks and not self._is_long
         is_computed &= "discounts" in chosen or plan.gamma is None
         parts = np.array([self._part(begins[s.path], s) for s in sources], _PARTS)
-        spans = np.zeros((len(lists), 2), np.int64)
-        for number in range(len(lists)):
+        spans = np.zeros((num_lists, 2), np.int64)
+        for number in range(num_lists):
             if len(read := parts[parts["list"] == number]):
                 ends = read["offset"] + read["size"] * read["pieces"]
                 begin = int(read["offset"].min())
@@ -323,33 +284,35 @@ class Reader:
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
         """What chosen columns are read from."""
         layout, frames, last = self.table.plan.layout, self._frames, self._last
-        own, of_last = ["actions", "env_ids", *layout.extras], ["terminations", "truncations"]
-        wanted = {*chosen, "terminations"} if "discounts" in chosen else chosen
-        of_last += [] if self._is_long else ["rewards"]
-        for names, rows in ((own, 0), (of_last, last)):
-            for name in names:
-                if name in wanted and name in layout.fields:
-                    yield _Source(name, rows, layout.fields[name])
-        if frames is not None:
-            frame, newest = layout.fields["obs"], frames.num_frames - 1
-            older, older_next = self._stacks
-            for k in range(newest):
-                of_obs = older + k + 1 if k + 1 < newest else 0
-                yield from [_Source("obs", older + k, frame, k)] if "obs" in chosen else []
-                if "next_obs" in chosen:
-                    rows = older_next + k if self._is_long else of_obs
-                    yield _Source("next_obs", rows, frame, k)
-            yield from [_Source("obs", 0, frame, newest)] if "obs" in chosen else []
-            if "next_obs" in chosen:
-                yield _Source("next_obs", self._next, frame, newest)
-            return
-        for path in layout.obs:
-            field, following = layout.fields[path], layout.fields.get(f"next_{path}")
+        fields, of_next = layout.fields, "next_obs" in chosen
+        kinds = dict.fromkeys(("actions", "env_ids", *layout.extras), 0)
+        kinds |= dict.fromkeys(("terminations", "truncations"), last)
+        kinds |= {} if self._is_long else {"rewards": 0}
+        for name, rows in kinds.items():
+            is_asked = name in chosen or (name == "terminations" and "discounts" in chosen)
+            if is_asked and name in fields:
+                yield _Source(name, rows, fields[name])
+        for path in layout.obs if frames is None else ():
+            following = fields.get(f"next_{path}")
             if "obs" in chosen:
-                yield _Source(path, 0, field)
-            if "next_obs" in chosen:
-                is_there = following is not None
-                yield _Source(f"next_{path}", last if is_there else self._next, following or field)
+                yield _Source(path, 0, fields[path])
+            if of_next and following is not None:
+                yield _Source(f"next_{path}", last, following)
+            elif of_next:
+                yield _Source(f"next_{path}", self._next, fields[path])
+        if frames is None:
+            return
+        newest, (older, older_next) = frames.num_frames - 1, self._stacks
+        for k in range(frames.num_frames):
+            of_obs = older + k if k < newest else 0
+            after = older + k + 1 if k + 1 < newest else 0  # over a single step a frame moves on
+            if "obs" in chosen:
+                yield _Source("obs", of_obs, fields["obs"], k)
+            if of_next and k < newest:
+                rows = older_next + k if self._is_long else after
+                yield _Source("next_obs", rows, fields["obs"], k)
+            elif of_next:
+                yield _Source("next_obs", self._next, fields["obs"], k)
 
     def _part(self, begin: int, source: _Source) -> tuple[int, ...]:
         field, frame, frames = source.field, source.frame, self._frames
@@ -360,48 +323,55 @@ class Reader:
         begin, gap = begin + frame * size, frames.num_frames * size
         return source.rows, field.offset, size, begin, pitch, frames.num_pieces, gap
 
+    def _maker(self, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:
+        """A function that makes an observation of tensors."""
+        layout, frames = self.table.plan.layout, self._frames
+        if frames is not None:
+            return lambda tensors: frames.join(tensors[paths[0]])
+        if layout.obs == ["obs"]:
+            return operator.itemgetter(*paths)
+        return lambda tensors: layout.build_obs([tensors[path] for path in paths])
+
     def fill(self, batch: ReplayBatch) -> None:
         """Read the transitions of the rows that a batch lists."""
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
-        if table.is_staged or memory.pages is None:
-            there = memory.tensors.get("lists")
-            lists = torch.from_numpy(memory.arrays["lists"]) if there is None else there
-            if self._is_long and num_lists > 1:
-                sums = memory.tensors["rewards"], memory.tensors["discounts"]
-                n_step, gamma = table.plan.n_step, self._gamma
-                lists[1] = find_windows_there(self._views, lists[0], n_step, gamma, *sums)
-            self._find_units(lists)
-            self._fill_there(lists, memory)
-            return
-        lists = memory.arrays["lists"]
+        is_here = memory.pages is not None and not table.is_staged
+        given = memory.arrays if is_here else memory.tensors
+        lists = given["lists"]
         if self._is_long and num_lists > 1:
-            sums = memory.arrays["rewards"], memory.arrays["discounts"]
-            find_windows(
-                self._walked, table.committed, table.plan.span, lists, table.plan.n_step,
-                self._gamma, sums,
-            )  # fmt: skip
+            sums, n_step = (given["rewards"], given["discounts"]), table.plan.n_step
+            if is_here:
+                span, committed = table.plan.span, table.committed
+                find_windows(self._walked, committed, span, lists, n_step, self._gamma, sums)
+            else:
+                lists[1] = find_windows_there(self._views, lists[0], n_step, self._gamma, *sums)
         if num_lists > self._next and table.once is not None:
-            self._find_units(torch.from_numpy(lists))
-        others = self._pages if table.once is None else table.once.units.numpy()
-        gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
+            self._find_units(table.once, memory.tensors["lists"])
+        if is_here:
+            others = self._pages if table.once is None else table.once.units.numpy()
+            gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
+        else:
+            self._fill_there(lists, memory)
 
-    def _find_units(self, lists: torch.Tensor) -> None:
+    def _find_units(self, once: Any, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""
-        once, number = self.table.once, self._next
-        if once is None or len(lists) <= number:
-            return
+        number = self._next
         links = self._views["link"].index_select(0, lists[self._last])
         torch.sub(links, 1, out=lists[number])
         if self._frames is not None:
-            for first, newest in zip(self._stacks, (lists[0], lists[number]), strict=True):
-                if first < len(lists):
-                    lead_back(once.back_there, newest, lists[first:][: self._frames.num_frames - 1])
+            older, last = self._views.get(OLDER), lists[self._last]
+            size = self._frames.num_frames - 1
+            of_obs, of_next = (lists[first:][:size] for first in self._stacks)
+            if older is not None and len(of_obs):
+                of_obs.copy_(older.index_select(0, lists[0]).T)
+            if older is not None and len(of_next):  # those of the last row, moved on by itself
+                of_next[:-1].copy_(older.index_select(0, last).T[1:])
+                of_next[-1].copy_(last)
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
         """As `gather`, by operations of torch, which nothing waits for."""
-        table, frames, once = self.table, self._frames, self.table.once
-        num_rows = table.plan.num_rows
+        frames, once, num_rows = self._frames, self.table.once, self.table.plan.num_rows
         for path, number, field, frame in memory.plan.sources:
             rows, target = lists[number], memory.tensors[path]
             if frame >= 0 and frames is not None:
@@ -410,35 +380,11 @@ class Reader:
             if once is None or number < self._next:
                 torch.index_select(view, 0, rows, out=target)
                 continue
-            (others,) = view_fields(once.units, [plan_view(field)])
+            (others,) = view_fields(once.units, {path: field}).values()
             found = view.index_select(0, rows.clamp(max=num_rows - 1))
             others = others.index_select(0, (rows - num_rows).clamp_(min=0))
             is_kept = (rows >= num_rows).view(-1, *[1] * (found.ndim - 1))
             target.copy_(torch.where(is_kept, others, found))
-
-
-def _new_pages(size: int) -> np.ndarray:
-    """Memory uint8 (size,), not initialised."""
-    if size <= _NO_MATTER_BYTES:
-        return np.empty(size, np.uint8)
-    with allocation("a batch", size, torch.device("cpu"), "draw fewer at once"):
-        return np.empty(size, np.uint8)
-
-
-def _maker(layout: RowLayout, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:
-    """A function that makes an observation of blocks."""
-    frames = layout.frames
-    if frames is not None:
-        return lambda tensors: frames.join(tensors[paths[0]])
-    if len(paths) == 1 and layout.obs == ["obs"]:
-        return lambda tensors: tensors[paths[0]]
-    return lambda tensors: layout.build_obs([tensors[path] for path in paths])
-
-
-def views_of(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
-    """Fields of rows (K, stride), by path; not copies."""
-    views = view_fields(rows, map(plan_view, fields.values()))
-    return dict(zip(fields, views, strict=True))
 
 
 @njit(nogil=True, cache=True)

@@ -21,22 +21,23 @@ from buffers.core.arguments import (
     read_distinct_ids,
     read_row_ids,
     resolve_device,
+    tree_leaves,
 )
+from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_room
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, view_fields
 from buffers.core.sequences import SequenceBatch, read_sequences
-from buffers.replay.batches import Reader, ReplayBatch, views_of
-from buffers.replay.device import DeviceAdds, read_tensors
+from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import Draw, draw
-from buffers.replay.folder import Folder, Place, plan_place
+from buffers.replay.folder import Files, Folder, Place, plan_place
 from buffers.replay.plan import (
     DEFAULTS,
+    OLDER,
     ROW_DEFAULTS,
-    MoreOptions,
     Plan,
     ReplayOptions,
     RowOptions,
@@ -44,185 +45,46 @@ from buffers.replay.plan import (
     read_options,
 )
 from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
-from buffers.replay.shared_memory import fence, wait_for
 from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, Memory, Table
+from buffers.replay.table import ENVS, RINGS, Memory, Table, fence, wait_for
 
-__all__ = ["PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
+__all__ = ["Added", "PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
+_NO_ROWS = np.zeros(0, np.int64)
 _READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
 
-class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
-    """Transitions in a table of rows; see the classes that say how they are drawn.
+def read_tensors(
+    columns: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> dict[str, torch.Tensor] | None:
+    """Columns by path, if all are tensors on the device and as they are stored; else None."""
+    own = ("actions", "rewards", "terminations", "truncations", *layout.extras)
+    if columns.keys() != {"obs", "next_obs", *own} or not len(columns["rewards"]):
+        return None
+    count, fields = len(columns["rewards"]), layout.fields
+    found: dict[str, Any] = {}
+    kinds = [(name, columns[name], fields[name]) for name in own]
+    for prefix in ("", "next_"):
+        leaves = tree_leaves(layout.observation_space, columns[f"{prefix}obs"], f"{prefix}obs")
+        paired = zip(layout.obs, leaves, strict=True)
+        kinds += [(prefix + path, leaf, fields[path]) for path, leaf in paired]
+    for path, tensor, field in kinds:
+        if not isinstance(tensor, torch.Tensor) or tensor.device != device:
+            return None
+        if tensor.dtype != torch_dtype(field.dtype) or tensor.shape != (count, *field.shape):
+            return None
+        found[path] = tensor.detach()
+    return found
 
-    The arguments are those of `SharedReplayBuffer`.
-    """
 
-    _draws_by = ("sample", "sample_sequences")
-    _is_per_env = False  # a ring for each environment
-    _has_weights = False  # batches have weights
+class Added:
+    """Gives a buffer, or a writer of one, `add`; it says by `_add` where columns go."""
+
     takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        **options: Unpack[MoreOptions],
-    ):
-        self._kind = type(self).__name__
-        given = read_options(self._kind, options, DEFAULTS)
-        rows = {name: given[name] for name in options if name in ROW_DEFAULTS}
-        spaces = observation_space, action_space
-        plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)
-        self.observation_space, self.action_space = spaces
-        self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
-        self.n_step, self.gamma, self.device = plan.n_step, plan.gamma, resolve_device(device)
-        self._is_staged = given["staged"] or self.device.type != "cpu"
-        self._guard = Guard(self.device)
-        place = plan_place(given, plan, self.device, is_staged=self._is_staged)
-        if place is None:
-            bytes_for = self._bytes_of
-            check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
-        self._random = DeviceGenerator(seed, self.device)
-        self._folder = None
-        needed, advice = self._bytes_of(plan), "use a smaller capacity"
-        # The tensors outlive the mode they were made in.
-        with (
-            allocation(self._kind, needed, self.device, advice, is_checked=True),
-            torch.inference_mode(False),
-        ):
-            if place is None:
-                self._table = Table(plan, self.device, is_staged=self._is_staged)
-            else:
-                self._folder, self._table = self._open_folder(place, plan)
-            self._make_priorities(plan)
-        self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
-        # On the CPU values are looked at, which costs little there.
-        can_take = self._is_staged and plan.layout.frames is None and self._sequences is None
-        self._there = DeviceAdds(self._table) if can_take else None
-        self._takes_tensors = can_take and self.device.type != "cpu"
-        self._is_plain = self._table.is_plain and not (
-            self._is_staged or self._folder or self._sequences or self._has_weights
-        )
-        self._is_reader = bool(given["read_only"])
-        self._reader = Reader(self._table, has_weights=self._has_weights)
-        self._columns = ColumnReader(plan.layout)
-        maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
-        self._remember(
-            maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
-            device=self.device, staged=given["staged"], **rows,
-        )  # fmt: skip
-
-    def _own_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the class besides those of all replay buffers."""
-        return {}
-
-    def _own_files(self, plan: Plan) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Further files of a folder: dtype and shape by name."""
-        return {}
-
-    def _make_priorities(self, plan: Plan) -> None:
-        """Allocate what the class has besides the table."""
-
-    def _open_folder(self, place: Place, plan: Plan) -> tuple[Folder, Table]:
-        """Make or open the files of the rows, and go on with the generator in there."""
-        own = describe(self._kind, plan, self._own_settings())
-
-        def check(header: Mapping[str, Any]) -> None:
-            is_prioritized = header.get("kind") == "PrioritizedReplayBuffer"
-            if place.read_only and is_prioritized and self._kind == "SharedReplayBuffer":
-                header = {**header, "kind": self._kind}  # drawn alike by a reader
-            check_described(header, own)
-
-        state = self._random.get_state()
-        arrays = {
-            "rows": (np.dtype(np.uint8), (plan.num_rows, plan.layout.stride)),
-            "rings": (RINGS, (plan.num_rings,)),
-            "envs": (ENVS, (plan.num_envs,)),
-            "generator": (state.dtype, state.shape),
-            **self._own_files(plan),
-        }
-        folder = Folder(place, own, plan, arrays, check)
-        with warnings.catch_warnings():  # a reader's can't be written to
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            rows = torch.from_numpy(folder.arrays["rows"])
-        memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
-        table = Table(plan, self.device, memory=memory, order=fence)
-        if not folder.read_only:
-            table.mend(all_rows=folder.was_cut)
-            kept = folder.arrays["generator"]
-            if not folder.is_new and self._random.accepts_state(kept):
-                self._random.set_state(kept)
-            self._keep_generator(folder)
-        return folder, table
-
-    def _keep_generator(self, folder: Folder) -> None:
-        folder.arrays["generator"][...] = self._random.get_state()
-
-    @classmethod
-    def nbytes_for(
-        cls,
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        **options: Unpack[RowOptions],
-    ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing.
-
-        >>> from buffers import SharedReplayBuffer
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
-        224000016
-        """
-        spaces = observation_space, action_space
-        return cls._bytes_of(
-            plan_replay(capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env)
-        )
-
-    @classmethod
-    def _bytes_of(cls, plan: Plan) -> int:
-        return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
-
-    @property
-    def _generator(self) -> DeviceGenerator:
-        return self._random
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return self._random.torch if self._is_staged else None
-
-    def _counted(self) -> Table:
-        """The table, when the host knows how many rows there are."""
-        self._require_open()
-        if self._there is not None and self._there.is_captured:
-            self._settle()
-        return self._table
-
-    def __len__(self) -> int:
-        """Number of transitions held."""
-        return len(self._counted())
-
-    @property
-    def num_added(self) -> int:
-        """Number of transitions ever added."""
-        return self._counted().num_added
-
-    def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = self._table.sizes
-        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
-
-    # Adding.
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
+        raise NotImplementedError
 
     def add(
         self,
@@ -268,16 +130,190 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 more rows than a ring has some may have been added.
             BufferMisuseError: More final observations than there is room for, which a CUDA graph
                 reads; see `reserve_final_obs`. Nothing was changed.
+            BufferClosedError: Of a `ReplayWriter`: the buffer was closed, or its process has ended.
+            TimeoutError: Of a `ReplayWriter`: the learner has drawn too little for so long, as the
+                limit on samples per insert asks for. Nothing was added.
         """
-        if self._guard.ahead is not None:
-            self._guard.settle()
         columns = {
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
             "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
         if extras:
             columns.update(extras)
-        if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
+        self._add(columns, env_ids, valid)
+
+
+class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
+    """Transitions in a table of rows; see the classes that say how they are drawn.
+
+    The arguments are those of `SharedReplayBuffer`.
+    """
+
+    _draws_by = ("sample", "sample_sequences")
+    _is_per_env = False  # a ring for each environment
+    _has_weights = False  # batches have weights
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[ReplayOptions],
+    ):
+        self._kind = type(self).__name__
+        given = read_options(self._kind, options, DEFAULTS)
+        rows = {name: given[name] for name in options if name in ROW_DEFAULTS}
+        spaces = observation_space, action_space
+        plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)
+        self.observation_space, self.action_space = spaces
+        self.capacity, self.num_envs = plan.capacity, num_envs and plan.num_envs
+        self.n_step, self.gamma = plan.n_step, plan.gamma
+        self.device = resolve_device(given["device"])
+        self._is_staged = given["staged"] or self.device.type != "cpu"
+        self._guard = Guard(self.device)
+        self._is_reader = bool(given["read_only"])
+        self._random = DeviceGenerator(given["seed"], self.device)
+        self._folder: Folder | None = None
+        needed, bytes_for = self._bytes_of(plan), self._bytes_of
+        place = plan_place(given, plan, is_staged=self._is_staged)
+        if place is None:
+            check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
+        advice = "use a smaller capacity"
+        # The tensors outlive the mode they were made in.
+        with (
+            allocation(self._kind, needed, self.device, advice, is_checked=True),
+            torch.inference_mode(False),
+        ):
+            if place is None:
+                self._table = Table(plan, self.device, is_staged=self._is_staged)
+            else:
+                self._table = self._open_folder(place, plan)
+            self._make_priorities(plan)
+        self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
+        # On the CPU values are looked at, which costs little there.
+        can_take = plan.layout.frames is None and self._sequences is None
+        self._takes_tensors = can_take and self.device.type != "cpu"
+        self._there = self._table if self._is_staged else None
+        self._is_plain = self._table.is_plain and not (
+            self._is_staged or self._folder or self._sequences or self._has_weights
+        )
+        self._reader = Reader(self._table, has_weights=self._has_weights)
+        self._columns = ColumnReader(plan.layout)
+        maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
+        self._remember(
+            maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
+            device=self.device, staged=given["staged"], **rows,
+        )  # fmt: skip
+
+    def _own_arguments(self) -> Mapping[str, Any]:
+        """Arguments of the class besides those of all replay buffers."""
+        return {}
+
+    def _own_files(self, plan: Plan) -> Files:
+        """Further files of a folder."""
+        return {}
+
+    def _make_priorities(self, plan: Plan) -> None:
+        """Allocate what the class has besides the table."""
+
+    def _open_folder(self, place: Place, plan: Plan) -> Table:
+        """Make or open the files of the rows, and go on with the generator in there."""
+        own, state = describe(self._kind, plan, self._own_settings()), self._random.get_state()
+
+        def check(header: Mapping[str, Any]) -> None:
+            is_prioritized = header.get("kind") == "PrioritizedReplayBuffer"
+            if place.read_only and is_prioritized and self._kind == "SharedReplayBuffer":
+                header = {**header, "kind": self._kind}  # drawn alike by a reader
+            check_described(header, own)
+
+        files: Files = {
+            "rows": (np.dtype(np.uint8), (plan.num_rows, plan.layout.stride)),
+            "rings": (RINGS, (plan.num_rings,)),
+            "envs": (ENVS, (plan.num_envs,)),
+            "generator": (state.dtype, state.shape),
+            **self._own_files(plan),
+        }
+        self._folder = folder = Folder(place, own, plan, files, check)
+        with warnings.catch_warnings():  # a reader's can't be written to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            rows = torch.from_numpy(folder.arrays["rows"])
+        memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
+        table = Table(plan, self.device, memory=memory, order=fence)
+        if not folder.read_only:
+            if folder.was_cut:
+                table.mend()
+            kept = folder.arrays["generator"]
+            if not folder.is_new and self._random.accepts_state(kept):
+                self._random.set_state(kept)
+            self._keep_generator()
+        return table
+
+    def _keep_generator(self) -> None:
+        if self._folder is not None and not self._is_reader:
+            self._folder.arrays["generator"][...] = self._random.get_state()
+
+    @classmethod
+    def nbytes_for(
+        cls,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[RowOptions],
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing.
+
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
+        224000016
+        """
+        spaces = observation_space, action_space
+        return cls._bytes_of(
+            plan_replay(capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env)
+        )
+
+    @classmethod
+    def _bytes_of(cls, plan: Plan) -> int:
+        return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
+
+    @property
+    def _generator(self) -> DeviceGenerator:
+        return self._random
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator on the device, to register with a CUDA graph; None on the CPU."""
+        return self._random.torch if self._is_staged else None
+
+    def _counted(self) -> Table:
+        """The table, when the host knows how many rows there are."""
+        self._require_open()
+        self._settle()
+        return self._table
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return len(self._counted())
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added."""
+        return self._counted().num_added
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        sizes = self._table.sizes
+        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
+
+    # Adding.
+
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
+        is_tensor = self._takes_tensors and isinstance(columns["rewards"], torch.Tensor)
+        if is_tensor and valid is None:
             tensors = read_tensors(columns, self._table.plan.layout, self.device)
             if tensors is not None and self._add_tensors(tensors, env_ids):
                 return
@@ -296,21 +332,30 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
     @exclusive
     def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> bool:
         """Add them on the device; return whether that could be done."""
-        there, count, num_envs = self._there, len(tensors["rewards"]), self.num_envs or 0
-        assert there is not None
+        count, num_envs, table, once = (
+            len(tensors["rewards"]), self.num_envs or 0, self._table, self._table.once
+        )  # fmt: skip
         ids = read_row_ids(env_ids, count, num_envs, self.device)
+        is_whole = count == num_envs and not len(ids)
+        has_ids = table.plan.is_linked or table.plan.num_rings > 1
+        has_ids |= "env_ids" in table.plan.layout.fields
+        fits = (is_whole or not has_ids) and count <= self.capacity * table.plan.num_rings
         is_capturing = self._is_capturing()
-        if not there.fits(count, ids if num_envs else ids[:0]):
-            if is_capturing:
-                raise BufferMisuseError(
-                    f"add of {count} rows in a CUDA graph: expected whole steps of all "
-                    f"{num_envs} envs, without env_ids"
-                )
-            return False
-        rows = there.add(tensors, is_capturing=is_capturing)
-        self._note_captured()
-        self._note_rows(rows)
-        return True
+        if is_capturing and not fits:
+            raise BufferMisuseError(
+                f"add of {count} rows in a CUDA graph: expected whole steps of all {num_envs} "
+                "envs, without env_ids"
+            )
+        if is_capturing and once is not None and once.num_slots < once.enough:
+            raise BufferMisuseError(
+                f"an add in a CUDA graph may need {once.enough} final observations, and there is "
+                f"room for {once.num_slots}; call reserve_final_obs({once.enough}) before"
+            )
+        if fits:
+            rows = table.add(tensors, ids[:0], is_capturing=is_capturing)
+            self._note_captured()
+            self._note_rows(rows)
+        return fits
 
     def _note_rows(self, rows: torch.Tensor) -> None:
         """Know of rows int64 (K,) that were added on the device."""
@@ -319,14 +364,13 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _settle(self) -> None:
-        """Let the host know what was added on the device."""
-        if self._there is not None and self._there.is_ahead and not self._is_capturing():
-            self._there.settle()
+        """Let the host know how many rows were added on the device."""
+        if self._table.is_captured and not self._is_capturing():
+            self._table.take_counts()
 
     @exclusive
     def _store(self, *read: Any) -> None:
         """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
-        self._settle()
         (arrays, ids, *_), folder = read, self._folder
         limit, whole = self.capacity, self.capacity * self._table.plan.num_rings
         if not len(ids) and len(arrays["rewards"]) <= whole:
@@ -342,8 +386,6 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 if piece[3] is not None:
                     self._sequences.cut(piece[3])
                 self._sequences.follow(self._new_sequence_value())
-        if self._there is not None:
-            self._there.push()
 
     @exclusive
     def flush(self) -> None:
@@ -394,10 +436,7 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
 
     @exclusive
     def _cut(self, ids: np.ndarray) -> None:
-        self._settle()
         self._table.cut(ids)
-        if self._there is not None:
-            self._there.push()
         if self._sequences is not None:
             self._sequences.cut(ids)
 
@@ -417,11 +456,8 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
             BufferMemoryError: They would not fit into free memory; nothing was changed.
         """
         number, once = check_count("number", number, MAX_COUNT), self._table.once
-        self._settle()
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
-        if self._there is not None:
-            self._there.push()
 
     # Drawing.
 
@@ -446,12 +482,11 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
         """Draw rows and gather them; of files that another process writes until all are whole."""
-        if self._guard.ahead is not None or self._is_staged:
+        if self._is_staged:
             self._guard.enter()
         if not self._is_reader:
             self._draw_and_gather(batch, kind)
-            if self._folder is not None:
-                self._keep_generator(self._folder)
+            self._keep_generator()
             return
 
         def is_whole() -> bool:
@@ -472,16 +507,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
                 f"batch_size is {batch.size} without replacement, but the buffer holds "
                 f"{count} transitions; add more or draw fewer"
             )
-        if self._is_staged:
-            if self._is_capturing():  # there may be another number of rows later
-                count = 0
-            self._note_captured()
-            draw(kind, *table.live_there(), span, generator, rows, count)
-        elif table.plan.num_rings == 1 and kind == "rows":
+        if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
             rows.random_(begin, end, generator=generator)
             if end > span:  # numbers are not rows any more
                 rows.remainder_(span)
+        elif self._is_staged:
+            self._note_captured()
+            # In a graph there may be another number of rows later.
+            count = 0 if self._is_capturing() else count
+            draw(kind, *table.live_there(), span, generator, rows, count)
         else:
             begins, ends = (torch.from_numpy(numbers) for numbers in table.live())
             draw(kind, begins, ends, span, generator, rows, count)
@@ -502,13 +537,13 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         Rows that hold nothing yet are zero. `order` tells which hold transitions.
         """
         layout = self._table.plan.layout
-        views = views_of(self._table.rows, layout.fields)
+        views = view_fields(self._table.rows, layout.fields)
         named = {}
         if layout.frames is None:
             named["obs"] = layout.build_obs([views[path] for path in layout.obs])
         if not self._table.plan.is_once:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
-        others = set(views) - {*layout.obs, *layout.next_obs, "link"}
+        others = set(views) - {*layout.obs, *layout.next_obs, "link", OLDER}
         return {**named, **{name: views[name] for name in views if name in others}}
 
     @exclusive
@@ -533,16 +568,16 @@ class ReplayBuffer(TableState, SequenceDraws, DrawnBuffer):
         self._settle()
         table, given = self._table, as_array("indices", indices, self.device)
         chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
-        if given.ndim == 1 and len(given) and given.dtype.kind in "iu":
-            rows = np.array(given, np.int64)
-            if rows.min() >= 0 and rows.max() < table.plan.num_rows and table.are_live(rows).all():
-                batch = self._reader.new(len(rows), chosen)
-                batch.memory.indices.copy_(torch.from_numpy(rows))
-                if batch.memory.weights is not None:
-                    batch.memory.weights.fill_(1.0)
-                self._reader.fill(batch)
-                if not self._is_reader or table.were_whole(rows, committed):
-                    return batch
+        rows = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "iu" else _NO_ROWS
+        is_there = len(rows) and rows.min() >= 0 and rows.max() < table.plan.num_rows
+        if is_there and table.are_live(rows).all():
+            batch = self._reader.new(len(rows), chosen)
+            batch.memory.indices.copy_(torch.from_numpy(rows))
+            if batch.memory.weights is not None:
+                batch.memory.weights.fill_(1.0)
+            self._reader.fill(batch)
+            if not self._is_reader or table.were_whole(rows, committed):
+                return batch
         raise BufferMisuseError(
             f"indices is {given}, expected rows that hold transitions, (B,); see order()"
         )

@@ -18,7 +18,7 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
 
-__all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there", "lead_back"]
+__all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 
 # Which transitions: each equally likely, each ring and then one of its own, or all different.
 Draw = Literal["rows", "rings", "distinct"]
@@ -41,10 +41,15 @@ def draw(
     """
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
-    elif kind == "rings":
-        _draw_by_ring(begin, end, span, generator, rows)
-    else:
+    elif kind == "distinct":
         _draw_distinct(begin, end, span, generator, rows, count)
+    else:
+        counts = end - begin
+        ends = (counts > 0).cumsum(0)
+        chosen = rows.random_(generator=generator).remainder_(ends[-1:])
+        rings = torch.searchsorted(ends, chosen, right=True)
+        rows.random_(generator=generator).remainder_(counts.index_select(0, rings))
+        rows.add_(begin.index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
 def draw_uniform(
@@ -63,22 +68,6 @@ def draw_uniform(
     rows.remainder_(ends[-1:])
     rings = torch.searchsorted(ends, rows, right=True)
     rows.sub_((ends - end).index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
-
-
-def _draw_by_ring(
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-) -> None:
-    counts = end - begin
-    ends = (counts > 0).cumsum(0)
-    rings = torch.searchsorted(
-        ends, rows.random_(generator=generator).remainder_(ends[-1:]), right=True
-    )
-    rows.random_(generator=generator).remainder_(counts.index_select(0, rings))
-    rows.add_(begin.index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
 def _draw_distinct(
@@ -102,13 +91,11 @@ def _draw_distinct(
         places.masked_fill_(is_again, len(drawn) - 1)  # behind all others
         torch.index_select(drawn, 0, places.sort().values[:size], out=rows)
         return
-    num_rows = span * len(begin)
-    keys = torch.rand(num_rows, generator=generator, device=device, dtype=torch.float64)
-    places = torch.arange(num_rows, device=device)
+    places = torch.arange(span * len(begin), device=device)
+    keys = torch.rand(len(places), generator=generator, device=device, dtype=torch.float64)
     rings = torch.div(places, span, rounding_mode="floor")
     age = (places - begin.index_select(0, rings)).remainder_(span)
-    is_live = age < (end - begin).index_select(0, rings)
-    keys.masked_fill_(~is_live, -1.0)
+    keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # hold nothing
     rows.copy_(keys.topk(size).indices)  # sorted, else the order is not random
 
 
@@ -119,8 +106,8 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, written):
     Args:
         columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
             or beyond the rows where it is not there yet; terminations and truncations, bool.
-        committed: int64 (R,), transitions ever added to each ring.
-        span: Rows of a ring.
+        committed: int64 (R,), transitions ever added to each ring of `span` rows.
+        span: See above.
         lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
         num_steps: Longest window.
         gamma: Discount per step.
@@ -196,13 +183,3 @@ def find_windows_there(
     sums.copy_(total)
     discounts.copy_(torch.where(columns["terminations"].index_select(0, rows), 0.0, power))
     return rows
-
-
-def lead_back(back: torch.Tensor, units: torch.Tensor, older: torch.Tensor) -> None:
-    """Write units int64 (F - 1, B), the oldest first, of frames before the newest ones (B,).
-
-    `back` int32 (num_rows + P,) is that of `once`.
-    """
-    for frame in range(len(older) - 1, -1, -1):
-        units = torch.index_select(back, 0, units)
-        older[frame] = units

@@ -13,6 +13,7 @@ what may have been overwritten since is known, and is left out.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.core.memory import format_bytes
@@ -35,9 +35,11 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Folder", "Place", "plan_place"]
+__all__ = ["Files", "Folder", "Place", "plan_place"]
 
+Files = dict[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape by name
 _HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
+_OTHERS = ("priorities.npy", "priority_numbers.npy")  # of another class
 _MAX_HEADER_BYTES = 1 << 23
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
@@ -51,57 +53,34 @@ class Place(NamedTuple):
     read_only: bool
 
 
-def plan_place(
-    given: Mapping[str, Any], plan: Plan, device: torch.device, *, is_staged: bool
-) -> Place | None:
+def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Place | None:
     """Check the arguments of a constructor; None for memory.
 
     Raises:
-        BufferMisuseError: They do not go together, or not with the device, or a folder does not
-            keep all that the buffer is to hold.
+        BufferMisuseError: They do not go together, or a folder does not keep what is to be held.
     """
     storage, folder, read_only = given["storage"], given["folder"], given["read_only"]
-    if storage not in ("memory", "memmap"):
-        raise BufferMisuseError(f"storage is {storage!r:.99}, expected 'memory' or 'memmap'")
-    if storage == "memory":
-        if folder is not None or read_only:
-            raise BufferMisuseError("folder and read_only need storage='memmap'")
+    if storage == "memory" and folder is None and not read_only:
         return None
-    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
-    why = None
-    if fcntl is None or not hasattr(os, "posix_fallocate"):
-        why = "storage='memmap' needs a system with mapped files as Linux has"
-    elif not isinstance(path, str) or not path or "\0" in path:
-        why = f"storage='memmap' needs folder, a path; it is {folder!r:.99}"
-    elif is_staged:
-        why = (
-            f"storage='memmap' makes batches on the CPU, but device is {device}"
-            f"{' and staged' if device.type == 'cpu' else ''}; use device='cpu' and move the "
-            "tensors of batches with .to()"
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
+    is_path = isinstance(path, str) and path and "\0" not in path
+    has_files = fcntl is not None and hasattr(os, "posix_fallocate")
+    is_kept = not (is_staged or plan.is_once or plan.has_sequences)
+    if storage != "memmap" or not is_path or not is_kept or not has_files:
+        raise BufferMisuseError(
+            f"storage is {storage!r:.99} and folder {folder!r:.99}, expected 'memory', or 'memmap' "
+            "and a path, on Linux; read_only and folder need storage='memmap', which needs "
+            "device='cpu' (move the tensors of batches with .to()), staged=False, store_next=True, "
+            "track_episodes=False and no frame_stack: files keep whole rows, and these alone"
         )
-    elif plan.layout.frames is not None:
-        why = "frame_stack needs storage='memory': files hold every observation whole"
-    elif plan.is_once:
-        why = (
-            "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
-            "in memory"
-        )
-    elif plan.has_sequences:
-        why = "track_episodes needs storage='memory': files do not keep what sequences need"
-    if why is not None or path is None:
-        raise BufferMisuseError(why)
     return Place(Path(os.path.abspath(path)), bool(read_only))
 
 
 class Folder:
     """The files of one buffer, made or opened.
 
-    Args:
-        place: The folder.
-        described: What the buffer says of itself; JSON has all of it.
-        plan: Of the table.
-        arrays: Dtype and shape of the files, by name, `rows`, `rings` and `envs` among them.
-        check: Raises BufferMisuseError unless a description is that of the same buffer.
+    `described` is what the buffer says of itself, in JSON, and `check` raises BufferMisuseError
+    unless a description is that of the same buffer; `files` has `rows`, `rings` and `envs`.
 
     Attributes:
         arrays: The mapped files by name.
@@ -115,23 +94,23 @@ class Folder:
         place: Place,
         described: Mapping[str, Any],
         plan: Plan,
-        arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+        files: Files,
         check: Callable[[Mapping[str, Any]], None],
     ):
         self._path, self.read_only = place
         self._described, self._plan, self._pid = described, plan, os.getpid()
         self._is_closed, self._lock, self.was_cut = False, -1, False
-        stride, capacity = plan.layout.stride, plan.capacity
-        limit = min(_UNSAFE_BYTES // stride, max(_FEW_BYTES // stride, capacity // 8))
-        self.limit, self._num_unsafe = max(limit, 1), 0
+        stride = plan.layout.stride
+        most = min(_UNSAFE_BYTES // stride, max(_FEW_BYTES // stride, plan.capacity // 8))
+        self.limit, self._num_unsafe = max(most, 1), 0
         if not self.read_only:
-            self._lock_folder(arrays)
+            self._lock_folder({f"{name}.npy" for name in files})
         try:
             self.is_new = not (self._path / _HEADER).is_file()
             if self.is_new:
-                self._make(arrays)
+                self._make(files)
             header = self._read_header(check)
-            self.arrays = {name: self._map(name, *like) for name, like in arrays.items()}
+            self.arrays = {name: self._map(name, *like) for name, like in files.items()}
             self._settle(header)
         except BaseException:
             self._unlock()
@@ -139,26 +118,20 @@ class Folder:
 
     # Making and opening.
 
-    def _lock_folder(self, arrays: Mapping[str, Any]) -> None:
+    def _lock_folder(self, names: set[str]) -> None:
         """Take the lock, in a folder that is empty or a buffer's."""
         path = self._path
         path.mkdir(parents=True, exist_ok=True)
-        own = {_HEADER, _LOCK, *(f"{name}.npy" for name in arrays), "priorities.npy"}
-        own.add("priority_numbers.npy")
-        names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-        if others := sorted(names - own):
-            raise BufferMisuseError(
-                f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an empty "
-                "one, or one that is not there"
-            )
-        if f"{_ROWS}.npy" in names and _HEADER not in names:
+        found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+        is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
+        others = sorted(found - names - {_HEADER, _LOCK, *_OTHERS})
+        if is_lost or others:
             raise CheckpointError(
-                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer; bring it "
-                "back from a copy, or give another folder"
+                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"
+                if is_lost
+                else f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an "
+                "empty one, or one that is not there"
             )
-        if not os.access(path, os.W_OK):
-            message = "may not be written to; open it with read_only=True"
-            raise PermissionError(13, message, str(path))
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
         try:
@@ -173,33 +146,25 @@ class Folder:
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # type: ignore[union-attr]
 
-    def _make(self, arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
+    def _make(self, files: Files) -> None:
         path = self._path
         if self.read_only:
             raise BufferMisuseError(f"folder {str(path)!r} holds no buffer that could be read")
-        needed = sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in arrays.values())
-        free = shutil.disk_usage(path).free
-        if needed > free:
-            fits = self._plan.capacity * free // needed
-            raise BufferMemoryError(
-                f"folder {str(path)!r} would take {format_bytes(needed)}, but the disk has only "
-                f"{format_bytes(free)} left; a capacity of about {fits} would fit"
-            )
+        needed = sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in files.values())
         try:
-            for name, (dtype, shape) in arrays.items():
-                made = np.lib.format.open_memmap(self._file(name), "w+", dtype, shape)
-                made.flush()
-                number = os.open(self._file(name), os.O_RDWR)
-                try:  # blocks, too, so that no disk is full in the middle of a training
-                    os.posix_fallocate(number, 0, self._file(name).stat().st_size)
-                finally:
-                    os.close(number)
+            if needed > shutil.disk_usage(path).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            for name, (dtype, shape) in files.items():
+                np.lib.format.open_memmap(self._file(name), "w+", dtype, shape).flush()
+                with self._file(name).open("r+b") as file:
+                    # Blocks, too, so that no disk is full in the middle of a training.
+                    os.posix_fallocate(file.fileno(), 0, self._file(name).stat().st_size)
         except OSError as error:
-            for name in arrays:
+            for name in files:
                 self._file(name).unlink(missing_ok=True)
             raise BufferMemoryError(
                 f"folder {str(path)!r} would take {format_bytes(needed)}, which the system "
-                f"refused: {error.strerror}; use a smaller capacity, or raise the quota"
+                f"refused: {error.strerror}; use a smaller capacity, or make room"
             ) from error
         self._write_header(np.zeros(self._plan.num_rings, np.int64))
 
@@ -220,16 +185,13 @@ class Folder:
             if path.stat().st_size > _MAX_HEADER_BYTES:
                 raise ValueError("it is too long")
             header = json.loads(path.read_text())
-            safe, limit, _ = header["safe"], header["limit"], header["boot"]
+            numbers, _ = [header["limit"] - 1, *header["safe"]], header["boot"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(path, str(error)) from None
         check(header)
-        try:
-            fits = len(safe) == self._plan.num_rings and type(limit) is int and limit > 0
-            if not fits or not all(type(n) is int and 0 <= n < 2**62 for n in safe):
-                raise ValueError("its counts cannot be")
-        except (ValueError, TypeError) as error:
-            raise self._damaged(path, str(error)) from None
+        are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+        if not are_counts or len(numbers) != self._plan.num_rings + 1:
+            raise self._damaged(path, "its counts cannot be")
         return header
 
     def _damaged(self, path: Path, reason: str) -> CheckpointError:
@@ -240,24 +202,23 @@ class Folder:
 
     def _map(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         path = self._file(name)
-        mode: Any = "r" if self.read_only else "r+"
         try:
             found = np.lib.format.open_memmap(path, "r")  # else a file that is cut is made longer
-            if found.offset + found.nbytes != path.stat().st_size:
-                raise ValueError(f"it has {path.stat().st_size} bytes")
-            found = np.lib.format.open_memmap(path, mode)
+            size = path.stat().st_size
+            if (found.dtype, found.shape, found.offset + found.nbytes) != (dtype, shape, size):
+                raise ValueError(
+                    f"it has {found.dtype} {found.shape} and {size} bytes, expected {dtype} {shape}"
+                )
+            mode: Any = "r" if self.read_only else "r+"
+            return np.lib.format.open_memmap(path, mode).view(np.ndarray)
         except FileNotFoundError:
             raise CheckpointError(f"file {str(path)!r} is missing") from None
         except ValueError as error:
             raise self._damaged(path, str(error)) from None
-        if found.dtype != dtype or found.shape != shape:
-            reason = f"it has {found.dtype} {found.shape}, expected {dtype} {shape}"
-            raise self._damaged(path, reason)
-        return found.view(np.ndarray)
 
     def _settle(self, header: Mapping[str, Any]) -> None:
         """Find out which transitions are there; another start of the system is a power loss."""
-        rings, plan = self.arrays["rings"], self._plan
+        rings, envs, plan = self.arrays["rings"], self.arrays["envs"], self._plan
         if header["boot"] != _boot_id():
             if self.read_only:
                 raise BufferMisuseError(
@@ -277,15 +238,14 @@ class Folder:
                 )
                 rings["begun"], rings["committed"] = ends, safe
                 self.was_cut = True
-            self.arrays["envs"]["last"] = 0
+            envs["last"] = 0
         begun, committed = rings["begun"], rings["committed"]
         if (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62:
             raise self._damaged(self._file("rings"), "its counts cannot be")
         if not self.read_only:
-            self.arrays["envs"]["is_open"] = False
-            last, per_ring = self.arrays["envs"]["last"], max(plan.num_envs // plan.num_rings, 1)
-            own = committed[np.arange(len(last)) // per_ring]
-            if (last < 0).any() or (last > own).any():
+            envs["is_open"] = False
+            last, per_ring = envs["last"], max(plan.num_envs // plan.num_rings, 1)
+            if (last < 0).any() or (last > committed[np.arange(len(last)) // per_ring]).any():
                 raise self._damaged(self._file("envs"), "its counts cannot be")
             self.flush()
 
@@ -311,7 +271,6 @@ class Folder:
 
     def make_room(self, count: int) -> None:
         """See to it that `count` transitions, at most `limit`, may be added without a flush."""
-        self.require_writable()
         if self._num_unsafe + count > self.limit:
             self.flush()
         self._num_unsafe += count

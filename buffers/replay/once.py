@@ -3,23 +3,21 @@
 A *unit* is an observation, or a frame of a stack of F. Row k has unit k, the newest of its obs;
 slot s beside the rows has unit num_rows + s. The link of a row leads to the unit that is the newest
 of its next_obs: that of the row that follows, once that is there and begins with the same bytes,
-else a slot of its own. With frames `back` leads from each unit to the one before it in its stack,
-or to itself where an episode begins: so a stack is F - 1 steps back, of obs from the row on, of
-next_obs from where its link leads. A unit of zeros, the first slot, is what zero padding leads to.
+else a slot of its own. With frames a row also has the units of the F - 1 older frames of its obs;
+those of its next_obs are the same moved on by one. They are in the rows before it, or in slots that
+belong to the row that begins an episode. Equal frames share a unit, and the first slot is zeros.
 
-An add chooses free slots, writes them while they are still free, and takes them with all else that
-it changes in one compiled call, `commit`: so one that is interrupted has changed nothing.
+All is written once, for NumPy on hosts and torch on devices, in operations of fixed shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
 from buffers.core.rows import FrameLayout
@@ -28,183 +26,258 @@ from buffers.replay.plan import Plan
 
 __all__ = ["Chosen", "Once", "Placed", "first_break"]
 
-MAX_SLOTS = 2**24  # links are 32-bit
+_MAX_SLOTS = 2**24  # links are 32-bit
 _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an episode"
 
 
 class Placed(NamedTuple):
-    """Where the K transitions of an add go, and what they follow."""
+    """Where the K transitions of an add go, and what they follow; arrays, or tensors there."""
 
-    ids: np.ndarray  # int64 (K,), environments
-    numbers: np.ndarray  # int64 (K,), in their rings
-    rows: np.ndarray  # int64 (K,)
-    before: np.ndarray  # int64 (K,), number of the row before of the same env, or -1
-    before_rows: np.ndarray  # int64 (K,), that row, whatever it is where there is none
-    previous: np.ndarray  # int64 (K,), its place in this add, or -1
-    is_open: np.ndarray  # bool (K,), the episode of the row before goes on
-    is_joined: np.ndarray  # bool (K,), and that row is still there
-    envs: np.ndarray  # ENVS (N,), what the environments will be
-    ends: np.ndarray  # int64 (R,), what `committed` will be
+    ids: Any  # int64 (K,), environments
+    numbers: Any  # int64 (K,), in their rings
+    rows: Any  # int64 (K,)
+    before_rows: Any  # int64 (K,), rows before of the same env, whatever if there is none
+    previous: Any  # int64 (K,), the place of that in this add, or -1
+    following: Any  # int64 (K,), the place of the next of the same env, or -1
+    newest: Any  # int64 (K,), the place of the last of the same env
+    is_over: Any  # bool (K,), what follows begins another episode
+    is_open: Any  # bool (K,), the episode of the row before goes on
+    is_joined: Any  # bool (K,), and that row is still there
+    is_near: Any  # bool (K,), and so near that its frames are there as long as they are needed
+    ends: Any  # int64 (R,), what `committed` will be
 
 
 class Chosen(NamedTuple):
     """What an add of K rows is going to change."""
 
-    is_joined: np.ndarray  # bool (K,), follows on the row before, which has the same unit
-    codes: np.ndarray  # int32 (K,), links to the slots of next_obs; 0 where the next row is in it
-    newest: Mapping[str, np.ndarray]  # columns of rows that differ from what was given
-    slots: np.ndarray  # int64 (M,)
-    units: np.ndarray  # uint8 (M, bytes), what they are to hold
-    back: tuple[np.ndarray, np.ndarray]  # int64, from where to where `back` is to lead
-    heads: np.ndarray  # uint8 (K, F, bytes), the stacks of next_obs
+    is_joined: Any  # bool (K,), follows on the row before, which has the same unit
+    codes: Any  # int32 (K,), links of the rows
+    older: Any  # int32 (K, F - 1), units of the older frames of obs
+    heads: Any  # uint8 (K, F, bytes), the stacks of next_obs
+    number: Any  # of slots that are taken
 
 
 class Once:
     """Slots beside the rows, and what links need to be made.
 
     Attributes:
-        units: uint8 (P, unit bytes), slots, on the device.
-        back: int32 (num_rows + P,), see above; of length 0 without frames.
-        back_there: The same where the rows are.
+        units: uint8 (P + 1, unit bytes), slots, on the device; the last is for what is not needed.
+        free: int64 (P + 1,), a stack of free slots, and a place for what is not let go of.
+        num_free: int64 (1,), how many there are.
         is_captured: A CUDA graph reads the slots where they are.
     """
 
-    def __init__(self, plan: Plan, device: torch.device):
+    def __init__(self, plan: Plan, device: torch.device, xp: Any):
         frames, number = plan.layout.frames, plan.first_slots
-        self._plan, self._device, self._frames = plan, device, frames
+        self._plan, self._device, self._frames, self._xp = plan, device, frames, xp
         self._num_frames = 1 if frames is None else frames.num_frames
         self._raw = plan.layout.obs_bytes if frames is None else frames.nbytes  # without padding
         self._first_slot = 0 if frames is None else 1  # of zeros
-        self._free = np.arange(number, 0, -1) - 1  # a stack
-        self._num_free = np.array([number - self._first_slot])
-        self._heads = np.zeros((plan.num_envs, self._num_frames, self._raw), np.uint8)
         self.units = self._new_units(number)
-        self._set_back(np.arange(0 if frames is None else plan.num_rows + number, dtype=np.int32))
+        self.free = self.there(np.append(np.arange(number, 0, -1) - 1, 0))
+        self.num_free = self.there(np.array([number - self._first_slot]))
+        shape = plan.num_envs if frames is not None else 0, self._num_frames, self._raw
+        self._heads = self.there(np.zeros(shape, np.uint8))
+        self._least_free = number - self._first_slot  # so many are, for certain
         self.is_captured = False
 
-    def _new_units(self, number: int) -> torch.Tensor:
-        shape = number, self._plan.unit_bytes
-        return torch.zeros(shape, dtype=torch.uint8, device=self._device)
+    def there(self, array: np.ndarray) -> Any:
+        """The array where the rows are: itself, or a tensor."""
+        return array if self._xp is np else torch.from_numpy(array).to(self._device)
 
-    def _set_back(self, back: np.ndarray) -> None:
-        self.back, self.back_there = back, torch.from_numpy(back).to(self._device)
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Zeros where the rows are, which a CUDA graph can make, too."""
+        if self._xp is np:
+            return np.zeros(shape, dtype)
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
+
+    def _new_units(self, number: int) -> torch.Tensor:
+        shape = number + 1, self._plan.unit_bytes
+        return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; frames count their rows' bookkeeping."""
-        held = self.units.nbytes + self.back.nbytes + self._free.nbytes + self._heads.nbytes
-        return held + (0 if self._device.type == "cpu" else self.back.nbytes)
+        """Bytes held."""
+        return self.units.nbytes + self.free.nbytes + self._heads.nbytes
 
     @property
     def num_slots(self) -> int:
         """P."""
-        return len(self.units)
+        return len(self.units) - 1
 
     # Adding.
 
-    def _pack(self, arrays: Mapping[str, np.ndarray], prefix: str) -> np.ndarray:
+    def _pack(self, arrays: Mapping[str, Any], prefix: str) -> Any:
         """Observations as uint8 (K, F or 1, bytes): leaves where they are in a row, or frames."""
-        layout, count = self._plan.layout, len(arrays["rewards"])
+        layout, xp, count = self._plan.layout, self._xp, len(arrays["rewards"])
+        uint8: Any = torch.uint8 if xp is torch else np.uint8
         if self._frames is not None:
             array = arrays[f"{prefix}obs"]
-            return array.reshape(*array.shape[:2], self._raw // array.itemsize).view(np.uint8)
-        if len(layout.obs) == 1:
-            array = np.ascontiguousarray(arrays[prefix + layout.obs[0]])
-            return array.reshape(count, 1, -1).view(np.uint8)
-        packed = np.zeros((count, 1, self._raw), np.uint8)
+            return array.reshape(*array.shape[:2], -1).view(uint8)
+        packed = self._zeros((count, 1, self._raw), "uint8")
         for path in layout.obs:
-            field, leaf = layout.fields[path], np.ascontiguousarray(arrays[prefix + path])
+            field, leaf = layout.fields[path], arrays[prefix + path]
             begin = field.offset - layout.obs_at
-            if leaf.size:
-                flat = leaf.reshape(count, -1).view(np.uint8)
+            if field.nbytes and count:
+                leaf = leaf.contiguous() if xp is torch else np.ascontiguousarray(leaf)
+                flat = leaf.reshape(count, -1).view(uint8)
                 packed[:, 0, begin : begin + field.nbytes] = flat
         return packed
 
-    def choose(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> Chosen:
-        """Compare observations with those before, and choose slots; nothing is changed but room.
+    def choose(
+        self, arrays: Mapping[str, Any], placed: Placed, links: Any, older: Any
+    ) -> tuple[Chosen, dict[str, Any]]:
+        """Compare observations with those before, and choose and write slots that are free still.
+
+        Returns:
+            See above, and columns of rows that differ from what was given.
 
         Raises:
             BufferMemoryError: There is no memory for more slots; nothing was changed.
             BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
-        frames, previous, is_joined = self._frames, placed.previous, placed.is_joined
-        newest: dict[str, np.ndarray] = {}
+        xp, frames, num_rows, last = (
+            self._xp,
+            self._frames,
+            self._plan.num_rows,
+            self._num_frames - 1,
+        )
+        previous, is_joined, columns = placed.previous, placed.is_joined, {}
+        count, at_first = len(previous), placed.previous < 0
         if frames is not None:
             obs, heads = self.complete(frames, arrays, placed)
-            frame = np.ascontiguousarray(obs[:, -1]).view(frames.dtype)
-            newest = {"obs": frame.reshape(len(obs), *frames.shape)}
+            columns["obs"] = self._framed(obs[:, -1], frames, arrays["obs"].dtype)
         else:
             obs, heads = self._pack(arrays, ""), self._pack(arrays, "next_")
-            before, is_inner = self._heads[placed.ids], previous >= 0
-            before[is_inner] = heads[previous[is_inner]]
-            is_joined = is_joined & (obs == before).all((1, 2))
-        count, num_rows = len(obs), self._plan.num_rows
-        is_needed = np.ones(count, np.bool_)
-        is_needed[previous[is_joined & (previous >= 0)]] = False
-        needed = np.flatnonzero(is_needed)
-        is_near = placed.numbers - placed.before <= self._plan.max_gap
-        starts = np.flatnonzero(~(is_joined & is_near)) if frames is not None else needed[:0]
-        owners, older, is_zero = _older_frames(obs[starts])
-        number = len(needed) + len(older)
-        self.reserve(number)
-        free = int(self._num_free[0])
-        slots = self._free[free - number : free].copy()
-        codes = np.zeros(count, np.int32)
-        codes[needed] = slots[: len(needed)] + (num_rows + 1)
-        units = np.concatenate([heads[needed, -1], obs[starts[owners], older]])
-        back = slots[:0], slots[:0]
-        if frames is not None:
-            # Frames of an episode's first stack: its row, then what leads back from it.
-            goes_on, firsts = np.delete(np.arange(count), starts), placed.rows[starts]
-            next_units, units_older = np.split(num_rows + slots, [len(needed)])
-            is_newest = older == frames.num_frames - 2
-            behind = np.where(is_newest, firsts[owners], np.roll(units_older, 1))
-            lasts = firsts.copy()
-            lasts[owners] = units_older  # of equal ones the last stays
-            ends = np.where(is_zero, num_rows, lasts)
-            begins = placed.before_rows[goes_on], placed.rows[needed]
-            back = (
-                np.concatenate([placed.rows[goes_on], next_units, behind, lasts]),
-                np.concatenate([*begins, units_older, ends]),
-            )
-        return Chosen(is_joined, codes, newest, slots, units, back, heads)
+            units = self.units if xp is torch else self.units.numpy()
+            own = (links[placed.before_rows] - (num_rows + 1)).clip(0)
+            before = xp.where(at_first[:, None], units[own][:, : self._raw], heads[previous, 0])
+            is_joined = is_joined & (obs[:, 0] == before).all(1)
+        goes_on = is_joined & placed.is_near
+        is_other = (obs[:, :-1] != obs[:, 1:]).any(2)
+        is_needed = is_other & (obs[:, :-1] != 0).any(2) & ~goes_on[:, None]
+        is_followed = (placed.following >= 0) & is_joined[placed.following]
+        needed = xp.concatenate([is_needed.reshape(-1), ~is_followed])
+        ranks = needed.cumsum(0)
+        self._reserve(len(needed) if xp is torch else int(ranks[-1]))
+        slots = self.free[(self.num_free - ranks).clip(0)]
+        of_frames, of_next = slots[: count * last].reshape(count, last), slots[count * last :]
+        codes = xp.where(is_followed, placed.rows[placed.following], of_next + num_rows) + 1
+        unit, found = placed.rows, [placed.before_rows] * last
+        for k in range(last - 1, -1, -1):
+            own = xp.where(is_needed[:, k], of_frames[:, k] + num_rows, num_rows)
+            unit = xp.where(is_other[:, k], own, unit)
+            before = placed.before_rows
+            if k + 1 < last:
+                of_row = older[placed.before_rows][:, k + 1]
+                before = xp.where(at_first, of_row, found[k + 1][previous])
+            found[k] = xp.where(goes_on, before, unit)
+        new_older = self._zeros((count, last), "int32")
+        for k, column in enumerate(found):
+            new_older[:, k] = column
+        contents = xp.concatenate([obs[:, :-1].reshape(-1, self._raw), heads[:, -1]])
+        targets = xp.where(needed, slots, self.num_slots)
+        if xp is np:
+            targets, contents = targets[needed], contents[needed]
+        self.write(targets, contents)
+        int32 = codes.int() if xp is torch else codes.astype(np.int32)
+        return Chosen(is_joined, int32, new_older, heads, ranks[-1]), columns
+
+    def _framed(self, frames: Any, layout: FrameLayout, dtype: Any) -> Any:
+        """Bytes (K, bytes) as frames (K, *shape)."""
+        whole = frames.contiguous() if self._xp is torch else np.ascontiguousarray(frames)
+        return whole.view(dtype).reshape(len(frames), *layout.shape)
 
     def complete(
-        self, frames: FrameLayout, arrays: Mapping[str, np.ndarray], placed: Placed
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, frames: FrameLayout, arrays: Mapping[str, Any], placed: Placed
+    ) -> tuple[Any, Any]:
         """The whole stacks of obs and next_obs, uint8 (K, F, bytes), where frames were given.
 
-        Raises:
-            BufferMisuseError: A stack does not go on from the one before it.
+        Raises BufferMisuseError if a stack does not go on from the one before it.
         """
-        given = self._pack(arrays, ""), self._pack(arrays, "next_")
-        if given[0].shape[1] < given[1].shape[1]:
+        xp, number = self._xp, self._num_frames
+        given, following = self._pack(arrays, ""), self._pack(arrays, "next_")
+        size, after = given.shape[1], following.shape[1]
+        if size < after:
             raise BufferMisuseError(
                 "next_obs has stacks, but obs the newest frames alone; give stacks of both, or "
                 "frames of both"
             )
-        whole, heads = np.empty((2, len(given[0]), self._num_frames, self._raw), np.uint8)
-        options = frames.is_checked, frames.pads_zeros
-        where = placed.ids, placed.previous, placed.is_open
-        wrong, row, frame = complete_stacks(given, self._heads, where, options, whole, heads)
-        if wrong:
-            raise BufferMisuseError(
-                f"row {row}, env {placed.ids[row]}: "
-                + (
-                    f"frame {frame} of obs is not that of the next_obs added before, in the same "
-                    "episode. If the env was reset, call cut_episodes; else give what the env "
-                    "returned, step by step"
-                    if wrong == 1
-                    else _not_moved_on(frames, frame)
-                )
-            )
-        return whole, heads
+        previous, heads, found = placed.previous, self._heads[placed.ids], []
+        at_first, is_open = (flags[:, None] for flags in (previous < 0, placed.is_open))
+        for k in range(number - 1, -1, -1):
+            if after == number or not found:
+                inner = following[previous][:, k if after == number else 0]
+            else:
+                inner = found[0][previous]
+            first = given[:, k if size == number else 0]
+            if size < number and frames.pads_zeros and k + 1 < number:
+                first = first & 0
+            before = xp.where(at_first, heads[:, k], inner)
+            found.insert(0, xp.where(is_open, before, first))
+        whole = xp.stack(found, 1)
+        moved = following if after == number else xp.concatenate([whole[:, 1:], following], 1)
+        if frames.is_checked:
+            is_off = (given != whole[:, number - size :]).any(2) & is_open
+            self._check(is_off, placed, lambda frame: (
+                f"frame {frame + number - size} of obs is not that of the next_obs added before, "
+                "in the same episode. If the env was reset, call cut_episodes; else give what the "
+                "env returned, step by step"
+            ))  # fmt: skip
+            is_off = (moved[:, :-1] != whole[:, 1:]).any(2)
+            self._check(is_off, placed, lambda frame: _not_moved_on(frames, frame))
+        return whole, moved
 
-    def reserve(self, number: int) -> None:
+    def _check(self, is_off: Any, placed: Placed, why: Callable[[int], str]) -> None:
+        """Raise BufferMisuseError for the first frame that is wrong, of bool (K, F)."""
+        if bool(is_off.any()):
+            found = is_off if self._xp is np else is_off.cpu().numpy()
+            row, frame = np.argwhere(found)[0].tolist()
+            raise BufferMisuseError(f"row {row}, env {int(placed.ids[row])}: {why(frame)}")
+
+    def write(self, slots: Any, contents: Any) -> None:
+        """Write slots that are free still, int64 (M,)."""
+        units = self.units if self._xp is torch else self.units.numpy()
+        units[slots, : self._raw] = contents
+
+    def let_go(self, placed: Placed, chosen: Chosen, links: Any, older: Any) -> tuple[Any, Any]:
+        """Slots int64 (M,), and which of them nothing leads to behind the add, bool (M,)."""
+        xp, num_rows, rows, old = self._xp, self._plan.num_rows, placed.rows, older[placed.rows]
+        is_outer = chosen.is_joined & (placed.previous < 0)
+        slots = [links[rows] - 1, links[placed.before_rows] - 1, old.reshape(-1)]
+        newest = old[:, -1:]  # of rows that began an episode; equal frames share a slot
+        is_own = ((newest == rows[:, None]) | (newest >= num_rows)) & (old > num_rows)
+        is_own[:, :-1] &= old[:, :-1] != old[:, 1:]
+        is_free = slots[0] >= num_rows, is_outer, is_own.reshape(-1)
+        return xp.concatenate(slots) - num_rows, xp.concatenate(is_free)
+
+    def commit(self, placed: Placed, chosen: Chosen, freed: Any, is_free: Any) -> None:
+        """Take slots, and let go of others; see `let_go`."""
+        left = self.num_free - chosen.number
+        places = self._xp.where(is_free, left + is_free.cumsum(0) - 1, self.num_slots)
+        self.free[places] = freed if self._xp is np else freed.long()
+        self.num_free[...] = left + is_free.sum()
+        if len(self._heads):
+            self._heads[placed.ids] = chosen.heads[placed.newest]
+
+    # Room.
+
+    def _reserve(self, number: int) -> None:
         """See to it that so many slots are free; raise as `resize`."""
-        missing = number - int(self._num_free[0])
-        if missing > 0:
+        if self._xp is np:
+            self._least_free = int(self.num_free[0])
+        elif self.num_slots >= self.enough:
+            return
+        elif self._least_free < number:
+            self._least_free = int(self.num_free)  # waits for the device
+        if (missing := number - self._least_free) > 0:
             self.resize(self.num_slots + max(missing, self.num_slots))
+        self._least_free -= number
+
+    @property
+    def enough(self) -> int:
+        """Slots of which there are some free at all times."""
+        return self._num_frames * self._plan.num_rows + self._plan.num_envs
 
     def resize(self, number: int, *, is_asked: bool = False) -> None:
         """Grow to a number of slots; the new ones are free.
@@ -213,7 +286,7 @@ class Once:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
             BufferMisuseError: They would have to move, and a graph reads them; nothing was changed.
         """
-        before, num_free = self.num_slots, int(self._num_free[0])
+        before = self.num_slots
         if self.is_captured and not is_asked:
             raise BufferMisuseError(
                 f"{number} final observations have to be kept, but a CUDA graph was captured "
@@ -221,264 +294,72 @@ class Once:
                 "reserve_final_obs(number) before the capture, or now, and capture again"
             )
         what = "final observations" if self._frames is None else "further frames"
-        size, back = number * (self._plan.unit_bytes + 8), self.back
+        size = number * (self._plan.unit_bytes + 8)
         with allocation(f"{number} {what}", size, self._device, _ADVICE):
             units = self._new_units(number)
-            units[:before] = self.units
-            free = np.zeros(number, np.int64)
-            if self._frames is not None:
-                back = np.arange(self._plan.num_rows + number, dtype=np.int32)
-                back[: len(self.back)] = self.back
-        added = number - before
-        free[:added] = np.arange(number, before, -1) - 1  # below those that are taken first
-        free[added : added + num_free] = self._free[:num_free]
-        self.units, self._free, self.is_captured = units, free, False
-        self._num_free = np.array([added + num_free])
-        self._set_back(back)
-
-    def write(self, chosen: Chosen) -> None:
-        """Write the slots that an add has chosen, and that are free still."""
-        if len(chosen.slots):
-            where = torch.from_numpy(chosen.slots).to(self._device)
-            values = torch.from_numpy(chosen.units).to(self._device)
-            self.units[:, : self._raw].index_copy_(0, where, values)
-
-    def commit(
-        self, placed: Placed, chosen: Chosen, links: np.ndarray, envs: np.ndarray,
-        committed: np.ndarray,
-    ) -> None:  # fmt: skip
-        """Let rows and slots that were written count; `links`, `envs`, `committed` are written."""
-        sizes = self._plan.num_rows, self._num_frames
-        commit_rows(
-            tuple(placed[:6]), (placed.envs, placed.ends), tuple(chosen[:2]),
-            (chosen.slots, chosen.back, chosen.heads), sizes, (links, envs, committed),
-            (self._free, self._num_free, self.back, self._heads),
-        )  # fmt: skip
-
-    def push(self) -> None:
-        """Let the device know what leads back."""
-        if len(self.back) and self._device.type != "cpu":
-            self.back_there.copy_(torch.from_numpy(self.back))
-
-    # On the device, without frames.
-
-    def pack_there(self, columns: Mapping[str, torch.Tensor], prefix: str) -> torch.Tensor:
-        """As `_pack`, of tensors on the device: int64 (K, words)."""
-        layout, count = self._plan.layout, len(columns["rewards"])
-        shape = count, self.units.shape[1]
-        packed = torch.zeros(shape, dtype=torch.uint8, device=self._device)
-        for path in layout.obs:
-            field, leaf = layout.fields[path], columns[prefix + path]
-            begin = field.offset - layout.obs_at
-            if field.nbytes:
-                flat = leaf.reshape(count, -1).contiguous().view(torch.uint8)
-                packed[:, begin : begin + field.nbytes] = flat
-        return packed.view(torch.int64)
-
-    def free_slots(self) -> tuple[np.ndarray, int]:
-        """The stack of free slots int64 (P,), and how many there are."""
-        return self._free, int(self._num_free[0])
-
-    def take_back(self, free: np.ndarray, num_free: int, slots: torch.Tensor) -> None:
-        """Take over the stack, and the newest observations of environments from their slots."""
-        self._free[...], self._num_free[0] = free, num_free
-        newest = self.units.index_select(0, slots)[:, : self._raw]
-        self._heads[:, 0] = newest.cpu().numpy()
+            units[:before] = self.units[:before]
+            new = self.there(np.arange(number, before, -1) - 1)
+            free = self._xp.concatenate([new, self.free])  # those that were are taken first
+        self.units, self.free, self.is_captured = units, free, False
+        self.num_free += number - before
+        self._least_free += number - before
 
     # States.
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, Any]:
         """What does not follow from the rows."""
-        found = {"units": self.units.cpu().numpy(), "heads": self._heads}
-        return {**found, "back": self.back} if self._frames is not None else found
+        heads = {"heads": self._heads} if self._frames is not None else {}
+        return {"units": self.units[:-1], **heads}
 
-    def check(self, state: Mapping[str, np.ndarray], links: np.ndarray) -> None:
+    def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Raise BufferMisuseError if the same of a state does not fit.
 
-        Args:
-            state: Arrays of the right dtypes, of any number of slots.
-            links: int64 (num_rows,), 0 in rows that hold nothing, in range.
+        `links` int32 (num_rows,) and `older` int32 (num_rows, F - 1) are 0 where nothing is held.
         """
-        units, back, layout = state["units"], state.get("back"), self._plan.layout
-        if not self._plan.first_slots <= len(units) <= MAX_SLOTS:
+        units, layout = state["units"], self._plan.layout
+        if not self._plan.first_slots <= len(units) <= _MAX_SLOTS:
             raise contradiction(f"it has {len(units)} observations beside its rows")
         for field in (layout.fields[path] for path in layout.obs):
             if field.dtype == np.bool_:
                 begin = field.offset - layout.obs_at
                 for name in ("units", "heads"):
-                    check_bools(name, [state[name][..., begin : begin + field.nbytes]])
-        if back is None:
-            return
-        num_units = self._plan.num_rows + len(units)
-        if len(back) != num_units or not 0 <= back.min() <= back.max() < num_units:
+                    if name in state:
+                        check_bools(name, [state[name][..., begin : begin + field.nbytes]])
+        if older.size and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units):
             raise contradiction("it has frames that lead to none")
-        used = self._used(links, back)
+        used = self._used(links, older)
         if len(np.unique(used)) < len(used):
             raise contradiction("two rows lead back to the same frame")
 
-    def _used(self, links: np.ndarray, back: np.ndarray) -> np.ndarray:
-        """Slots that rows lead to, or back to; int64."""
+    def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
+        """Slots that belong to rows, int64: to what they lead to, or their older frames."""
         num_rows = self._plan.num_rows
         found = [links[links > num_rows].astype(np.int64) - 1 - num_rows]
-        units = back[np.flatnonzero(links)].astype(np.int64) if len(back) else found[0][:0]
-        for _ in range(self._num_frames - 1):
-            units = units[units > num_rows]  # behind the one of zeros
-            found.append(units - num_rows)
-            before = back[units].astype(np.int64)
-            units = before[before != units]
+        if older.size:
+            own = older[(older[:, -1] >= num_rows) | (older[:, -1] == np.arange(num_rows))]
+            is_own = own > num_rows  # behind the one of zeros
+            is_own[:, :-1] &= own[:, 1:] != own[:, :-1]
+            found.append(own[is_own].astype(np.int64) - num_rows)
         return np.concatenate(found)
 
-    def take(self, state: Mapping[str, np.ndarray], links: np.ndarray) -> None:
-        """Take over what was checked; see `check`."""
-        number, num_rows = len(state["units"]), self._plan.num_rows
+    def take(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what was checked; see `check`. `recount` follows."""
+        number = len(state["units"])
         if number > self.num_slots:
             self.resize(number)
         self.units.zero_()
         self.units[:number].copy_(torch.from_numpy(np.array(state["units"])))
-        self._heads[...] = state["heads"]
-        if self._frames is not None:
-            self.back[:] = np.arange(len(self.back))
-            self.back[: num_rows + number] = state["back"]
-            # Rows that hold nothing lead to no slot: their next add must not free it again.
-            is_held, rows = links != 0, np.arange(num_rows, dtype=np.int32)
-            self.back[:num_rows] = np.where(is_held, self.back[:num_rows], rows)
+        if "heads" in state:
+            self._heads[...] = self.there(np.array(state["heads"]))
+
+    def recount(self, links: np.ndarray, older: np.ndarray) -> None:
+        """Find out which slots are free, from links and units as of `check`."""
         is_used = np.zeros(self.num_slots, np.bool_)
         is_used[: self._first_slot] = True
-        is_used[self._used(links, self.back)] = True
-        free = np.flatnonzero(~is_used)[::-1]
-        self._free[: len(free)], self._num_free[0] = free, len(free)
-
-
-def _older_frames(stacks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which frames of stacks uint8 (S, F, bytes) that begin episodes get slots, besides the newest.
-
-    Of those at the beginning that are equal one does, and none that is zero.
-
-    Returns:
-        int64 (M,), the stacks; int64 (M,), their frames, from the newest to the oldest of each; and
-        bool (S,), whether zeros are before them.
-    """
-    number, last = len(stacks), stacks.shape[1] - 1
-    is_new = np.ones((number, last + 1), np.bool_)
-    is_new[:, :-1] = (stacks[:, :-1] != stacks[:, 1:]).any(2)
-    first = is_new.argmax(1)  # the last of those that are equal
-    is_zero = (first < last) & ~stacks[np.arange(number), first].any(1)
-    frames = np.arange(last - 1, -1, -1)
-    owners, places = np.nonzero(frames >= (first + is_zero)[:, None])
-    return owners, frames[places], is_zero
-
-
-@njit(nogil=True, cache=True)
-def differ(one, other):
-    """Whether bytes uint8 (B,) differ."""
-    found = np.uint8(0)
-    for k in range(one.shape[0]):
-        found |= one[k] ^ other[k]
-    return found != 0
-
-
-@njit(nogil=True, cache=True)
-def complete_stacks(given, heads, where, options, whole, moved):
-    """Fill up stacks of which the newest frames were given, and compare them with those before.
-
-    Args:
-        given: uint8 (K, F or 1, bytes), obs and next_obs.
-        heads: uint8 (N, F, bytes), the stacks of the next_obs before.
-        where: `ids`, `previous` and `is_open` of `Placed`.
-        options: `is_checked` and `pads_zeros` of `FrameLayout`.
-        whole, moved: uint8 (K, F, bytes), written: the stacks of obs and next_obs.
-
-    Returns:
-        0, or 1 if obs and 2 if next_obs does not go on; the row, and the frame.
-    """
-    (obs, following), (ids, previous, is_open), (is_checked, pads_zeros) = given, where, options
-    number, size, after = whole.shape[1], obs.shape[1], following.shape[1]
-    for i in range(obs.shape[0]):
-        before = heads[ids[i]] if previous[i] < 0 else moved[previous[i]]
-        for k in range(number):
-            if is_open[i]:
-                whole[i, k] = before[k]
-            elif size == number:
-                whole[i, k] = obs[i, k]
-            elif pads_zeros and k + 1 < number:
-                whole[i, k] = 0
-            else:
-                whole[i, k] = obs[i, 0]
-        if is_open[i] and is_checked:
-            for k in range(size):
-                if differ(obs[i, k], before[number - size + k]):
-                    return 1, i, number - size + k
-        for k in range(number):
-            if after == number:
-                moved[i, k] = following[i, k]
-            else:
-                moved[i, k] = whole[i, k + 1] if k + 1 < number else following[i, 0]
-            if is_checked and k + 1 < number and differ(moved[i, k], whole[i, k + 1]):
-                return 2, i, k
-    return 0, 0, 0
-
-
-@njit(nogil=True, cache=True)
-def commit_rows(placed, news, chosen, written, sizes, table, kept):
-    """Take slots, let go of those of rows that were overwritten or are followed, and link rows.
-
-    Args:
-        placed: The first six of `Placed`.
-        news: Its `envs` and `ends`.
-        chosen: `is_joined` and `codes` of `Chosen`.
-        written: Its `slots`, `back` and `heads`.
-        sizes: Rows of the table, and F.
-        table: Its links int32 (num_rows,), ENVS (N,) and committed int64 (R,); these are written,
-            like the last.
-        kept: Free slots and how many there are, `back`, and heads of environments.
-    """
-    (ids, _, rows, _, before_rows, previous), (is_joined, codes) = placed, chosen
-    (new_envs, ends), (slots, back_to, new_heads), (links, envs, committed) = news, written, table
-    (free, num_free, back, heads), (num_rows, num_frames) = kept, sizes
-    left = num_free[0] - slots.shape[0]
-    for i in range(rows.shape[0]):
-        link = links[rows[i]] - 1
-        if link >= num_rows:
-            free[left] = link - num_rows
-            left += 1
-        if back.shape[0]:
-            unit = back[rows[i]]
-            for _ in range(num_frames - 1):
-                if unit <= num_rows:
-                    break
-                free[left] = unit - num_rows
-                left += 1
-                if back[unit] == unit:
-                    break
-                unit = back[unit]
-        if is_joined[i] and previous[i] < 0:
-            free[left] = envs[ids[i]]["slot"]
-            left += 1
-            links[before_rows[i]] = rows[i] + 1
-    num_free[0] = left
-    for i in range(rows.shape[0]):
-        links[rows[i]] = codes[i]
-        if is_joined[i] and previous[i] >= 0:
-            links[rows[previous[i]]] = rows[i] + 1
-    for i in range(rows.shape[0]):
-        heads[ids[i]] = new_heads[i]
-        link = links[rows[i]] - 1
-        if link >= num_rows:
-            new_envs[ids[i]]["slot"] = link - num_rows
-    for k in range(back_to[0].shape[0]):
-        back[back_to[0][k]] = back_to[1][k]
-    commit(new_envs, ends, envs, committed)
-
-
-@njit(nogil=True, cache=True)
-def commit(new_envs, ends, envs, committed):
-    """Bring environments ENVS (N,) and counts int64 (R,) up to date."""
-    for ring in range(ends.shape[0]):
-        committed[ring] = ends[ring]
-    for env in range(envs.shape[0]):
-        envs[env]["last"] = new_envs[env]["last"]
-        envs[env]["slot"] = new_envs[env]["slot"]
-        envs[env]["is_open"] = new_envs[env]["is_open"]
+        is_used[self._used(links, older)] = True
+        free = np.flatnonzero(~is_used)[::-1].copy()
+        self.free[: len(free)] = self.there(free)
+        self.num_free[...] = self._least_free = len(free)
 
 
 def _not_moved_on(layout: FrameLayout, frame: int) -> str:
@@ -492,12 +373,7 @@ def _not_moved_on(layout: FrameLayout, frame: int) -> str:
 def first_break(layout: FrameLayout, stacks: np.ndarray) -> tuple[int, str] | None:
     """Find the first step of an episode whose next stack is not its own, moved on by a frame.
 
-    Args:
-        layout: Of frames and stacks.
-        stacks: (T + 1, *stack_shape), of the dtype of frames.
-
-    Returns:
-        The step and what is wrong with it, or None.
+    Of stacks (T + 1, *stack_shape), of the dtype of frames: the step and what is wrong, or None.
     """
     frames: Any = np.ascontiguousarray(layout.split(stacks))
     frames = frames.reshape(*frames.shape[:2], -1).view(np.uint8)

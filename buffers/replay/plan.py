@@ -9,7 +9,6 @@ ones were begun; the `span - capacity` rows before it are still read by stacks o
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +26,10 @@ from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 __all__ = [
     "DEFAULTS",
     "MAX_ROWS",
+    "OLDER",
+    "PLAIN_DEFAULTS",
     "ROW_DEFAULTS",
     "FrameStack",
-    "MoreOptions",
-    "PlainOptions",
     "Plan",
     "ReplayOptions",
     "RowOptions",
@@ -39,9 +38,10 @@ __all__ = [
 ]
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
+OLDER = "older frames"  # path of the field with the units of the older frames of a stack
+_INT32 = np.dtype(np.int32)
 _GRAIN = 16  # of the stride: the largest item torch has
 _WORD = 8  # bytes in which rows are gathered
-_PADDINGS = ("reset", "zero")
 _MOST_FRAMES = 2**15
 _LINKS_PER_ENV = 4  # steps of all envs that a row may lie behind the one before it
 # Columns, attributes of batches, fields of the buffer's own, and what no method takes by name.
@@ -80,17 +80,13 @@ class FrameStack:
     is_checked: bool = True
 
     def __post_init__(self) -> None:
-        try:
-            check_count("num_frames", self.num_frames, _MOST_FRAMES)
-        except BufferMisuseError as error:
+        check_count("num_frames of a FrameStack", self.num_frames, _MOST_FRAMES)
+        is_axis = self.axis is None or type(self.axis) is int
+        if not is_axis or self.padding not in ("reset", "zero"):
             raise BufferMisuseError(
-                f"{error}: how many frames the envs' observations are stacked of; to stack "
-                "them, wrap the envs"
-            ) from None
-        if self.axis is not None and type(self.axis) is not int:
-            raise BufferMisuseError(f"axis is {self.axis!r}, expected an int, or None to find it")
-        if self.padding not in _PADDINGS:
-            raise BufferMisuseError(f"padding is {self.padding!r}, expected 'reset' or 'zero'")
+                f"axis is {self.axis!r} and padding {self.padding!r}, expected an int, or None to "
+                "find it, and 'reset' or 'zero'"
+            )
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:
@@ -101,103 +97,68 @@ def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | N
     """
     if given is None:
         return None
-    if isinstance(given, FrameStack):
-        stack, number = given, operator.index(given.num_frames)
-    else:
-        number = check_count("frame_stack", given, _MOST_FRAMES)
-        stack = FrameStack(number)
+    is_stack = isinstance(given, FrameStack)
+    stack = given if is_stack else FrameStack(check_count("frame_stack", given, _MOST_FRAMES))
+    number, axis = int(stack.num_frames), stack.axis
     if not isinstance(space, spaces.Box):
         raise BufferMisuseError(
             f"frame_stack={number} needs a Box of stacked frames, got {space}; leave it out, or "
             "flatten the observation with a wrapper first"
         )
     shape = tuple(space.shape)
-    axis = _find_axis(shape, number, stack.axis)
+    found = [place for place, size in enumerate(shape) if size == number]
+    if axis is not None:
+        is_there = -len(shape) <= axis < len(shape) and shape[axis] % number == 0
+        found = [axis % len(shape)] if is_there else []
+    if len(found) != 1 or not math.prod(shape):
+        which = f"axis {axis}" if axis is not None else f"the only one of length {number}"
+        raise BufferMisuseError(
+            f"obs has shape {shape}, expected {number} frames, with something in them, along "
+            f"{which}; name it by FrameStack({number}, axis=...)"
+        )
+    axis = found[0]
     part = (shape[axis] // number,) if shape[axis] != number else ()
     frame = (*shape[:axis], *part, *shape[axis + 1 :])
     (leaf,) = space_leaves(space, "obs")
-    if not np.prod(frame, dtype=np.int64):
-        raise BufferMisuseError(f"obs has shape {shape}, expected frames with something in them")
     pads_zeros = stack.padding == "zero"
     return FrameLayout(number, frame, leaf.dtype, shape, axis, pads_zeros, bool(stack.is_checked))
 
 
-def _find_axis(shape: tuple[int, ...], number: int, axis: int | None) -> int:
-    if axis is None:
-        found = [place for place, size in enumerate(shape) if size == number]
-        if len(found) != 1:
-            raise BufferMisuseError(
-                f"obs has shape {shape}, and {len(found)} axes of length {number}, expected one "
-                f"along which {number} frames lie; name it by FrameStack({number}, axis=...)"
-            )
-        return found[0]
-    if not -len(shape) <= axis < len(shape):
-        raise BufferMisuseError(f"axis is {axis!r}, expected one of obs, whose shape is {shape}")
-    axis %= len(shape)
-    if shape[axis] == 0 or shape[axis] % number:
-        raise BufferMisuseError(
-            f"axis {axis} of obs, whose shape is {shape}, has length {shape[axis]}, expected "
-            f"{number} frames, or a multiple of it"
-        )
-    return axis
-
-
-class PlainOptions(TypedDict, total=False):
-    """Arguments of all replay buffers on which the bytes of a row depend."""
+class RowOptions(TypedDict, total=False):
+    """Arguments of replay buffers on which the bytes of a row depend; see `SharedReplayBuffer`."""
 
     n_step: int
     gamma: float | None
     track_env: bool
     extra_columns: Mapping[str, Space] | None
-
-
-class RowOptions(PlainOptions, total=False):
-    """Those of buffers besides that no other process fills."""
-
     store_next: bool
     track_episodes: bool
     frame_stack: int | FrameStack | None
 
 
-class MoreOptions(RowOptions, total=False):
-    """Arguments of replay buffers of one process that few need; see `SharedReplayBuffer`."""
+class ReplayOptions(RowOptions, total=False):
+    """All arguments of replay buffers of one process besides sizes and spaces."""
 
+    device: torch.device | str
+    seed: int | None
     staged: bool
     storage: str
     folder: str | os.PathLike[str] | None
     read_only: bool
 
 
-class ReplayOptions(MoreOptions, total=False):
-    """All arguments of these besides `num_envs`."""
-
-    device: torch.device | str
-    seed: int | None
-
-
-ROW_DEFAULTS: dict[str, Any] = {
-    "n_step": 1,
-    "gamma": None,
-    "track_env": False,
-    "extra_columns": None,
-    "store_next": True,
-    "track_episodes": False,
-    "frame_stack": None,
-}
-DEFAULTS: dict[str, Any] = ROW_DEFAULTS | {
-    "staged": False,
-    "storage": "memory",
-    "folder": None,
+PLAIN_DEFAULTS: dict[str, Any] = {
+    "n_step": 1, "gamma": None, "track_env": False, "extra_columns": None,
+}  # fmt: skip
+ROW_DEFAULTS = PLAIN_DEFAULTS | {"store_next": True, "track_episodes": False, "frame_stack": None}
+DEFAULTS = ROW_DEFAULTS | {
+    "device": "cpu", "seed": None, "staged": False, "storage": "memory", "folder": None,
     "read_only": False,
-}
+}  # fmt: skip
 
 
 def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the defaults of those that are not given.
-
-    Raises:
-        TypeError: One is given that a buffer of this kind does not have.
-    """
+    """Options with the defaults of those that are not given; raise TypeError for unknown ones."""
     if unknown := sorted(given.keys() - known.keys()):
         raise TypeError(f"{kind} has no option {unknown[0]!r}; expected some of {sorted(known)}")
     return {**known, **given}
@@ -256,12 +217,9 @@ class Plan:
         needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
         if not self.is_once:
             return needed
-        frames, slots = self.layout.frames, self.first_slots
-        needed += slots * (self.unit_bytes + 8)
-        if frames is None:
-            return needed + self.num_envs * self.layout.obs_bytes
-        num_back = 4 * (self.num_rows + slots)
-        return needed + num_back + self.num_envs * frames.num_frames * frames.nbytes
+        frames = self.layout.frames
+        head = 0 if frames is None else frames.num_frames * frames.nbytes
+        return needed + (self.first_slots + 1) * (self.unit_bytes + 8) + self.num_envs * head
 
     def resized(self, capacity: int) -> Plan:
         """The same of another capacity."""
@@ -285,21 +243,17 @@ def plan_replay(
         TypeError: There is an option that is none of `RowOptions`.
     """
     given = read_options("a replay buffer", options, ROW_DEFAULTS)
-    gamma, frame_stack = given["gamma"], given["frame_stack"]
-    store_next, track_env = given["store_next"], given["track_env"]
+    gamma, store_next, track_env = given["gamma"], given["store_next"], given["track_env"]
     track_episodes = given["track_episodes"]
     capacity = check_count("capacity", capacity)
     n_step = check_count("n_step", given["n_step"], MAX_ROWS)
-    if gamma is not None:
-        gamma = read_number("gamma", gamma)
-    if n_step > 1 and gamma is None:
-        raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
-    frames = plan_frames(observation_space, frame_stack)
-    if n_step > 1 and track_episodes:
+    gamma = None if gamma is None else read_number("gamma", gamma)
+    if n_step > 1 and (gamma is None or track_episodes):
         raise BufferMisuseError(
-            f"track_episodes=True needs n_step=1, got {n_step}: sequences have the reward of every "
-            "step, to be summed by the learner"
+            f"n_step={n_step} needs gamma, the discount per step, and no track_episodes: sequences "
+            "have the reward of every step, to be summed by the learner"
         )
+    frames = plan_frames(observation_space, given["frame_stack"])
     needs_envs = n_step > 1 or not store_next or track_env or track_episodes or frames is not None
     if needs_envs and num_envs is None:
         raise BufferMisuseError(
@@ -310,13 +264,13 @@ def plan_replay(
     is_untracked = num_envs is None and not is_per_env
     number = 0 if is_untracked else check_count("num_envs", num_envs, MAX_ROWS)
     num_rings = number if is_per_env else num_writers
-    leaves = space_leaves(observation_space, "obs")
+    leaves, num_older = space_leaves(observation_space, "obs"), 0
     is_empty = not any(math.prod(leaf.shape) for leaf in leaves)
     is_once = frames is not None or (not store_next and not is_empty)
-    max_gap = 0
+    max_gap = 0 if frames is None else 1 if is_per_env else _LINKS_PER_ENV * number
     if frames is not None:
-        max_gap = 1 if is_per_env else _LINKS_PER_ENV * number
-    span = capacity + max_gap * (frames.num_frames - 1 if frames is not None else 0)
+        leaves, num_older = [Leaf("obs", frames.shape, frames.dtype)], frames.num_frames - 1
+    span = capacity + max_gap * num_older
     if span * num_rings > MAX_ROWS:
         raise BufferMisuseError(
             f"capacity {capacity} makes {span * num_rings} rows, expected at most {MAX_ROWS}"
@@ -324,65 +278,39 @@ def plan_replay(
     is_linked = n_step > 1 or is_once or track_episodes
     taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
     others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
-    layout = _plan_rows(
-        observation_space,
-        leaves,
-        others,
-        has_next=not is_once,
-        is_linked=is_linked,
-        has_env_ids=track_env or track_episodes,
-        frames=frames,
-    )
+    following = [] if is_once else [leaf._replace(path="next_" + leaf.path) for leaf in leaves]
+    own, last = [Leaf("env_ids", (), _INT32)], [Leaf("rewards", (), np.dtype(np.float32))]
+    last += [Leaf("link", (), _INT32)] if is_linked else []
+    last += [Leaf(OLDER, (num_older,), _INT32)] if num_older else []
+    last += [Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")]
+    blocks = leaves, [*_largest_first(others), *own[: track_env or track_episodes]], following, last
+    packer, start, obs_bytes = _pack(*blocks)
+    layout = RowLayout(
+        observation_space, packer.fields, [leaf.path for leaf in leaves],
+        [leaf.path for leaf in following], [leaf.path for leaf in others[1:]],
+        start, obs_bytes, row_stride(packer.end, _GRAIN), frames,
+    )  # fmt: skip
     return Plan(
         layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
 
 
-def _plan_rows(
-    observation_space: Space,
-    obs_leaves: list[Leaf],
-    others: list[Leaf],
-    *,
-    has_next: bool,
-    is_linked: bool,
-    has_env_ids: bool,
-    frames: FrameLayout | None,
-) -> RowLayout:
-    """Pack the fields of a row.
-
-    Rows are padded to whole cache lines where that costs an eighth at most. `others` are the action
-    and the extra columns.
-    """
-    following = [leaf._replace(path="next_" + leaf.path) for leaf in obs_leaves if has_next]
-    if frames is not None:
-        obs_leaves = [Leaf("obs", frames.shape, frames.dtype)]
+def _pack(
+    obs: list[Leaf], own: list[Leaf], following: list[Leaf], last: list[Leaf]
+) -> tuple[RowPacker, int, int]:
+    """Lay the fields of a row behind one another; return also where obs begins, and its bytes."""
     packer = RowPacker()
-    start = packer.add(_largest_first(obs_leaves))
+    start = packer.add(_largest_first(obs))
     obs_bytes = packer.end - start
     packer.end += -packer.end % _WORD
-    for leaf in _largest_first(others):
+    for leaf in own:
         packer.add([leaf])
-    if has_env_ids:
-        packer.add([Leaf("env_ids", (), np.dtype(np.int32))])
     packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
     packer.add(_largest_first(following))
-    packer.add([Leaf("rewards", (), np.dtype(np.float32))])
-    if is_linked:
-        packer.add([Leaf("link", (), np.dtype(np.int32))])
-    for name in ("terminations", "truncations"):
-        packer.add([Leaf(name, (), np.dtype(np.bool_))])
-    return RowLayout(
-        observation_space,
-        packer.fields,
-        [leaf.path for leaf in obs_leaves],
-        [leaf.path for leaf in following],
-        [leaf.path for leaf in others[1:]],
-        start,
-        obs_bytes,
-        row_stride(packer.end, _GRAIN),
-        frames,
-    )
+    for leaf in last:
+        packer.add([leaf])
+    return packer, start, obs_bytes
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

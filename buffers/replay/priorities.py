@@ -19,14 +19,7 @@ import torch
 from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
 
-__all__ = [
-    "MAX_VALUE",
-    "DeviceValues",
-    "SumTree",
-    "level_sizes",
-    "sum_node",
-    "values_fit",
-]
+__all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", "values_fit"]
 
 FAN_OUT = 16
 MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
@@ -59,21 +52,15 @@ class SumTree:
 
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
-        arrays: Tree and `starts`, for kernels.
+        nbytes: Bytes held.
     """
 
     def __init__(self, capacity: int, memory: np.ndarray | None = None):
         sizes = level_sizes(capacity)
-        self._capacity = capacity
-        self._starts = np.cumsum([0, *sizes[:-1]])
+        self._capacity, starts = capacity, np.cumsum([0, *sizes[:-1]])
         self._tree = np.zeros(sum(sizes)) if memory is None else memory
-        self.leaves = self._tree[:capacity]
-        self.arrays = self._tree, self._starts
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._tree.nbytes
+        self.leaves, self.nbytes = self._tree[:capacity], self._tree.nbytes
+        self._arrays = self._tree, starts
 
     @property
     def total(self) -> float:
@@ -87,22 +74,27 @@ class SumTree:
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
-        set_leaves(*self.arrays, leaves, values, np.empty(len(leaves), np.int64))
+        set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
-        self, points: np.ndarray, leaves: np.ndarray, weights: np.ndarray, beta: float
+        self,
+        generator: torch.Generator,
+        leaves: torch.Tensor,
+        weights: torch.Tensor,
+        beta: float,
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
-        points float64 (B,) are random numbers from 0 to below 1, and overwritten; leaves int64 (B,)
-        and weights float32 (B,) are written.
+        leaves int64 (B,) and weights float32 (B,) are written, on the CPU.
         """
-        draw_leaves(*self.arrays, leaves, points, weights)
-        np.power(weights, np.float32(beta), out=weights)
+        points = torch.empty(len(leaves), dtype=torch.float64, device=generator.device)
+        points, ratios = points.uniform_(generator=generator).cpu().numpy(), weights.numpy()
+        draw_leaves(*self._arrays, leaves.numpy(), points, ratios)
+        np.power(ratios, np.float32(beta), out=ratios)
 
     def restore(self, values: np.ndarray) -> None:
         """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
-        values = values.copy() if np.may_share_memory(values, self._tree) else values
+        values = values.copy()  # they may be those of the tree
         self._tree[:] = 0
         self.update(np.arange(self._capacity), values)
 
@@ -112,6 +104,7 @@ class DeviceValues:
 
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
+        nbytes: Bytes held.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or too large.
         alpha, beta, bound: float64 (), exponents of values and weights, and the largest priority
@@ -126,22 +119,16 @@ class DeviceValues:
             self.largest = torch.ones((), dtype=torch.float64, device=device)
             self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
             exponents = torch.zeros(3, dtype=torch.float64, device=device)
-        self.leaves = self._written[:-1]
+        self.leaves, self.nbytes = self._written[:-1], self._written.nbytes
         self.alpha, self.beta, self.bound = exponents.unbind(0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._written.nbytes
 
     def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
         """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        first = max(first, stop - self._capacity)
+        first, device = max(first, stop - self._capacity), self.leaves.device
         if first < stop:
-            numbers = torch.arange(first, stop, device=self.leaves.device)
-            values = torch.as_tensor(value, dtype=torch.float64, device=self.leaves.device)
-            leaves = numbers % self._capacity
-            self._written.index_copy_(0, leaves, values.expand(len(numbers)))
+            leaves = torch.arange(first, stop, device=device) % self._capacity
+            values = torch.as_tensor(value, dtype=torch.float64, device=device)
+            self._written.index_copy_(0, leaves, values.expand(len(leaves)))
 
     def new_value(self) -> torch.Tensor:
         """The value of new rows, float64 ()."""
@@ -195,19 +182,6 @@ class DeviceValues:
         drawn = self.leaves.index_select(0, leaves)
         weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
 
-    def restore(self, values: torch.Tensor) -> None:
-        """Take over all values, float64 (capacity,)."""
-        self.leaves.copy_(values)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def sum_node(tree, begin):
-    """Sum of the sixteen values from `begin` on, in four parts, which a processor adds at once."""
-    a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
-    for k in range(begin + 4, begin + 16, 4):
-        a, b, c, d = a + tree[k], b + tree[k + 1], c + tree[k + 2], d + tree[k + 3]
-    return (a + b) + (c + d)
-
 
 @njit(cache=True)
 def set_leaves(tree, starts, leaves, values, nodes):
@@ -224,12 +198,16 @@ def set_leaves(tree, starts, leaves, values, nodes):
             nodes[count] = leaf
             count += 1
     for level in range(1, starts.shape[0]):
-        below, here = starts[level - 1], starts[level]
         kept, before = 0, -1
         for i in range(count):
             node = nodes[i] >> 4
             if node != before:
-                tree[here + node] = sum_node(tree, below + 16 * node)
+                begin = starts[level - 1] + 16 * node
+                # In four parts, which a processor adds at once.
+                a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+                for k in range(begin + 4, begin + 16, 4):
+                    a, b, c, d = a + tree[k], b + tree[k + 1], c + tree[k + 2], d + tree[k + 3]
+                tree[starts[level] + node] = (a + b) + (c + d)
                 nodes[kept] = node
                 kept += 1
                 before = node
@@ -264,8 +242,6 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
                 begin = 8 * (starts[level - 1] + 16 * leaves[i])
                 prefetch(tree, begin)
                 prefetch(tree, begin + 64)
-    smallest = tree[leaves[0]]
-    for i in range(size):
-        smallest = min(smallest, tree[leaves[i]])
+    smallest = tree[leaves].min()
     for i in range(size):
         ratios[i] = np.float32(smallest / tree[leaves[i]])

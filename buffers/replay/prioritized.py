@@ -19,15 +19,8 @@ from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import ReplayBuffer
-from buffers.replay.folder import Folder
 from buffers.replay.plan import Plan, ReplayOptions
-from buffers.replay.priorities import (
-    MAX_VALUE,
-    DeviceValues,
-    SumTree,
-    level_sizes,
-    values_fit,
-)
+from buffers.replay.priorities import MAX_VALUE, DeviceValues, SumTree, level_sizes, values_fit
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -95,30 +88,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._largest = np.ones(1)
         # In a folder: the largest priority, the exponents, and the numbers that have a priority.
         self._numbers = np.array([1.0, self.alpha, self.beta, 0.0])
-        if self._folder is not None:
-            self._open_priorities(self._folder)
+        if self._folder is not None and self._tree is not None:
+            numbers = self._folder.arrays["priority_numbers"]
+            largest, alpha, beta, until = numbers.tolist()
+            numbers[3] = 0.0  # until all are written they are taken for new ones
+            if not self._folder.is_new:  # go on with those in there
+                if not _are_exponents(largest, alpha, beta):
+                    largest, alpha, beta = 1.0, self.alpha, self.beta
+                self._restore(largest, alpha, beta, self._tree.leaves, until)
+            self._numbers = numbers
+            self._note_numbers()
 
     def _own_arguments(self) -> Mapping[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta}
-
-    def _open_priorities(self, folder: Folder) -> None:
-        """Go on with the priorities in a folder; rows it doesn't know of are new."""
-        assert self._tree is not None
-        numbers, (begin, end) = folder.arrays["priority_numbers"], self._live()
-        if not folder.is_new:
-            largest, alpha, beta, until = numbers.tolist()
-            if not _are_exponents(largest, alpha, beta):
-                largest, alpha, beta = 1.0, self.alpha, self.beta
-            ages = (np.arange(self._table.plan.span) - begin) % self._table.plan.span
-            values = self._tree.leaves.copy()
-            is_good = (values >= 0) & (values <= MAX_VALUE)
-            is_good &= begin + ages < (until if until <= end else begin)
-            values[~is_good] = largest**alpha
-            values[ages >= end - begin] = 0.0
-            numbers[3] = 0.0  # until all are written they are taken for new ones
-            self._restore(largest, alpha, beta, values)
-        self._numbers = numbers
-        self._note_numbers()
 
     def _note_numbers(self) -> None:
         self._numbers[:] = self._largest[0], self.alpha, self.beta, self._known[1]
@@ -162,46 +144,43 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sums = self._tree if self._sums is None else self._sums
-        assert sums is not None
+        sums: Any = self._tree or self._sums
         return {**super().memory(), "priorities": sums.nbytes}
 
     @property
     def priorities(self) -> torch.Tensor:
         """float64 (capacity,), priority ** alpha of every row; a copy, on the device."""
-        if self._tree is not None:
-            return torch.from_numpy(self._tree.leaves.copy())
-        assert self._sums is not None
-        return self._sums.leaves.clone()
+        if self._sums is not None:
+            return self._sums.leaves.clone()
+        assert self._tree is not None
+        return torch.from_numpy(self._tree.leaves.copy())
 
     @property
     def num_refused(self) -> int:
         """Priorities on a device that were left out as they did not fit; waits for the device."""
         return 0 if self._sums is None else int(self._sums.num_refused)
 
-    def _store(self, *read: Any) -> None:
-        is_captured = self._there is not None and self._there.is_captured
-        if is_captured:
-            self._settle()
-        first = self._live()[1]
-        super()._store(*read)
-        if is_captured and self._sums is not None:  # only the device knows which rows are new else
-            self._sums.set_numbers(first, self._live()[1], self._sums.new_value())
-        else:
-            self._insert_new()
+    @property
+    def _is_captured(self) -> bool:
+        """Whether an add is in a CUDA graph: the device alone knows which rows are new then."""
+        return self._there is not None and self._there.is_captured
 
-    def _insert_new(self) -> None:
+    def _store(self, *read: Any) -> None:
+        if self._is_captured:
+            self._settle()
+            self._known = self._live()
+        super()._store(*read)
+        self._insert_new(of_array=True)
+
+    def _insert_new(self, *, of_array: bool = False) -> None:
         """Give rows their first priority: all that were added since this was done the last time.
 
         An interrupt may have come between an `add` and this.
         """
-        if self._there is not None and self._there.is_captured:  # the device knows which are new
+        (known, until), (begin, end) = self._known, self._live()
+        if (begin, end) == self._known or (self._is_captured and not of_array):
             return
-        begin, end = self._live()
-        known, until = self._known
-        if (begin, end) == self._known:
-            return
-        sums: Any = self._sums if self._tree is None else self._tree
+        sums: Any = self._tree or self._sums
         if end - begin < self._table.plan.span:  # those that left are not all overwritten
             sums.set_numbers(known, min(begin, until), 0.0)
         value = self._largest[0] ** self.alpha if self._sums is None else self._sums.new_value()
@@ -210,14 +189,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._note_numbers()
 
     def _note_rows(self, rows: torch.Tensor) -> None:
-        assert self._sums is not None and self._there is not None
+        assert self._sums is not None
         self._sums.insert_rows(rows)
-        if not self._there.is_captured:
+        if not self._is_captured:
             self._known = self._live()
 
     def _live(self) -> tuple[int, int]:
         return self._table.live_of_one()
 
+    @exclusive
     def sample(
         self,
         batch_size: int,
@@ -239,32 +219,25 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 only), or an argument does not fit.
         """
         exponent = None if beta is None else read_number("beta", beta, math.inf)
-        batch, tree = self._batch(batch_size, out, columns), self._tree
+        batch, generator = self._batch(batch_size, out, columns), self._random.torch
+        memory = batch.memory
         self._insert_new()
-        if tree is not None and not tree.total > 0:
-            raise BufferMisuseError(
-                "all priorities are 0; give some a positive one with update_priorities"
-            )
         batch.num_added, batch.drawn_from = self._table.num_added, self._origin
-        self._draw(batch, exponent)
-        return batch
-
-    @exclusive
-    def _draw(self, batch: ReplayBatch, exponent: float | None) -> None:
-        memory, generator = batch.memory, self._random.torch
         if self._sums is not None:
             self._note_captured()
             self._sums.draw(generator, memory.indices, memory.weights, exponent)
         elif self._tree is not None:
-            points = torch.empty(batch.size, dtype=torch.float64, device="cpu")
-            points.uniform_(generator=generator)
-            rows, weights = memory.indices.numpy(), memory.weights.numpy()
+            if not self._tree.total > 0:
+                raise BufferMisuseError(
+                    "all priorities are 0; give some a positive one with update_priorities"
+                )
             exponent = self._beta if exponent is None else exponent
-            self._tree.draw(points.numpy(), rows, weights, exponent)
+            self._tree.draw(generator, memory.indices, memory.weights, exponent)
         self._reader.fill(batch)
-        if self._folder is not None:
-            self._keep_generator(self._folder)
+        self._keep_generator()
+        return batch
 
+    @exclusive
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give transitions new priorities.
 
@@ -281,13 +254,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             BufferMisuseError: An index or a priority does not fit, or the batch was drawn from
                 another buffer or before a state was loaded; nothing was changed.
         """
-        self._guard.settle()
         if self._folder is not None:
             self._folder.require_writable()
         if isinstance(indices, ReplayBatch):
             indices, priorities = self._not_overwritten(indices, priorities)
-        if self._sums is not None and _is_on(indices, priorities, self.device):
-            self._update_sums(indices, priorities)
+        pair = indices, priorities
+        is_there = all(isinstance(x, torch.Tensor) and x.device == self.device for x in pair)
+        if self._sums is not None and is_there and self.device.type != "cpu":  # without waiting
+            self._sums.update(indices, priorities, self._table.live_there())
             return
         leaves = _read_list("indices", indices, _INT64, self.device)
         given = _read_list("priorities", priorities, _FLOAT64, self.device)
@@ -295,8 +269,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise BufferMisuseError(
                 f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
-        bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
         self._insert_new()
+        bound, (begin, end), span = self._largest_priority(), self._live(), self._table.plan.span
         is_good = (leaves >= 0) & (leaves < min(end, span)) & (given >= 0.0) & (given <= bound)
         if not is_good.all():
             wrong = int(np.argmin(is_good))
@@ -311,35 +285,29 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._tree is not None:
             self._tree.update(rows, np.power(values, self.alpha, out=values))
             self._note_numbers()
-        elif len(rows):
-            self._update_sums(
-                *(torch.from_numpy(array).to(self.device) for array in (rows, values))
-            )
+        elif self._sums is not None and len(rows):
+            found, given_there = (torch.from_numpy(x).to(self.device) for x in (rows, values))
+            self._sums.update(found, given_there, self._table.live_there())
 
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
         drawn_at, span = batch.num_added, self._table.plan.span
-        if self._there is not None and self._there.is_captured:
+        if self._is_captured:
             raise BufferMisuseError(
                 "an add was captured in a CUDA graph, so the host does not know which rows of the "
                 "batch were overwritten since; pass batch.indices, before the next add"
             )
-        if drawn_at is None:
+        if drawn_at is None or batch.drawn_from != self._origin:
             raise BufferMisuseError(
-                "the batch was not drawn by sample of a PrioritizedReplayBuffer; pass its indices"
+                "the batch was not drawn by sample of this buffer: it is from another buffer, from "
+                "get, or from before a state was loaded; draw anew"
             )
-        if batch.drawn_from != self._origin:
-            raise BufferMisuseError(
-                "the batch was drawn from another buffer, or before a state was loaded into this "
-                "one, and its rows hold other transitions now; draw anew"
-            )
-        now, rows = self.num_added, batch.indices
-        if now == drawn_at:
-            return rows, priorities
-        given = as_tensor("priorities", priorities)
+        rows, given = batch.indices, as_tensor("priorities", priorities)
         if given.shape != rows.shape:
             shape = tuple(given.shape)
             raise BufferMisuseError(f"priorities has shape {shape}, expected {tuple(rows.shape)}")
+        if (now := self.num_added) == drawn_at:
+            return rows, priorities
         kept = now - drawn_at <= (rows - drawn_at) % span  # adds that leave a row alone
         return rows[kept], given[kept.to(given.device)]
 
@@ -362,10 +330,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
 
         Args:
-            batch_size: See there, like all but the last.
+            batch_size: B; see there, like all but the last.
             sequence_length: L.
-            burn_in: Number of steps that are not learned from.
-            overlap: Number of steps shared with the next sequence.
+            burn_in: Steps that are not learned from.
+            overlap: Steps shared with the next sequence.
             pad: Whether sequences may run out.
             initial_states: Names of extra columns.
             columns: Names of those to draw.
@@ -381,6 +349,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _new_sequence_value(self) -> float:
         return 1.0 if self._sequences is None else self._sequences.largest**self.alpha
 
+    @exclusive
     def update_sequence_priorities(
         self, batch: SequenceBatch, errors: Any, *, eta: float = 0.9
     ) -> None:
@@ -397,11 +366,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             BufferMisuseError: The batch is of another buffer or state, or an error is not finite
                 or too large, or a shape does not fit; nothing was changed.
         """
-        self._update_sequences(batch, errors, read_number("eta", eta))
-
-    @exclusive
-    def _update_sequences(self, batch: SequenceBatch, errors: Any, eta: float) -> None:
-        memory = self._check_sequences(batch)
+        eta, memory = read_number("eta", eta), self._check_sequences(batch)
         given = np.asarray(_read_list("errors", errors, _FLOAT64, self.device))
         learn = batch.learn_mask.cpu().numpy()
         if given.shape != learn.shape:
@@ -419,11 +384,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         assert self._sequences is not None
         self._sequences.update(memory, priorities, self.alpha)
 
-    @exclusive
-    def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
-        assert self._sums is not None
-        self._sums.update(indices, priorities, self._table.live_there())
-
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: as many as there are rows can be summed up."""
         return math.exp(min(math.log(MAX_VALUE) / max(self.alpha, 1e-9), _LOG_MAX))
@@ -438,17 +398,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._check_own_state(state)
-        span, values = self._table.plan.span, state["priorities"]
         largest, alpha, beta = state["exponents"].tolist()
-        ((begun, committed),) = state["rings"].tolist()
-        begin = min(max(begun - self.capacity, 0), committed)
-        is_live = (np.arange(span) - begin) % span < committed - begin
-        fits = (
-            _are_exponents(largest, alpha, beta)
-            and values_fit(values)
-            and not values[~is_live].any()
-        )
-        if not fits:
+        if not _are_exponents(largest, alpha, beta) or not values_fit(state["priorities"]):
             raise contradiction(
                 "it has priorities or exponents that cannot be: "
                 f"alpha {alpha}, beta {beta}, largest {largest}"
@@ -457,16 +408,27 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
         largest, alpha, beta = state["exponents"].tolist()
-        self._restore(largest, alpha, beta, state["priorities"])
+        self._restore(largest, alpha, beta, state["priorities"], math.inf)
 
-    def _restore(self, largest: float, alpha: float, beta: float, values: np.ndarray) -> None:
+    def _restore(
+        self, largest: float, alpha: float, beta: float, values: np.ndarray, until: float
+    ) -> None:
+        """Take over exponents, and values float64 (rows,), which numbers before `until` have.
+
+        Rows that hold nothing get 0, and those with none that can be that of new rows.
+        """
         self.alpha, self.beta = alpha, beta
         self._largest[0], self._origin = largest, secrets.randbits(63)
-        self._known = self._live()
+        begin, end = self._known = self._live()
+        ages = (np.arange(len(values)) - begin) % len(values)
+        is_known = begin + ages < (until if until <= end or until == math.inf else begin)
+        is_known &= (values >= 0) & (values <= 1.001 * MAX_VALUE)
+        values = np.where(is_known, values, largest**alpha)
+        values[ages >= end - begin] = 0.0
         if self._tree is not None:
             self._tree.restore(values)
         elif self._sums is not None:
-            self._sums.restore(torch.from_numpy(np.array(values)).to(self.device))
+            self._sums.leaves.copy_(torch.from_numpy(values))
             self._sums.largest.fill_(largest)
 
 
@@ -474,14 +436,6 @@ def _are_exponents(largest: float, alpha: float, beta: float) -> bool:
     """Whether a state has a largest priority and exponents that can be; false of NaN."""
     are_numbers = 1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf
     return are_numbers and alpha * math.log(largest) <= math.log(MAX_VALUE) + 1e-3
-
-
-def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
-    """Whether both are tensors on a device that must not be waited for."""
-    if device.type == "cpu":
-        return False
-    tensors = isinstance(indices, torch.Tensor) and isinstance(priorities, torch.Tensor)
-    return tensors and indices.device == priorities.device == device
 
 
 def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:

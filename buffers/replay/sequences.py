@@ -1,11 +1,15 @@
 """Sequences in a ring of transitions: which rows follow one another, and which begin a sequence.
 
-Of each row it is kept which one follows it in its episode, its number in that, and its environment.
-This is brought up to date with every add, from the links and env ids of the new rows alone; and of
-each environment it is kept which number its next row has if the newest one is gone by then. Rows
-that begin a sequence have a value in a tree of sums, of which rows are drawn: each new row marks
-the one that has become the start of a whole sequence, and removes what it overwrites, so that no
-draw searches anything. When other sequences are asked for, all rows are gone through once more.
+```
+#  add   --> number_rows   of each new row its number in its episode, and what follows on what
+#  draw  --> mark_starts   from the newest row to the oldest: how many rows follow, so whether a
+#              |           sequence begins there; its value is a leaf of a tree of sums
+#              v
+#            tree.draw --> first rows (B,) --walk--> rows (B, L)
+```
+
+Of each environment it is kept which number its next row has, also if the newest one is gone by
+then. Rows are marked when they are drawn from or get priorities, if some were added since.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.compiling import njit
+from buffers.core.copies import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
 from buffers.core.sequences import (
@@ -31,38 +36,27 @@ from buffers.core.sequences import (
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.plan import Plan
-from buffers.replay.priorities import SumTree, level_sizes, sum_node, values_fit
+from buffers.replay.priorities import SumTree, level_sizes, values_fit
 from buffers.replay.table import Table
 
 __all__ = ["SequenceDraws", "SequenceIndex", "SequenceMemory", "sequence_bytes"]
 
 _MAX_STEPS = 2**31 - 2
-_ENV_BYTES = 8 * 4  # of `Steps.per_env`
 
 
 def sequence_bytes(plan: Plan) -> int:
     """Bytes a `SequenceIndex` takes."""
     rows, rings = plan.num_rows, plan.num_rings
-    return 12 * rows + 8 * sum(level_sizes(rows)) + _ENV_BYTES * plan.num_envs + 16 * rings
+    return 9 * rows + 8 * sum(level_sizes(rows)) + 16 * plan.num_envs + 16 * rings
 
 
 class Steps(NamedTuple):
-    """What is kept of rows and environments.
+    """What is kept of rows and environments."""
 
-    Attributes:
-        following: int32 (rows,), row + 1 of the next one in the episode, or 0.
-        step_of: int32 (rows,), the number of the row in its episode.
-        env_of: int32 (rows,), its environment.
-        per_env: int64 (4, N): tails, row + 1 of the newest, or 0 if it is gone; candidates, row + 1
-            of the oldest row of the open episode that is not the start of a sequence yet, or 0;
-            reaches, rows from that to the newest, both included; numbers of the next rows if the
-            episodes go on, which rows behind those that are gone get.
-    """
-
-    following: np.ndarray
-    step_of: np.ndarray
-    env_of: np.ndarray
-    per_env: np.ndarray
+    following: np.ndarray  # int32 (rows,), row + 1 of the next one in the episode, or 0
+    step_of: np.ndarray  # int32 (rows,), the number of the row in its episode
+    newest: np.ndarray  # int64 (N,), number + 1, in its ring, of the newest row of the env, or 0
+    next_step: np.ndarray  # int64 (N,), the number in its episode of the row that comes next
 
 
 class SequenceMemory(NamedTuple):
@@ -71,7 +65,6 @@ class SequenceMemory(NamedTuple):
     owner: object
     starts: np.ndarray  # int64 (B,), rows
     totals: np.ndarray  # int64 (rings,), rows ever added to each ring
-    version: int
 
 
 class SequenceIndex:
@@ -81,89 +74,81 @@ class SequenceIndex:
         table: With links and env ids.
 
     Attributes:
+        tree: Of the values of rows that begin a sequence.
         options: Which sequences there are, or None before any was asked for.
         largest: The largest priority of a sequence ever given; at least 1.
         is_updated: Whether any was given.
-        version: Changes with the options, and with every state that is loaded.
+        key: Of batches; another one with other options, and with every state that is loaded.
     """
 
     def __init__(self, table: Table):
         plan = table.plan
-        self._table, self._num_rows, num_rings = table, plan.num_rows, plan.num_rings
+        self._table, self._num_rows = table, plan.num_rows
         self.tree = SumTree(self._num_rows)
-        following, steps, envs = np.zeros((3, self._num_rows), np.int32)
-        self._kept = Steps(following, steps, envs, np.zeros((4, plan.num_envs), np.int64))
-        self._done, self._dead = self._known = np.zeros((2, num_rings), np.int64)
+        following, steps = np.zeros((2, self._num_rows), np.int32)
+        self._kept = Steps(following, steps, *np.zeros((2, plan.num_envs), np.int64))
+        self._is_start = np.zeros(self._num_rows, np.bool_)
+        # Rows of each ring that were taken note of, and those that were marked.
+        self._noted, self._marked = self._seen = np.zeros((2, plan.num_rings), np.int64)
         self.options: SequenceOptions | None = None
-        self.largest, self.is_updated, self.version = 1.0, False, 0
+        self.largest, self._value, self.is_updated, self.key = 1.0, 1.0, False, object()
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = [*self._kept, self._known]
+        arrays = [*self._kept, self._is_start, self._seen]
         arrays += [self._table.row_envs] if self._table.is_staged else []
         return self.tree.nbytes + sum(array.nbytes for array in arrays)
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
-        self._kept.per_env[3, env_ids] = 0
+        self._kept.next_step[env_ids] = 0
 
     def follow(self, value: float) -> None:
-        """Take note of the rows that were added since the last call.
+        """Take note of rows that were added; sequences that are new get this value in the tree."""
+        table, self._value = self._table, value
+        begin, end = table.live()
+        columns = table.links, table.row_envs, table.envs["is_open"]
+        number_rows(columns, (begin, end, table.plan.span), self._noted, self._kept)
 
-        Args:
-            value: Of the sequences that are new, in the tree.
-        """
-        table, options = self._table, self.options
-        begin, _ = table.live()
-        wanted = (options.needed, options.needed_at_start, options.period) if options else (1, 1, 0)
-        follow_rows(
-            (table.links, table.row_envs, table.envs["is_open"]),
-            (begin, table.committed, table.plan.span), (self._done, self._dead), self._kept,
-            self.tree.arrays, wanted, float(value),
-        )  # fmt: skip
-
-    def _first_steps(self) -> np.ndarray:
-        """int64 (N,), the number of the oldest row of each environment, or of its next one."""
-        found, kept = self._kept.per_env[3].copy(), self._kept
-        rows = self._table.oldest_first()[::-1]
-        found[kept.env_of[rows]] = kept.step_of[rows]  # the oldest comes last, and stays
-        return found
+    def mark(self) -> None:
+        """Mark rows that begin a sequence, if some were added; the new ones get their value."""
+        begin, end = self._table.live()
+        if self.options is None or (end == self._marked).all():
+            return
+        is_start, leaves = written = self._is_start.copy(), self.tree.leaves.copy()
+        wanted = self.options.needed, self.options.needed_at_start, self.options.period
+        live, runs = (begin, end, self._table.plan.span), np.empty(self._num_rows, np.int32)
+        mark_starts(self._kept[:2], live, self._marked, wanted, runs, written, float(self._value))
+        self.tree.update(np.arange(self._num_rows), leaves)
+        self._is_start, self._marked[:] = is_start, end
 
     def _go_through(self, first_steps: np.ndarray, value: float) -> None:
         """Take note of all rows anew, when numbers of the oldest are int64 (N,)."""
-        self.tree.restore(np.zeros(self._num_rows))
-        self._kept.per_env[:3] = 0
-        self._kept.per_env[3] = first_steps
-        self._known[:], _ = self._table.live()
-        self.version += 1
+        self._kept.newest[:], self._kept.next_step[:] = 0, first_steps
+        self._seen[:], self.key = 0, object()
         self.follow(value)
+        self.mark()
 
     def prepare(self, options: SequenceOptions, value: float) -> None:
-        """Mark the rows that begin a sequence, if that was not done for these options.
-
-        Args:
-            options: Which sequences there are.
-            value: Of each, in the tree.
+        """Mark the rows that begin a sequence; the new ones get this value in the tree.
 
         Raises:
             BufferMisuseError: Sequences of other options have priorities.
         """
-        self.follow(value)
-        if options == self.options:
-            return
-        if self.is_updated:
-            assert self.options is not None
-            raise BufferMisuseError(
-                f"{_described(self.options)}, have priorities, got "
-                f"{_described(options)}; draw the same ones, or make another buffer"
-            )
-        self.options = options
-        self._go_through(self._first_steps(), value)
+        if options != self.options:
+            if self.is_updated:
+                raise BufferMisuseError(
+                    f"{self.options}, have priorities, got {options}; draw the same ones, or make "
+                    "another buffer"
+                )
+            self.options, self.key, self._marked[:] = options, object(), 0
+        self._value = value
+        self.mark()
 
     def draw(
         self, generator: torch.Generator, batch_size: int, beta: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SequenceMemory]:
+    ) -> tuple[np.ndarray, np.ndarray, torch.Tensor, SequenceMemory]:
         """Draw sequences in proportion to their values; `prepare` was called.
 
         Returns:
@@ -177,19 +162,18 @@ class SequenceIndex:
         assert options is not None
         if not self.tree.total > 0:
             raise BufferMisuseError(
-                f"none of the {len(self._table)} transitions begins {_described(options)}"
+                f"none of the {len(self._table)} transitions begins {options}"
                 + (", or all priorities are 0" if self.is_updated else "")
                 + "; add longer episodes, or ask for shorter sequences"
             )
-        starts, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
-        points = torch.empty(batch_size, dtype=torch.float64, device=generator.device)
-        points.uniform_(generator=generator)
-        self.tree.draw(points.cpu().numpy(), starts, weights, beta)
+        starts = torch.empty(batch_size, dtype=torch.int64, device="cpu")
+        weights = torch.empty(batch_size, dtype=torch.float32, device="cpu")
+        self.tree.draw(generator, starts, weights, beta)
+        starts = starts.numpy()
         rows = np.empty((batch_size, options.length), np.int64)
         steps = np.empty((batch_size, options.length), np.int32)
         walk(self._kept.following, self._kept.step_of, starts, rows, steps)
-        memory = SequenceMemory(self, starts, self._table.committed.copy(), self.version)
-        return rows, steps, weights, memory
+        return rows, steps, weights, SequenceMemory(self.key, starts, self._table.committed.copy())
 
     def are_alive(self, rows: np.ndarray, memory: SequenceMemory) -> np.ndarray:
         """Whether rows int64 (K,) of a batch still hold what they held when it was drawn."""
@@ -199,16 +183,20 @@ class SequenceIndex:
 
     def update(self, memory: SequenceMemory, priorities: np.ndarray, alpha: float) -> None:
         """Give sequences priorities float64 (B,); those whose first row is gone are left out."""
+        self.mark()
         is_there = self.are_alive(memory.starts, memory)
-        if is_there.any():
-            priorities, starts = priorities[is_there], memory.starts[is_there]
-            self.largest = max(self.largest, float(priorities.max()))
-            self.tree.update(starts, priorities**alpha)
+        priorities, starts = priorities[is_there], memory.starts[is_there]
+        self.largest = float(priorities.max(initial=self.largest))
+        self.tree.update(starts, priorities**alpha)
         self.is_updated = True
 
     def state(self, *, has_priorities: bool) -> dict[str, np.ndarray]:
         """What does not follow from the rows, all of which were taken note of."""
-        arrays = {"sequence_steps": self._first_steps()}
+        self.mark()
+        # Of each environment the number of its oldest row, or of its next one.
+        steps, rows = self._kept.next_step.copy(), self._table.oldest_first()[::-1]
+        steps[self._table.row_envs[rows]] = self._kept.step_of[rows]  # the last of equal ones stays
+        arrays = {"sequence_steps": steps}
         if has_priorities:
             options = self.options or SequenceOptions(0, 0, 0, False)
             numbers = np.array([*options, self.is_updated, self.largest], np.float64)
@@ -219,23 +207,17 @@ class SequenceIndex:
     def check(self, state: Mapping[str, np.ndarray]) -> None:
         """Raise BufferMisuseError unless the same of a state can be restored."""
         steps = state["sequence_steps"]
-        if not 0 <= steps.min() <= steps.max() <= _MAX_STEPS:
-            raise contradiction("it has numbers of steps that cannot be")
-        if "sequence_options" not in state:
-            return
-        numbers, values = state["sequence_options"], state["sequence_priorities"]
-        fits = (  # false of NaN
-            np.isfinite(numbers).all()
-            and (numbers[:5] == numbers[:5].astype(np.int64)).all()
-            and numbers[5] >= 1.0  # the largest priority
-            and values_fit(values)
-        )
-        if fits and numbers[0]:
-            length, burn_in, period, pad = map(int, numbers[:4])
-            options = length, burn_in, period, pad
-            fits = read_sequences(length, burn_in, length - period, pad) == options
+        fits = bool(0 <= steps.min() <= steps.max() <= _MAX_STEPS)
+        if "sequence_options" in state:
+            numbers, values = state["sequence_options"], state["sequence_priorities"]
+            fits &= bool(np.isfinite(numbers).all()) and numbers[5] >= 1.0 and values_fit(values)
+            fits &= bool((abs(numbers[:5]) <= MAX_COUNT).all())
+            if fits and numbers[0]:
+                length, burn_in, period, pad = map(int, numbers[:4])
+                options = SequenceOptions(length, burn_in, period, bool(pad))
+                fits = read_sequences(length, burn_in, length - period, pad) == options
         if not fits:
-            raise contradiction("it has sequences or priorities of these that cannot be")
+            raise contradiction("it has numbers of steps, sequences or priorities that cannot be")
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
         """Take over a state, when the table is that of it."""
@@ -245,19 +227,10 @@ class SequenceIndex:
             length, burn_in, period, pad, is_updated, largest = numbers.tolist()
             self.options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
             self.is_updated, self.largest = bool(is_updated), largest
+        self.tree.restore(np.zeros(self._num_rows))
         self._go_through(found["sequence_steps"], 1.0)
         if self.options is not None:
-            is_start = self.tree.leaves > 0
-            self.tree.restore(np.where(is_start, found["sequence_priorities"], 0.0))
-
-
-def _described(options: SequenceOptions) -> str:
-    overlap = options.length - options.period
-    begins = "anywhere" if options.period == 1 else f"overlapping by {overlap}"
-    return (
-        f"sequences of {options.length} steps, {begins}, with burn_in={options.burn_in} and "
-        f"pad={options.pad}"
-    )
+            self.tree.restore(np.where(self._is_start, found["sequence_priorities"], 0.0))
 
 
 class SequenceDraws:
@@ -311,45 +284,28 @@ class SequenceDraws:
         indices, steps, mask, starts = (
             tensor.to(self.device) for tensor in (indices, steps, mask, indices[:, 0])
         )
-
-        def shaped(tensors: Any) -> Any:
-            if isinstance(tensors, torch.Tensor):
-                return tensors.unflatten(0, rows.shape)
-            if isinstance(tensors, dict):
-                return {name: shaped(tensor) for name, tensor in tensors.items()}
-            return tuple(map(shaped, tensors))
-
-        drawn_names = [n for n in SequenceBatch._fields if n in ReplayBatch._fields]
-        fields = {n: shaped(getattr(drawn, n)) for n in drawn_names if not chosen or n in chosen}
-        extras = shaped(drawn.extras)
+        fields: dict[str, Any] = {
+            name: getattr(drawn, name)
+            for name in SequenceBatch._fields
+            if name in ReplayBatch._fields and (not chosen or name in chosen)
+        }
+        fields = each_tensor(
+            {**fields, "extras": drawn.extras}, lambda tensor: tensor.unflatten(0, rows.shape)
+        )
         if is_short:
-            zero_padding((fields, extras), mask)
+            zero_padding(fields, mask)
         if not chosen or "boundaries" in chosen:
             none = torch.zeros((), dtype=torch.bool, device=self.device)
             fields["boundaries"] = none.expand(mask.shape)
-        return SequenceBatch._made_of(
-            {
-                **fields,
-                "steps": steps,
-                "mask": mask,
-                "extras": extras,
-                **options.masks(mask, steps),
-                "indices": indices,
-                "weights": None if beta is None else torch.from_numpy(weights).to(self.device),
-                "initial_states": {n: whole[n].index_select(0, starts) for n in names},
-                "memory": memory,
-            }
-        )
+        return SequenceBatch._made_of({
+            **fields, "steps": steps, "mask": mask, **options.masks(mask, steps),
+            "indices": indices, "memory": memory,
+            "weights": None if beta is None else weights.to(self.device),
+            "initial_states": {n: whole[n].index_select(0, starts) for n in names},
+        })  # fmt: skip
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:
-        memory, index = memory_of(batch, self._sequences), self._sequences
-        assert index is not None
-        if memory.version != index.version:
-            raise BufferMisuseError(
-                "batch was drawn before a state was loaded, or sequences of other options were "
-                "drawn; draw anew"
-            )
-        return memory
+        return memory_of(batch, self._sequences and self._sequences.key)
 
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
         assert self._sequences is not None
@@ -364,92 +320,71 @@ class SequenceDraws:
 
 
 @njit(nogil=True, cache=True)
-def set_leaf(tree, starts, leaf, value):
-    """Write a value to a leaf and refresh the sums above."""
-    tree[leaf] = value
-    node = leaf
-    for level in range(1, starts.shape[0]):
-        node = node >> 4
-        tree[starts[level] + node] = sum_node(tree, starts[level - 1] + 16 * node)
-
-
-@njit(cache=True)
-def follow_rows(rows, live, known, kept, tree, wanted, value):
-    """Take note of the rows that were added since the last call, and of those that are gone.
+def number_rows(table, live, noted, kept):
+    """Take note of the rows that were added since the last call.
 
     Args:
-        rows: links int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the rows;
-            environments int32 (rows,); and is_open bool (N,), the newest row of the env did not end
-            its episode.
+        table: links int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the
+            rows; environments int32 (rows,); and is_open bool (N,), the newest row of the env did
+            not end its episode.
         live: The numbers that can be drawn, from .. to, int64 (R,); rows of a ring.
-        known: int64 (R,) each, rows of each ring taken note of, and those of them that are gone;
-            brought up to date.
+        noted: int64 (R,), rows of each ring taken note of; brought up to date.
         kept: `Steps`, written.
-        tree: Of a `SumTree`, and the starts of its levels; written.
-        wanted: Steps that have to be there from the first one on, and if that begins its episode;
-            and of how many steps one begins a sequence, 0 as long as none does.
-        value: Of new sequences.
     """
-    links, row_envs, is_open = rows
-    begin, end, span = live
-    done, dead = known
-    following, step_of, env_of, per_env = kept
-    leaves, levels = tree
-    needed, needed_at_start, period = wanted
-    tails, candidates, reaches, nexts = per_env[0], per_env[1], per_env[2], per_env[3]
-    num_rows = links.shape[0]
-    for ring in range(done.shape[0]):
-        for number in range(dead[ring], min(begin[ring], done[ring])):
-            row = ring * span + number % span
-            env = env_of[row]
-            if leaves[row] > 0.0:
-                set_leaf(leaves, levels, row, 0.0)
-            if candidates[env] == row + 1:
-                candidates[env] = following[row]
-                reaches[env] -= 1
-            if tails[env] == row + 1:
-                tails[env] = 0
-        dead[ring] = begin[ring]
-        for number in range(max(done[ring], begin[ring]), end[ring]):
-            row = ring * span + number % span
-            env = np.int64(row_envs[row])
-            before = tails[env] - 1
-            is_joined = before >= 0 and links[before] == row + 1
-            env_of[row] = env
-            following[row] = 0
-            tails[env] = row + 1
+    (links, row_envs, is_open), (begin, end, span) = table, live
+    following, step_of, newest, next_step = kept
+    for ring in range(noted.shape[0]):
+        for number in range(max(noted[ring], begin[ring]), end[ring]):
+            row, env = ring * span + number % span, np.int64(row_envs[ring * span + number % span])
+            before = newest[env] - 1
+            last, is_gone = ring * span + before % span, before < begin[ring]
+            is_joined = not is_gone and links[last] == row + 1
             if is_joined:
-                following[before] = row + 1
-                step_of[row] = step_of[before] + 1
-            else:
-                step_of[row] = nexts[env] if before < 0 else 0
-            is_last = links[row] <= 0 or links[row] > num_rows
-            nexts[env] = 0 if is_last and not is_open[env] else step_of[row] + 1
-            if is_joined and candidates[env]:
-                reaches[env] += 1
-            else:
-                candidates[env] = row + 1
-                reaches[env] = 1
-            while period and candidates[env]:
-                start = candidates[env] - 1
-                if reaches[env] < (needed if step_of[start] else needed_at_start):
-                    break
-                if step_of[start] % period == 0:
-                    set_leaf(leaves, levels, start, value)
-                candidates[env] = following[start]
-                reaches[env] -= 1
-        done[ring] = end[ring]
+                following[last] = row + 1
+            step = next_step[env] if is_joined or is_gone else 0
+            following[row], step_of[row], newest[env] = 0, step, number + 1
+            goes_on = 0 < links[row] <= links.shape[0] or is_open[env]
+            next_step[env] = step + 1 if goes_on else 0
+        noted[ring] = end[ring]
+
+
+@njit(nogil=True, cache=True)
+def mark_starts(kept, live, marked, wanted, runs, written, value):
+    """Mark the rows that begin a sequence.
+
+    Args:
+        kept: The first two of `Steps`.
+        live: As of `number_rows`.
+        marked: int64 (R,), rows of each ring there were when they were marked the last time.
+        wanted: Steps that have to be there from the first one on, and if that begins its episode;
+            and of how many steps one begins a sequence.
+        runs: int32 (rows,), overwritten.
+        written: is_start bool (rows,), and their values float64 (rows,), 0 of others.
+        value: Of those that are new.
+    """
+    (following, step_of), (begin, end, span), (is_start, values) = kept, live, written
+    needed, needed_at_start, period = wanted
+    for ring in range(marked.shape[0]):
+        for number in range(end[ring] - 1, end[ring] - span - 1, -1):
+            row = ring * span + number % span
+            was_start = is_start[row] and begin[ring] <= number < marked[ring]
+            is_start[row] = False
+            if number >= begin[ring]:
+                runs[row] = 1 if following[row] == 0 else runs[following[row] - 1] + 1
+                least = needed if step_of[row] else needed_at_start
+                is_start[row] = runs[row] >= least and step_of[row] % period == 0
+            if not is_start[row]:
+                values[row] = 0.0
+            elif not was_start:
+                values[row] = value
 
 
 @njit(nogil=True, cache=True)
 def walk(following, step_of, starts, rows, steps):
-    """Follow sequences int64 (B,) from their first rows, all at once, so that waits overlap.
+    """Follow sequences from first rows int64 (B,), all at once, so that waits overlap.
 
-    Args:
-        following, step_of: As in `Steps`.
-        starts: See above.
-        rows: int64 (B, L), written: -1 where the episode has no more.
-        steps: int32 (B, L), written: 0 there.
+    Written are rows int64 (B, L), -1 where the episode has no more, and steps int32 (B, L), 0
+    there; `following` and `step_of` are those of `Steps`.
     """
     for b in range(starts.shape[0]):
         rows[b, 0] = starts[b]

@@ -18,7 +18,6 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import resolve_device
-from buffers.core.checkpoint import read_state
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.rows import row_views
@@ -27,37 +26,32 @@ from buffers.core.state import (
     Block,
     LoadedState,
     SavedBuffer,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
-    name_fields,
+    read_state,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.plan import FrameStack, Plan
+from buffers.replay.plan import OLDER, ROW_DEFAULTS, FrameStack, Plan
 from buffers.replay.table import Table
 
-__all__ = ["STATE_VERSION", "TableState", "check_described", "describe"]
+__all__ = ["TableState", "check_described", "describe"]
 
-STATE_VERSION = 4
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_SAVED = frozenset((
-    "num_envs", "n_step", "gamma", "store_next", "track_env", "track_episodes", "over", "device",
-    "staged", "frame_stack", "extra_columns",
-))  # fmt: skip
+_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged"))
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-_PER_ENV = ("last", "slot", "is_open")
-_GROWING = ("rows", "units", "back")  # of no certain length
+_PER_ENV = ("last", "is_open")
 
 
 class TableState(SavedBuffer):
     """Gives a replay buffer states, files and copies."""
 
     _large = ("rows",)
+    _growing = ("rows", "units")
 
     _table: Table
     _kind: str
@@ -67,7 +61,6 @@ class TableState(SavedBuffer):
     _has_weights: bool
     _new_sequence_value: Any
     _settle: Any
-    _there: Any
 
     def _own_settings(self) -> dict[str, Any]:
         """Further settings that a state must share with the buffer it is loaded into."""
@@ -99,11 +92,9 @@ class TableState(SavedBuffer):
     def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
         self._settle()
-        table.mend()
-        arrays: dict[str, Any] = {
-            "rings": table.rings.view(np.int64).reshape(-1, 2),
-            "generator": self._random.get_state(),
-        }
+        table.recover()
+        rings = table.rings.view(np.int64).reshape(-1, 2)
+        arrays: dict[str, Any] = {"rings": rings, "generator": self._random.get_state()}
         if self._folder is not None:  # the rest is in there
             self._folder.flush()
             arrays["is_open"] = table.envs["is_open"].copy()
@@ -111,17 +102,10 @@ class TableState(SavedBuffer):
         if table.plan.num_envs:
             arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
         if table.once is not None:
+            table.recount()  # as it will be where this is loaded
             arrays |= table.once.state()
         arrays |= self._own_state()
-        return {"rows": [*held_blocks(table)], **{name: [arrays[name]] for name in arrays}}
-
-    def _wanted_arrays(self) -> Wanted:
-        wanted: Wanted = {}
-        for name, (first, *_) in self._saved_arrays().items():
-            array = first.numpy() if isinstance(first, torch.Tensor) else first
-            length = None if name in _GROWING else len(array)
-            wanted[name] = array.dtype, (length, *array.shape[1:])
-        return wanted
+        return {"rows": _held_blocks(table), **{name: [arrays[name]] for name in arrays}}
 
     def _check_arrays(self, state: LoadedState) -> None:
         if not self._random.accepts_state(state.small["generator"]):
@@ -130,16 +114,14 @@ class TableState(SavedBuffer):
             check_bools("is_open", [state.small["is_open"]])
             self._folder.require_writable()
         else:
-            check_table(self._table, state.small, state.large["rows"])
+            _check_table(self._table, state.small, state.large["rows"])
             self._check_own_state(state.small)
 
     def _take(self, state: LoadedState) -> None:
         if self._folder is not None:
             self._take_folder_state(self._folder, state.small)
         else:
-            take_table(self._table, state.small, state.large["rows"])
-            if self._there is not None:
-                self._there.push()
+            _take_table(self._table, state.small, state.large["rows"])
             self._take_own_state(state.small)
         self._random.set_state(state.small["generator"])
 
@@ -147,7 +129,7 @@ class TableState(SavedBuffer):
         """Bring back where episodes were; rows that were added since stay."""
         table, rings = self._table, state["rings"]
         if (rings[:, 1] == table.committed).all():
-            table.envs["is_open"] = state["is_open"]
+            table.envs["is_open"][...] = state["is_open"]
         if (rings[:, 1] > table.committed).any():
             warnings.warn(
                 f"the folder has had {table.num_added} rows added, fewer than the "
@@ -249,32 +231,17 @@ def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
     """What a state must share with the buffer it is loaded into; JSON has all of it.
 
-    Args:
-        kind: Name of the buffer class.
-        plan: Of the table.
-        own: Settings of the class.
+    `kind` names the class of the buffer, `own` are its settings besides those of the plan.
     """
-    layout, frames = plan.layout, plan.layout.frames
+    frames, fields = plan.layout.frames, plan.layout.fields.values()
     settings: dict[str, Any] = {
-        "capacity": plan.capacity,
-        "rings": plan.num_rings,
-        "num_envs": plan.num_envs,
-        "store_next": not plan.is_once,
-        "n_step": plan.n_step,
-        "gamma": plan.gamma,
-        "track_episodes": plan.has_sequences,
-    }
-    if frames is not None:
-        settings["frame_stack"] = frames.num_frames
-        settings["frame"] = f"{frames.dtype} {frames.shape}"
-        settings["axis of the stack"] = frames.axis
-    return {
-        "kind": kind,
-        "state_version": STATE_VERSION,
-        "settings": {**settings, **own},
-        "fields": layout.describe(),
-        "stride": layout.stride,
-    }
+        "capacity": plan.capacity, "rings": plan.num_rings, "num_envs": plan.num_envs,
+        "store_next": not plan.is_once, "n_step": plan.n_step, "gamma": plan.gamma,
+        "track_episodes": plan.has_sequences, "frame_stack": frames and frames.num_frames,
+        "axis of the stack": frames and frames.axis, "bytes of a row": plan.layout.stride, **own,
+    }  # fmt: skip
+    described = {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
+    return {"kind": kind, "state_version": 5, "settings": settings, "fields": described}
 
 
 def check_described(state: Any, own: Mapping[str, Any]) -> None:
@@ -282,17 +249,10 @@ def check_described(state: Any, own: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         kind = type(state).__name__
         raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
-    check_settings(*({n: s.get(n) for n in ("kind", "state_version")} for s in (state, own)))
-    listed = []
-    for each in (state, own):
-        fields, settings = name_fields(each.get("fields")), each.get("settings")
-        fields.pop("link", None)  # follows from the settings
-        listed.append({**(settings if isinstance(settings, Mapping) else {}), "field": fields})
-    check_settings(*listed)
-    check_settings(*({"layout": [s.get("fields"), s.get("stride")]} for s in (state, own)))
+    check_settings({name: state.get(name) for name in own}, own)
 
 
-def held_blocks(table: Table) -> list[np.ndarray]:
+def _held_blocks(table: Table) -> list[Block]:
     """The rows of each ring that hold something, in the order of the table; on the CPU.
 
     What is on the CPU is not copied, and each block has memory of no more than its rows.
@@ -305,146 +265,97 @@ def held_blocks(table: Table) -> list[np.ndarray]:
     return [block for block in blocks if len(block)] or [rows[:0].cpu().numpy()]
 
 
-def _split(plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The rows of each ring that hold something, out of one block of all or one of each that has.
+class _Loaded:
+    """What the rows of a state say: uint8 (?, stride) in blocks, of rings int64 (R, 2).
+
+    Attributes:
+        blocks: See above.
+        held: int64, the rows that hold something, in the same order.
+        is_there: bool (num_rows,), rows whose transitions are still there.
+        links: int32 (num_rows,), of these, 0 elsewhere.
+        older: int32 (num_rows, F - 1), the same of the units of older frames.
 
     Raises:
-        BufferMisuseError: They are others than the ring counts.
+        BufferMisuseError: There are other rows than the rings count.
     """
-    counts = np.minimum(rings[:, 0], plan.span)
-    sizes = [int(count) for count in counts if count] if len(blocks) > 1 else [int(counts.sum())]
-    if [*map(len, blocks)] != sizes:
-        raise contradiction(f"it has other rows than {sizes}")
-    if len(blocks) == 1:
-        return np.split(blocks[0], np.cumsum(counts)[:-1])
-    rest = iter(blocks)
-    return [next(rest) if count else blocks[0][:0] for count in counts]
+
+    def __init__(self, plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]):
+        self._plan, self.blocks, frames = plan, blocks, plan.layout.frames
+        begun, committed = np.repeat(rings.T, plan.span, axis=1)
+        places = np.arange(plan.num_rows) % plan.span
+        self.held = np.flatnonzero(places < begun)
+        if sum(map(len, blocks)) != len(self.held):
+            raise contradiction(f"it has other rows than {len(self.held)}")
+        shape = plan.num_rows, 0 if frames is None else frames.num_frames - 1
+        self.links = self.column("link") if plan.is_linked else np.zeros(shape[0], np.int32)
+        self.older = self.column(OLDER) if shape[1] else np.zeros(shape, np.int32)
+        numbers = committed - 1 - (committed - 1 - places) % plan.span
+        self.is_there = numbers >= np.maximum(begun - plan.span, 0)
+        self.links[~self.is_there] = self.older[~self.is_there] = 0
+
+    def column(self, path: str) -> np.ndarray:
+        """A column of all rows, 0 where there is none."""
+        field, found = self._plan.layout.fields[path], []
+        for block in self.blocks:
+            is_aligned = block.flags.aligned and not block.ctypes.data % 8
+            words = (block if is_aligned else block.copy()).view(np.int64)
+            found.append(row_views(words, {path: field})[path])
+        column = np.zeros((self._plan.num_rows, *field.shape), field.dtype)
+        column[self.held] = np.concatenate(found)
+        return column
 
 
-def _read_column(plan: Plan, parts: list[np.ndarray], path: str) -> np.ndarray:
-    """A column of the rows that each ring holds, as that of all rows, 0 where there is none."""
-    field = {path: plan.layout.fields[path]}
-    found = np.zeros((plan.num_rings, plan.span, *field[path].shape), field[path].dtype)
-    for column, part in zip(found, parts, strict=True):
-        is_aligned = part.flags.aligned and not part.ctypes.data % 8
-        words = (part if is_aligned else part.copy()).view(np.int64)
-        column[: len(part)] = row_views(words, field)[path]
-    return found.reshape(plan.num_rows, *field[path].shape)
-
-
-def _links_there(plan: Plan, rings: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
-    """The links int32 (num_rows,) of the rows whose transitions are still there, 0 elsewhere."""
-    numbers, oldest = _numbers(plan, rings)
-    return np.where(numbers >= oldest, _read_column(plan, parts, "link"), 0)
-
-
-def _numbers(plan: Plan, rings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The newest committed number of each row, and the oldest that is still in its ring."""
-    begun, committed = np.repeat(rings.T, plan.span, axis=1)
-    newest, places = committed - 1, np.arange(plan.num_rows) % plan.span
-    return newest - (newest - places) % plan.span, np.maximum(begun - plan.span, 0)
-
-
-def check_table(
+def _check_table(
     table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
 ) -> None:
-    """Check what a state says of the table.
+    """Raise BufferMisuseError unless a state fits the table, so that none reads other memory.
 
-    Args:
-        table: Which is to be filled.
-        state: Arrays by name, of the dtypes and shapes that the table has.
-        blocks: uint8 (?, stride) each, rows that hold something.
-
-    Raises:
-        BufferMisuseError: It does not fit the table, or its parts not one another.
+    `state` are arrays by name, of the dtypes and shapes that the table has, `blocks` its rows.
     """
     plan, rings, fields = table.plan, state["rings"], table.plan.layout.fields
     begun, committed = rings.T
     bad = (committed < 0) | (begun < committed) | (begun - committed > plan.span)
     if bad.any() or begun.max() > _MOST_ADDED // plan.num_rings:
         raise contradiction("it has numbers of transitions that cannot be")
-    parts = _split(plan, rings, blocks)
-    for path, field in fields.items():
+    loaded = _Loaded(plan, rings, blocks)
+    for field in fields.values():
         if field.dtype == np.bool_:
-            place = field.offset, field.nbytes
-            check_bools(path, parts, [place])
-    ring_of = np.arange(plan.num_envs) // max(1, plan.num_envs // plan.num_rings)
+            check_bools(field.path, blocks, [(field.offset, field.nbytes)])
     if "env_ids" in fields:
-        is_held = np.arange(plan.span) < np.minimum(begun, plan.span)[:, None]
-        held = np.flatnonzero(is_held)
-        ids = _read_column(plan, parts, "env_ids")[held]
-        fits = (ids >= 0) & (ids < plan.num_envs)
-        if not fits.all() or (plan.num_rings > 1 and (ring_of[ids] != held // plan.span).any()):
+        ids = loaded.column("env_ids")
+        if not 0 <= ids.min() <= ids.max() < plan.num_envs:
             raise contradiction("it has rows of environments that there are not")
+    rings_of_envs = np.arange(plan.num_envs) // max(1, plan.num_envs // plan.num_rings)
     if plan.num_envs:
         check_bools("is_open", [state["is_open"]])
-        if state["last"].min() < 0 or (state["last"] > committed[ring_of]).any():
+        if state["last"].min() < 0 or (state["last"] > committed[rings_of_envs]).any():
             raise contradiction("it has newest transitions that cannot be")
-    if plan.is_linked:
-        links = _links_there(plan, rings, parts)
-        if table.once is not None:
-            table.once.check(state, links)
-        _check_links(plan, state, links, ring_of, len(state.get("units", ())))
-
-
-def _check_links(
-    plan: Plan, state: Mapping[str, np.ndarray], links: np.ndarray, ring_of: np.ndarray, slots: int
-) -> None:
-    """Raise BufferMisuseError if a row leads to one that does not follow, or to none.
-
-    Args:
-        plan: Of the table.
-        state: See `check_table`.
-        links: Of `_links_there`.
-        ring_of: int64 (N,), rings of environments.
-        slots: P; 0 where every row has its next observation.
-    """
-    span, num_rows = plan.span, plan.num_rows
-    numbers, oldest = _numbers(plan, state["rings"])
-    if links.min() < 0 or links.max() > num_rows + slots:
+    links = loaded.links
+    if not 0 <= links.min() <= links.max() <= plan.num_rows + len(state.get("units", ())):
         raise contradiction("it has rows that lead to none")
-    rows = np.flatnonzero((links > 0) & (links <= num_rows))
-    led = links[rows] - 1
-    is_next = (numbers[led] > numbers[rows]) & (numbers[led] >= oldest[led])
-    if not (is_next & (led // span == rows // span)).all():
-        raise contradiction("it has rows that lead to one that does not follow")
-    used = links[links > 0]
-    if len(np.unique(used)) < len(used):
-        raise contradiction("two rows lead to the same one")
-    if slots and not 0 <= state["slot"].min() <= state["slot"].max() < slots:
-        raise contradiction("it has newest observations that there are not")
-    last = state["last"] - 1
-    newest = ring_of * span + last % span
-    alive = last >= oldest[newest]
-    wrong = alive & (links[newest] != (state["slot"] + num_rows + 1 if slots else 0))
-    if wrong.any():
-        raise contradiction(f"the newest transition of env {np.argmax(wrong)} is another one")
-    if slots and ((links == 0) & (numbers >= oldest)).any():
-        raise contradiction("it has rows without a next observation")
-
-
-def take_table(table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]) -> None:
-    """Take over a state that was checked, or is of a buffer; see `check_table`."""
-    plan, rings = table.plan, state["rings"]
-    table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
-    parts = _split(plan, rings, blocks)
-    if sum(map(len, parts)) < plan.num_rows:
-        table.rows.zero_()
-    for ring, part in enumerate(parts):
-        if len(part):
-            begin = ring * plan.span
-            table.rows[begin : begin + len(part)].copy_(_tensor(part))
-    for name in _PER_ENV if plan.num_envs else ():
-        table.envs[name] = state[name]
-    if plan.is_linked:
-        table.links[...] = _links_there(plan, rings, parts)
-    if plan.has_sequences:
-        table.row_envs[...] = _read_column(plan, parts, "env_ids")
     if table.once is not None:
-        table.once.take(state, table.links)
-    table.begun[...], table.committed[...] = rings.T
-    table.push()
+        newest = rings_of_envs * plan.span + (state["last"] - 1) % plan.span
+        is_held = state["last"] > np.maximum(begun - plan.span, 0)[rings_of_envs]
+        newest = newest[is_held & (links[newest] > 0)]
+        if len(np.unique(newest)) < len(newest) or not links[loaded.is_there].all():
+            raise contradiction("newest transitions are the same, or rows lead to nothing")
+        table.once.check(state, links, loaded.older)
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _take_table(
+    table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
+) -> None:
+    """Take over a state that was checked; see `_check_table`."""
+    plan, rings, at = table.plan, state["rings"], 0
+    if table.once is not None:
+        table.once.take(state)  # or there is no room
+    table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
+    loaded = _Loaded(plan, rings, blocks)
+    if len(loaded.held) < plan.num_rows:
+        table.rows.zero_()
+    for block in blocks:
+        rows = torch.from_numpy(loaded.held[at : at + len(block)]).to(table.device)
+        pages = torch.from_numpy(block if block.flags.writeable else block.copy())
+        table.rows.index_copy_(0, rows, pages.to(table.device))
+        at += len(block)
+    table.restore(rings, state.get("last"), state.get("is_open"), loaded.links, loaded.older)

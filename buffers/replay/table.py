@@ -6,14 +6,14 @@
 #     v
 #  Table.add    rings[r].begun += K      rows that are about to be written can't be drawn any more
 #     |         rows[i] = transition     at number % span of their ring
-#     |         link of the row before = this row
 #     |         rings[r].committed += K  from here on they can be drawn
+#     |         link of the row before = this row
 #     v
 #  rows    uint8 (R * span, stride)     | obs actions extras env_ids | next_obs rewards link flags |
 #          host memory, a file,         '------- own row -----------'---- last row of a window ----'
 #          shared memory, or a device
 #  rings   (R,)  begun, committed         begun - capacity <= number < committed can be drawn
-#  envs    (N,)  last, slot, is_open      the newest row of each environment, and its next_obs
+#  envs    (N,)  last, is_open            the newest row of each environment
 #  kept    uint8 (P, unit)                with observations stored once: next_obs that no row has,
 #                                         in slots that `link` leads to, too
 #     |
@@ -31,25 +31,51 @@ and the next add overwrites them.
 
 from __future__ import annotations
 
+import functools
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from buffers.core.arguments import Transitions
-from buffers.core.compiling import njit
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import Field, row_views
-from buffers.replay.once import Chosen, Once, Placed, commit
-from buffers.replay.plan import Plan
+from buffers.core.rows import Field, row_views, view_fields
+from buffers.replay.once import Once, Placed
+from buffers.replay.plan import OLDER, Plan
 
-__all__ = ["ENVS", "RINGS", "Memory", "Table"]
+__all__ = ["ENVS", "RINGS", "Memory", "Table", "fence", "wait_for"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
-ENVS = np.dtype([("last", np.int64), ("slot", np.int32), ("is_open", np.bool_)], align=True)
+ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
 _MANY = 256  # rows from which on an item of a column is copied as one piece
-_NO_ROWS = np.zeros(0, np.int64)
+_LINKS = ("link", OLDER)  # fields that are written when rows are committed
+_PAUSE = 0.001  # seconds between looks at what is waited for
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """Let what is before it be read and written before what is behind it, as other cores see it."""
+    with _fence:  # to let go of a lock, and then to take it, orders both
+        pass
+    with _fence:
+        pass
+
+
+def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Ask again and again, at least once.
+
+    Raises:
+        TimeoutError: It was not ready for so long; `why` says why.
+    """
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(why())
+        time.sleep(_PAUSE)
 
 
 class Memory(NamedTuple):
@@ -61,28 +87,35 @@ class Memory(NamedTuple):
 
 
 class Table:
-    """Rows, rings, environments.
+    """Rows, rings, environments; adds are written once, for NumPy on hosts and torch on devices.
 
     Args:
         plan: What there is in a row, and how many there are.
         device: Where the rows are.
-        is_staged: The rows are written by operations of torch, as on devices.
-        memory: Of somebody else; None for own.
+        is_staged: All is done by operations of torch, as on devices.
+        memory: Of somebody else, a file or other processes; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
         first_env: Of these environments among those of all writers.
         order: Called between what other processes must see in this order; None without any.
 
     Attributes:
         rows: uint8 (num_rows, stride) on the device.
-        words: The same memory int64.
         columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; none if staged.
-        begun: int64 (R,), view of `rings`.
-        committed: The same.
-        links: int32 (num_rows,); of rows that are on a device, what the host has given them.
-        row_envs: int32 (num_rows,), the same of env ids, where sequences ask for them.
+        begun, committed: int64 (R,), views of `rings`, on the host.
         once: Observations stored once, or None.
         is_plain: Rows follow on nothing, in a single ring.
+        is_captured: An add is in a CUDA graph, so that the host does not know how many there are.
     """
+
+    # Arrays of NumPy, or tensors if staged.
+    _begun: Any
+    _committed: Any
+    _last: Any
+    _is_open: Any
+    _links: Any
+    _older: Any
+    _changed: list[Any]
+    _written: dict[str, Any]
 
     def __init__(
         self,
@@ -97,45 +130,57 @@ class Table:
     ):
         self.plan, self.device, self.is_staged = plan, device, is_staged
         self._first_row, self._first_env = first_row, first_env
-        stride, fields = plan.layout.stride, plan.layout.fields
-        if memory is not None:
-            self.rows = memory.rows
-        elif device.type == "cpu":
-            self.rows = zeroed_bytes(plan.num_rows * stride).view(plan.num_rows, stride)
-        else:
-            self.rows = torch.zeros((plan.num_rows, stride), dtype=torch.uint8, device=device)
-        self.words = self.rows.view(torch.int64)
-        self.columns: dict[str, np.ndarray] = {}
-        self._items: dict[str, np.ndarray] = {}
-        if not is_staged:
-            self._pages = self.rows.numpy()
-            self.columns = row_views(self.words.numpy(), fields)
-            self._written = {p: column for p, column in self.columns.items() if p != "link"}
-            self._items = _items_of(self.words.numpy(), fields)
-        self.rings = np.zeros(plan.num_rings, RINGS) if memory is None else memory.rings
-        self.envs = np.zeros(plan.num_envs, ENVS) if memory is None else memory.envs
+        fields, shape = plan.layout.fields, (plan.num_rows, plan.layout.stride)
+        if memory is None:
+            is_host = device.type == "cpu"
+            rows = (
+                zeroed_bytes(math.prod(shape)).view(shape)
+                if is_host
+                else torch.zeros(shape, dtype=torch.uint8, device=device)
+            )
+            rings, envs = np.zeros(plan.num_rings, RINGS), np.zeros(plan.num_envs, ENVS)
+            memory = Memory(rows, rings, envs)
+        self.rows, self.rings, envs = memory
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
+        self._begun, self._committed = self.begun, self.committed
+        self._last, self._is_open = envs["last"], envs["is_open"]
+        self.columns: dict[str, np.ndarray] = {}
+        columns: Mapping[str, Any]
+        if is_staged:
+            self._xp, self._arange = torch, functools.partial(torch.arange, device=device)
+            self._begun, self._committed = torch.zeros(
+                (2, plan.num_rings), dtype=torch.int64, device=device
+            )
+            self._last = torch.zeros(plan.num_envs, dtype=torch.int64, device=device)
+            self._is_open = torch.zeros(plan.num_envs, dtype=torch.bool, device=device)
+            columns = view_fields(self.rows, fields)
+        else:
+            self._xp, self._arange = np, np.arange
+            self._pages = self.rows.view(torch.int64).numpy()
+            columns = self.columns = row_views(self._pages, fields)
+            self._items = _items_of(self._pages, fields)
+        self._written = {path: c for path, c in columns.items() if path not in _LINKS}
+        self._links = columns.get("link")
+        self._older = columns.get(OLDER)
+        if self._older is None:
+            none = np.zeros((plan.num_rows if plan.is_linked else 0, 0), np.int32)
+            self._older = torch.from_numpy(none).to(device) if is_staged else none
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
-        self.once = Once(plan, device) if plan.is_once else None
-        own_links = np.zeros(plan.num_rows if is_staged and plan.is_linked else 0, np.int32)
-        self.links = self.columns.get("link", own_links)
-        own_envs = np.zeros(plan.num_rows if is_staged and plan.has_sequences else 0, np.int32)
-        self.row_envs = self.columns.get("env_ids", own_envs)
-        self._counts_there = torch.zeros((2, plan.num_rings), dtype=torch.int64, device=device)
-        self._is_stale = False  # what is on the device was not brought up to date
+        self.once = Once(plan, device, self._xp) if plan.is_once else None
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
         self._is_unsure = plan.num_rings > 1 or order is not None  # by the first ring's count alone
-        self._has_ids = "env_ids" in fields
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
+        self._is_torn = self.is_captured = False
+        number = plan.num_rows if is_staged and plan.has_sequences else 0
+        self._mirrors = {path: np.zeros(number, np.int32) for path in ("link", "env_ids")}
+        self._changed = []  # rows in which they are another
 
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes held by what they are for."""
-        found = {"rows": self.rows.nbytes, "state": self.rings.nbytes + self.envs.nbytes}
-        if self.is_staged:
-            found["state"] += self.links.nbytes
+        found = {"rows": self.rows.nbytes, "state": 16 * (len(self.rings) + len(self._last))}
         if self.once is not None:
             found["frames" if self.plan.layout.frames is not None else "kept"] = self.once.nbytes
         return found
@@ -149,49 +194,19 @@ class Table:
         return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
 
     def live_of_one(self) -> tuple[int, int]:
-        """The same of the only ring, as Python's numbers."""
+        """As `live`, of the only ring, as Python's numbers."""
         begun, end = self._counts
         return min(max(begun - self.plan.capacity, 0), end), end
+
+    def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `live`, on the device, which does not wait for it."""
+        end = self._committed
+        return (self._begun - self.plan.capacity).clip(0).minimum(end), end
 
     @property
     def is_empty(self) -> bool:
         """Whether that may be so: the number of transitions that can be drawn is 0."""
         return not self._counts[1] or self._is_unsure
-
-    def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same on the device, which does not wait for it."""
-        if self._is_stale:
-            self.mend()
-            self.push()
-        begin, end = self._counts_there
-        return begin, end
-
-    def count(self, number: int) -> None:
-        """Know of `number` rows of each ring that were added on the device."""
-        np.maximum(self.begun, self.committed + number, out=self.begun)
-        self.committed += number
-
-    def take_counts(self) -> None:
-        """Ask the device how many rows there are; waits."""
-        _, end = self._counts_there.cpu().numpy()
-        np.maximum(self.begun, end, out=self.begun)
-        self.committed[...] = end
-
-    def push(self, rows: np.ndarray | None = None) -> None:
-        """Let the device know the links of rows int64 (K,), or of all, and what can be drawn."""
-        if not self.is_staged:
-            return
-        if len(self.links) and (rows is None or len(rows)):
-            column = self.rows.view(torch.int32)[:, self.plan.layout.fields["link"].offset // 4]
-            if rows is None:
-                column.copy_(torch.from_numpy(self.links))
-            else:
-                where, values = torch.from_numpy(rows), torch.from_numpy(self.links[rows])
-                column.index_copy_(0, where.to(self.device), values.to(self.device))
-        if self.once is not None:
-            self.once.push()
-        self._counts_there.copy_(torch.from_numpy(np.stack(self.live())))
-        self._is_stale = False
 
     def __len__(self) -> int:
         begin, end = self.live()
@@ -210,23 +225,6 @@ class Table:
         ]
         return np.concatenate(found)
 
-    def are_live(self, rows: np.ndarray) -> np.ndarray:
-        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
-        begin, _ = self.live()
-        return self.numbers_of(rows) >= begin[rows // self.plan.span]
-
-    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
-        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
-
-        Args:
-            rows: See above.
-            committed: int64 (R,), a copy of that from before they were drawn: what has come since
-                may lie in them whole, but not have been whole while they were read.
-        """
-        self._order()
-        oldest = np.maximum(self.begun - self.plan.span, 0)
-        return bool((self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]).all())
-
     def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
         """The newest committed number that lies in each row int64 (K,); negative if there is none.
 
@@ -236,47 +234,129 @@ class Table:
         newest = (self.committed if committed is None else committed)[rings] - 1
         return newest - (newest - places) % self.plan.span
 
+    def are_live(self, rows: np.ndarray) -> np.ndarray:
+        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
+        begin, _ = self.live()
+        return self.numbers_of(rows) >= begin[rows // self.plan.span]
+
+    def are_there(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
+        """Whether what rows int64 (K,) held last, when so much was committed, is in them still."""
+        oldest = np.maximum(self.begun - self.plan.span, 0)
+        return self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]
+
+    def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
+        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
+
+        `committed` int64 (R,) is a copy from before they were drawn: what has come since may lie in
+        them whole, but not have been whole while they were read.
+        """
+        self._order()
+        return bool(self.are_there(rows, committed).all())
+
+    @property
+    def links(self) -> np.ndarray:
+        """int32 (num_rows,), on the host."""
+        return self._mirror("link")
+
+    @property
+    def row_envs(self) -> np.ndarray:
+        """int32 (num_rows,), env ids, on the host."""
+        return self._mirror("env_ids")
+
+    def _mirror(self, path: str) -> np.ndarray:
+        """A column on the host; of a device new rows are fetched."""
+        if not self.plan.has_sequences or not self.is_staged:
+            return _on_host(self._links if path == "link" else self._written[path])
+        if self._changed:
+            rows = torch.concatenate(self._changed)
+            self._changed.clear()
+            at = _on_host(rows)
+            self._mirrors["link"][at] = _on_host(self._links[rows])
+            self._mirrors["env_ids"][at] = _on_host(self._written["env_ids"][rows])
+        return self._mirrors[path]
+
+    @property
+    def envs(self) -> dict[str, np.ndarray]:
+        """`last` int64 (N,), numbers of newest rows, plus one, and `is_open` bool (N,)."""
+        return {"last": _on_host(self._last), "is_open": _on_host(self._is_open)}
+
+    def kept_links(self) -> tuple[np.ndarray, np.ndarray]:
+        """Links and units of older frames of rows whose transitions are still there; else 0."""
+        is_there = self.are_there(np.arange(self.plan.num_rows))
+        links, older = _on_host(self._links), _on_host(self._older)
+        return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
+
+    def recount(self) -> None:
+        """Find out which slots are free, in the order in which they are found in a state, too."""
+        if self.once is not None:
+            links, older = self.kept_links()
+            self._links[...], self._older[...] = self._there(links), self._there(older)
+            self.once.recount(links, older)
+
     # What comes in.
 
     def add(
         self,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Any],
         env_ids: np.ndarray,
         stops: np.ndarray | None = None,
         cuts: np.ndarray | None = None,
-    ) -> None:
-        """Write checked transitions.
+        *,
+        is_capturing: bool = False,
+    ) -> Any:
+        """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
 
-        Args:
-            arrays: (K, ...) by path, of the dtypes of the layout. Unless the table is plain they
-                are no more in each ring than it has rows.
-            env_ids: int64 (K,), or (0,) for whole steps.
-            stops: bool (K,), rows after which another episode begins besides those with a flag.
-            cuts: int64 (C,), environments whose episodes are cut before.
+        If staged columns may be tensors on the device, of rows that are whole steps.
+
+        Returns:
+            The rows, if staged int64 (K,) on the device.
 
         Raises:
             BufferMemoryError: There is no memory for more observations beside the rows; nothing was
                 changed.
             BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
-        arrays = self.apart(arrays)
-        if self._has_ids:
-            ids = self._ids(env_ids, len(arrays["rewards"]))
-            arrays = {**arrays, "env_ids": ids + self._first_env}
-        if self.is_plain:
-            self._append(arrays, len(arrays["rewards"]))
-        elif len(arrays["rewards"]):
-            self._follow(arrays, self._place(arrays, env_ids, stops, cuts))
-        elif cuts is not None:
-            self.cut(cuts)
-
-    def apart(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return arrays, with copies of views of this table's rows, which writing changes."""
-        if not self.is_staged:
+        count = len(arrays["rewards"])
+        if self.is_staged:
+            arrays = {path: self._there(array) for path, array in arrays.items()}
+        else:
             for path, array in arrays.items():
                 if array.base is not None and np.may_share_memory(array, self._pages):
-                    arrays = {**arrays, path: array.copy()}
-        return arrays
+                    arrays = {**arrays, path: array.copy()}  # a view of rows, which writing changes
+        self.recover()
+        if self.is_plain and not self.is_staged:
+            return self._append(arrays, env_ids, count)
+        if not count:
+            return None if cuts is None else self.cut(cuts)
+        placed, counts = self._place(arrays, env_ids, stops, cuts)
+        if "env_ids" in self._written:
+            arrays = {**arrays, "env_ids": self._int32(placed.ids + self._first_env)}
+        once, chosen, rows = self.once, None, placed.rows
+        if once is not None:
+            chosen, columns = once.choose(arrays, placed, self._links, self._older)
+            arrays = {**arrays, **columns}
+        if cuts is not None:
+            self.cut(cuts)
+        self._begun[...] = self._xp.maximum(self._begun, placed.ends)
+        if self.is_staged and not self.is_captured and not is_capturing:
+            np.maximum(self.begun, self.committed + counts, out=self.begun)
+        self._order()
+        self._write(arrays, rows)
+        self._order()
+        self._commit(placed, chosen)
+        self.is_captured |= is_capturing
+        if self.is_staged and not self.is_captured:
+            self.committed += counts
+        return rows
+
+    def _there(self, array: Any) -> Any:
+        """An array as it is, or if staged a copy on the device."""
+        if not self.is_staged or isinstance(array, torch.Tensor):
+            return array
+        return torch.from_numpy(np.array(array, order="C")).to(self.device)
+
+    def _int32(self, values: Any) -> Any:
+        return values.astype(np.int32) if self._xp is np else values.int()
 
     def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
         """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
@@ -293,138 +373,188 @@ class Table:
         arrays = {path: x if x.base is None else x.copy() for path, x in arrays.items()}
         ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
         if self.once is not None and frames is not None:
-            self.once.complete(frames, arrays, self._place(arrays, ids, stops, cuts))
+            there = (
+                {path: self._there(x) for path, x in arrays.items()} if self.is_staged else arrays
+            )
+            self.once.complete(frames, there, self._place(there, ids, stops, cuts)[0])
         for begin in range(0, count, limit):
             part = slice(begin, begin + limit)
             columns = {path: array[part] for path, array in arrays.items()}
-            yield (
-                columns,
-                ids[part],
-                None if stops is None else stops[part],
-                None if begin else cuts,
-            )
+            of_stops = None if stops is None else stops[part]
+            yield columns, ids[part], of_stops, None if begin else cuts
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
-        self.envs["is_open"][env_ids] = False
+        self._is_open[self._there(env_ids)] = False
 
-    def _append(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
+    def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
+        return env_ids if len(env_ids) else np.arange(count) % max(1, self.plan.num_envs)
+
+    def _append(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray, count: int) -> None:
         """Write rows that follow on nothing behind the others of the only ring."""
         if not count:
             return
+        if "env_ids" in self._written:
+            arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
         span, counts = self.plan.span, self._counts
         start = counts[1]
         end = start + count
         if count > span:
             arrays = {path: array[-span:] for path, array in arrays.items()}
             start, count = end - span, span
-        self._is_stale = self.is_staged
         counts[0] = max(counts[0], end)
         self._order()
         first = start % span
-        is_whole = first + count <= span and not self.is_staged
+        is_whole = first + count <= span
         rows = slice(first, first + count) if is_whole else (first + np.arange(count)) % span
         self._write(arrays, rows)
         self._order()
         counts[1] = end
-        if self.is_staged:
-            self.push()
-
-    def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
-        return env_ids if len(env_ids) else np.arange(count) % self.plan.num_envs
 
     def _place(
         self,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Any],
         env_ids: np.ndarray,
         stops: np.ndarray | None,
         cuts: np.ndarray | None,
-    ) -> Placed:
-        """Find rows for transitions, and the rows that they follow; changes nothing."""
-        plan, count = self.plan, len(arrays["rewards"])
-        is_over = arrays["terminations"] | arrays["truncations"]
-        is_over = is_over if stops is None else is_over | stops
-        ids = np.array(self._ids(env_ids, count))
-        ends, envs = self.committed.copy(), self.envs.copy()
-        found, flags = np.empty((5, count), np.int64), np.empty((2, count), np.bool_)
-        place(
-            ids, is_over, _NO_ROWS if cuts is None else cuts,
-            (self._envs_per_ring, plan.span), self.begun, envs, ends, (found, flags),
-        )  # fmt: skip
-        numbers, rows, before, before_rows, previous = found
-        is_open, is_joined = flags
+    ) -> tuple[Placed, Any]:
+        """Find rows for transitions, and the rows that they follow; changes nothing.
+
+        Returns:
+            See there, and the number of rows in each ring, int64 (R,), or a number of all.
+        """
+        xp, span, count = self._xp, self.plan.span, len(arrays["rewards"])
+        there, places = self._there, self._arange(count)
+        counts: Any = count // self.plan.num_rings  # of whole steps
+        ids, added = places % max(1, self.plan.num_envs), counts
+        if len(env_ids):
+            counts = np.bincount(env_ids // self._envs_per_ring, minlength=self.plan.num_rings)
+            ids, added = there(env_ids), there(counts)
+        is_over, opens = arrays["terminations"] | arrays["truncations"], self._is_open
+        is_over = is_over if stops is None else is_over | there(stops)
+        if cuts is not None:
+            opens = opens | False  # a copy
+            opens[there(cuts)] = False
+        # Whom each follows in this add, by sorted ids.
+        options: Any = {"stable": True} if xp is torch else {"kind": "stable"}
+        order = xp.argsort(ids, **options)
+        in_order, rings = ids[order], ids // self._envs_per_ring
+        is_same = in_order[1:] == in_order[:-1]
+        previous, following = places * 0 - 1, places * 0 - 1
+        previous[order[1:]] = xp.where(is_same, order[:-1], -1)
+        following[order[:-1]] = xp.where(is_same, order[1:], -1)
+        newest = order[xp.searchsorted(in_order, ids, side="right") - 1]
+        ranks = places
+        if self.plan.num_rings > 1:
+            order = xp.argsort(rings, **options)
+            ranks = places * 0
+            ranks[order] = places - xp.searchsorted(rings[order], rings[order])
+        numbers, ends = self._committed[rings] + ranks, self._committed + added
+        at_first = previous < 0
+        if not len(self._last):  # nobody asks whose rows they are
+            before, opens_of = places * 0 - 1, at_first & False
+        else:
+            before = xp.where(at_first, self._last[ids] - 1, numbers[previous])
+            opens_of = xp.where(at_first, opens[ids], ~is_over[previous])
+        oldest = (xp.maximum(ends, self._begun) - span).clip(0)[rings]
+        is_joined = opens_of & (before >= oldest)
+        is_near = is_joined & (numbers - before <= self.plan.max_gap)
+        rows, before_rows = rings * span + numbers % span, rings * span + before % span
         return Placed(
-            ids, numbers, rows, before, before_rows, previous, is_open, is_joined, envs, ends
-        )
+            ids, numbers, rows, before_rows, previous, following, newest, is_over, opens_of,
+            is_joined, is_near, ends,
+        ), counts  # fmt: skip
 
-    def _follow(self, arrays: Mapping[str, np.ndarray], placed: Placed) -> None:
-        """Write rows that follow on others, or into several rings."""
-        once, chosen = self.once, None
-        if once is not None:
-            chosen = once.choose(arrays, placed)
-            arrays = {**arrays, **chosen.newest}
-        elif self.plan.is_linked:
-            self.mend()
-        self._is_stale = self.is_staged
-        np.maximum(self.begun, placed.ends, out=self.begun)
-        self._order()
-        if once is not None and chosen is not None:
-            once.write(chosen)
-        self._write(arrays, placed.rows)
-        if self.is_staged and len(self.row_envs):
-            self.row_envs[placed.rows] = placed.ids
-        self._order()
-        self._commit(placed, chosen)
-        changed = np.concatenate([placed.rows, placed.before_rows[placed.before >= 0]])
-        self.push(changed)
-
-    def _write(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> None:
+    def _write(self, arrays: Mapping[str, Any], rows: Any) -> None:
         """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them; no links."""
         if not self.is_staged:
             is_many = len(arrays["rewards"]) >= _MANY
             write_columns(self._items if is_many else self._written, arrays, rows)
             return
-        assert isinstance(rows, np.ndarray)
-        where = torch.from_numpy(rows).to(self.device)
-        packed = np.zeros((len(where), self.plan.layout.stride // 8), np.int64)
-        write_columns(_items_of(packed, self.plan.layout.fields), arrays, slice(None))
-        self.words.index_copy_(0, where, torch.from_numpy(packed).to(self.device))
+        for path, column in self._written.items():
+            column[rows] = arrays[path].to(column.dtype)
 
-    def _commit(self, placed: Placed, chosen: Chosen | None) -> None:
-        """Let rows that were written count."""
-        if self.once is not None and chosen is not None:
-            self.once.commit(placed, chosen, self.links, self.envs, self.committed)
+    def _commit(self, placed: Placed, chosen: Any) -> None:
+        """Let rows that were written count; a link leads to what counts at all times."""
+        self._is_torn = True
+        if self._links is None:
+            self._committed[...] = placed.ends
+        else:
+            self._link(placed, chosen)
+        if len(self._last):
+            self._last[placed.ids] = placed.numbers[placed.newest] + 1
+            self._is_open[placed.ids] = ~placed.is_over[placed.newest]
+        self._is_torn = False
+
+    def _link(self, placed: Placed, chosen: Any) -> None:
+        """Write links of rows, let them count, and write those of the rows before them."""
+        xp, rows, links, first = self._xp, placed.rows, self._links, self._first_row + 1
+        freed: Any = None
+        if self.once is None:
+            is_joined = placed.is_joined
+            is_followed = (placed.following >= 0) & is_joined[placed.following]
+            codes = xp.where(is_followed, rows[placed.following] + first, 0)
+        else:
+            is_joined, codes = chosen.is_joined, chosen.codes
+            freed = self.once.let_go(placed, chosen, links, self._older)
+            self._older[rows] = chosen.older
+        links[rows] = self._int32(codes)
+        self._order()
+        self._committed[...] = placed.ends
+        is_outer = is_joined & (placed.previous < 0)
+        targets = xp.where(is_outer, placed.before_rows, rows)
+        links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
+        if len(self._mirrors["link"]):
+            self._changed += [rows, targets]
+        if self.once is not None:
+            self.once.commit(placed, chosen, *freed)
+
+    def recover(self) -> None:
+        """Put in order what an interrupt has left between rows that count and all else."""
+        if not self._is_torn:
             return
-        if self.plan.is_linked:
-            self._link(placed)
-            self._order()
-        commit(placed.envs, placed.ends, self.envs, self.committed)
+        self._is_open[...] = False
+        if self.is_staged:
+            self.take_counts()
+        self.recount()
+        self._is_torn = False
 
-    def _link(self, placed: Placed) -> None:
-        rows, is_inner = placed.rows, placed.is_joined & (placed.previous >= 0)
-        codes, is_outer = np.zeros(len(rows), np.int32), placed.is_joined & (placed.previous < 0)
-        codes[placed.previous[is_inner]] = rows[is_inner] + 1 + self._first_row
-        self.links[rows] = codes
-        self.links[placed.before_rows[is_outer]] = rows[is_outer] + 1 + self._first_row
+    def take_counts(self) -> None:
+        """Ask the device how many rows there are; waits."""
+        self.begun[...], self.committed[...] = _on_host(self._begun), _on_host(self._committed)
 
-    def mend(self, *, all_rows: bool = False) -> None:
-        """Let no row lead to one that was never committed, after an add that was torn.
+    def restore(
+        self, rings: np.ndarray, last: np.ndarray | None, is_open: np.ndarray | None,
+        links: np.ndarray | None, older: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        """Take over counts int64 (R, 2), environments and links, when rows are there."""
+        there = self._there
+        if last is not None and is_open is not None:
+            self._last[...], self._is_open[...] = there(last), there(is_open)
+        if links is not None and self._links is not None:
+            self._links[...] = there(links)
+        if older is not None and older.size:
+            self._older[...] = there(older)
+        self.begun[...], self.committed[...] = rings.T
+        self._begun[...], self._committed[...] = there(rings[:, 0]), there(rings[:, 1])
+        if len(self._mirrors["link"]):
+            self._changed = [self._arange(self.plan.num_rows)]
+        self._is_torn = False
+        self.recount()
 
-        Such a link is in a row that is the newest of its environment: environments are brought up
-        to date behind all else. With `all_rows` nobody knows which these are.
-        """
-        if self.once is not None or not len(self.links) or not (self.begun > self.committed).any():
-            return
-        span, rows = self.plan.span, np.arange(self.plan.num_rows)
-        if not all_rows:
-            rings = np.arange(len(self.envs)) // self._envs_per_ring
-            rows = rings * span + (self.envs["last"] - 1) % span
-        rows = rows[self.numbers_of(rows) >= np.maximum(self.begun - span, 0)[rows // span]]
-        links = self.links[rows] - 1 - self._first_row
-        led = np.where((links >= 0) & (links < self.plan.num_rows), links, rows)
-        wrong = (links >= 0) & (self.numbers_of(led) <= self.numbers_of(rows))
-        self.links[rows[wrong]] = 0
-        self._is_stale = self.is_staged
+    def mend(self) -> None:
+        """After a power loss, let no row lead to one that does not count."""
+        if self._links is not None:
+            led = np.maximum(self._links - 1, 0)
+            rows = np.arange(self.plan.num_rows)
+            is_wrong = (self._links > self.plan.num_rows) | (self._links < 0)
+            led[is_wrong] = 0
+            is_wrong |= self.numbers_of(led) <= self.numbers_of(rows)
+            self._links[is_wrong] = 0
+
+
+def _on_host(values: Any) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
@@ -432,9 +562,9 @@ def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.nd
 
     NumPy copies such an item by one call, in two thirds of the time that its numbers take.
     """
-    found = row_views(words, {path: fields[path] for path in fields if path != "link"})
+    found = row_views(words, {path: fields[path] for path in fields if path not in _LINKS})
     for path, field in fields.items():
-        if field.shape and field.nbytes:
+        if path in found and field.shape and field.nbytes:
             kind, strides = np.dtype((np.void, field.nbytes)), words.strides[:1]
             found[path] = np.ndarray(len(words), kind, words, field.offset, strides)
     return found
@@ -449,37 +579,3 @@ def write_columns(
         if array.ndim > column.ndim:  # one of `_items_of`
             array = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)[:, 0]
         column[rows] = array
-
-
-@njit(nogil=True, cache=True)
-def place(ids, is_over, cuts, sizes, begun, envs, ends, written):
-    """Find rows for transitions, and the rows that they follow.
-
-    Args:
-        ids: int64 (K,), environments.
-        is_over: bool (K,), the next row begins another episode.
-        cuts: int64 (C,), environments whose episodes are cut before.
-        sizes: Environments and rows of a ring.
-        begun: int64 (R,), transitions ever begun in each ring.
-        envs: ENVS (N,), brought up to date.
-        ends: int64 (R,), transitions ever added to each ring; brought up to date.
-        written: int64 (5, K) and bool (2, K): `numbers` to `is_joined` of `Placed`.
-    """
-    (per_ring, span), (found, flags) = sizes, written
-    newest = np.full(envs.shape[0], -1)
-    for env in cuts:
-        envs[env]["is_open"] = False
-    for i in range(ids.shape[0]):
-        env = ids[i]
-        ring = env // per_ring
-        number, before = ends[ring], envs[env]["last"] - 1
-        found[0, i], found[1, i] = number, ring * span + number % span
-        found[2, i], found[3, i] = before, ring * span + before % span
-        found[4, i], flags[0, i] = newest[env], envs[env]["is_open"]
-        envs[env]["last"], envs[env]["is_open"] = number + 1, not is_over[i]
-        newest[env] = i
-        ends[ring] = number + 1
-    for i in range(ids.shape[0]):
-        ring = ids[i] // per_ring
-        first = max(max(ends[ring], begun[ring]) - span, 0)
-        flags[1, i] = flags[0, i] and found[2, i] >= first

@@ -23,6 +23,7 @@ from buffers.core.arguments import (
 from buffers.core.columns import Allocate, spec_bytes
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
+from buffers.core.sequences import read_states
 from buffers.core.state import (
     Block,
     LoadedState,
@@ -33,10 +34,8 @@ from buffers.core.state import (
     contradiction,
 )
 from buffers.rollout.gae import GaeInputs, estimate
-from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
-from buffers.rollout.rows import RolloutRows
-from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage
+from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage, plan_rollout
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 
@@ -55,26 +54,9 @@ class _Progress:
     """How far a rollout has come."""
 
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
-    policy: set[int] = field(default_factory=set)  # steps that went through `put`
-    extras: dict[str, set[int]] = field(default_factory=dict)  # the same of extra columns
+    put: dict[str, set[int]] = field(default_factory=dict)  # steps by the columns that were `put`
     uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
-    num_taken: int = 0  # steps whose slots were taken
-    num_sent: int = 0  # steps whose results are on the device
     is_computed: bool = False
-
-
-def _result(name: str) -> Any:
-    """A column of results: what the env has written is on the device when it is looked at."""
-
-    def look(self: Any) -> torch.Tensor:
-        self._send_results()
-        return self._storage.tensors[name]
-
-    def put_back(self: Any, tensor: Any) -> None:  # as `rollout.rewards /= 10` does
-        if tensor is not self._storage.tensors[name]:
-            raise AttributeError(f"{name} is memory of the buffer: write into rollout.{name}[:]")
-
-    return property(look, put_back)
 
 
 class RolloutBuffer(StatefulBuffer):
@@ -94,33 +76,29 @@ class RolloutBuffer(StatefulBuffer):
     `set_final_values`. To leave out more rows set elements of `valid_pages` (of envs on a device:
     `valid`) to False before `compute_advantages`.
 
-    Where rows are agents of games, some die before their game ends, and others come later. The
-    environment then writes into `slot(t).valid`, of all steps or none, which rows acted in step t;
-    the others are no transitions. The value of the observation an agent's life was cut off with is
-    that of the next row, unless its game was reset in that step: then give it to
-    `set_final_values`.
+    Of agents in games, which die before their game ends or come later, the env writes into
+    `slot(t).valid`, of all steps or none, which rows acted; the others are no transitions. The
+    value of the observation an agent's life was cut off with is that of the next row, unless its
+    game was reset in that step: then give it to `set_final_values`.
 
     Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
-    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags; `put` and
-    `env_actions` wait for the actions.
-
-    With `allocate=envs.allocate` of envs on the same device nothing passes through the host. No
-    call waits but `check`, which raises what would be an error, `episodes`, `num_valid`,
-    `state_dict` and `set_final_values` with ids, and all from `obs_at` to `advance` can be captured
-    in CUDA graphs (register `generator` with that of the minibatches, which have to be `fixed`).
+    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags, and `put`
+    and `env_actions` wait for the actions. With `allocate=envs.allocate` of envs on the same device
+    nothing passes through the host. No call waits but `check`, which raises what would be an error,
+    `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids, and all from `obs_at` to
+    `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
+    which have to be `fixed`).
 
     Attributes:
-        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`,
-            to be written into; putting another in its place has no effect, or is an error.
+        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, to
+            be written into; putting another in its place has no effect, or is an error.
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs, advantages, returns: float32 (T, N); the last are advantages + values.
         values: float32 (T + 1, N).
-        rewards: float32 (T, N). On another device than the env's, a look at this, or the next two,
-            enqueues the copy of steps written since; what is then changed there counts.
-        terminations, truncations: bool (T, N).
+        rewards, terminations, truncations: float32 and bool (T, N), where the env writes them, so
+            that of envs on the CPU they are there.
         valid: bool (T, N), complete after `compute_advantages`.
-        valid_pages: The same as a NumPy array of host pages, for rows to leave out; None if envs
-            are on a device.
+        valid_pages: The same as a NumPy array; None if envs are on a device.
         final_values: float32 (T, N), or None under NEXT_STEP.
         extras: The extra columns by name, (T, N, ...); and game columns, (T, N / A, ...).
 
@@ -130,8 +108,8 @@ class RolloutBuffer(StatefulBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. With
-            `allocate=envs.allocate`, and in `step(out=rollout.slot(t))`, envs compare it to theirs.
+        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. In
+            `step(out=rollout.slot(t))` envs compare it to theirs.
         gamma, gae_lambda: Discount, and lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
@@ -163,8 +141,6 @@ class RolloutBuffer(StatefulBuffer):
     >>> rollout.advance()
     """
 
-    rewards, terminations, truncations = map(_result, RESULTS)
-
     _is_apart = False  # tests on the CPU set it, for host pages of their own as on other devices
 
     def __init__(
@@ -186,32 +162,32 @@ class RolloutBuffer(StatefulBuffer):
     ):
         self.gamma = read_number("gamma", gamma)
         self.gae_lambda = read_number("gae_lambda", gae_lambda)
-        layout = self._layout = plan_rollout(
-            num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
-        _check_mode_of_owner(allocate, layout)
+        columns: Any = {
+            "extra_columns": extra_columns,
+            "game_columns": game_columns,
+            "agents_per_game": agents_per_game,
+        }
+        sizes = num_steps, num_envs, observation_space, action_space
+        layout = plan_rollout(*sizes, autoreset_mode=autoreset_mode, **columns)
+        self._layout = layout
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.autoreset_mode, self.device = layout.autoreset_mode, resolve_device(device)
         is_apart = self._is_apart or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
             storage = RolloutStorage(layout, self.device, allocate, is_apart=is_apart)
-            self._rows = RolloutRows(storage, seed)
-        self._storage, self._sampler = storage, Sampler(storage, self._rows)
+            self._storage, self._sampler = storage, Sampler(storage, seed)
         tensors = storage.tensors
         self.obs, self.actions = storage.obs, tensors["actions"]
         self.log_probs, self.values = tensors["log_probs"], tensors["values"]
         self.advantages, self.returns = tensors["advantages"], tensors["returns"]
         self.valid, self.final_values = tensors["valid"], tensors.get("final_values")
+        self.rewards, self.terminations, self.truncations = (storage.at_env[n] for n in RESULTS)
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
-        self._remember(
-            RolloutBuffer, num_steps, num_envs, observation_space, action_space,
-            autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
+        options = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, **columns}
+        self._remember(RolloutBuffer, *sizes, autoreset_mode=autoreset_mode, **options)
 
     @classmethod
     def nbytes_for(
@@ -253,12 +229,12 @@ class RolloutBuffer(StatefulBuffer):
     def num_valid(self) -> int:
         """Number of valid rows, which `minibatches` draws from; after `compute_advantages`."""
         self._require("num_valid", is_computed=True)
-        return int(self._rows.num_valid)
+        return int(self._storage.num_valid)
 
     @property
     def generator(self) -> torch.Generator | None:
         """That of minibatches, to register with a CUDA graph; None if envs are on the CPU."""
-        return self._rows.generator.torch if self._storage.is_on_device else None
+        return self._sampler.generator.torch if self._storage.is_on_device else None
 
     # Collecting.
 
@@ -274,13 +250,12 @@ class RolloutBuffer(StatefulBuffer):
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
         self._storage.write_obs(0, leaves)
-        self._rows.start()
+        self._storage.start()
         self._begin()
 
     def _begin(self) -> None:
         """Open all steps for writing; the device has been waited for."""
         self._storage.begin()
-        self._rows.begin()
         self._is_started, self._at = True, _Progress(self.num_steps)
 
     def obs_at(self, t: int) -> Any:
@@ -290,8 +265,7 @@ class RolloutBuffer(StatefulBuffer):
             Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
             the copy of host pages is enqueued, if that is another memory.
         """
-        if not (0 <= t <= self.num_steps and self._is_started):
-            raise self._refusal("obs_at", t, self.num_steps)
+        t = self._step("obs_at", t, self.num_steps, self.num_steps)
         if self._storage.is_apart and self._at.open_steps:
             self._storage.upload_obs(t)
             self._at.uploaded.add(t)
@@ -309,24 +283,17 @@ class RolloutBuffer(StatefulBuffer):
         Returns:
             bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
         """
-        if not (0 <= t <= self.num_steps and self._is_started):
-            raise self._refusal("is_first_at", t, self.num_steps)
-        t = operator.index(t)
+        t = self._step("is_first_at", t, self.num_steps, self.num_steps)
         if t > 0:
-            self._rows.mark_first(t, t + 1)
+            self._storage.mark_first(t, t + 1)
         self._storage.upload("is_first", slice(t, t + 1))
         return self._storage.tensors["is_first"][t]
 
     def _read_obs(self, obs: Any) -> list[Any]:
-        own = self.obs
-        if (  # nothing passes through the host
-            self._storage.is_on_device
-            and isinstance(obs, torch.Tensor)
-            and isinstance(own, torch.Tensor)
-            and (obs.device, obs.dtype, obs.shape) == (own.device, own.dtype, own.shape[1:])
-        ):
-            return [obs.detach()]
-        leaves = self._layout.obs_leaves
+        own, leaves = self._storage.obs_rows[0], self._layout.obs_leaves
+        are_tensors = isinstance(obs, torch.Tensor) and isinstance(own, torch.Tensor)
+        if self._storage.is_on_device and are_tensors and _kind(obs) == _kind(own):
+            return [obs.detach()]  # nothing passes through the host
         return read_nest("obs", obs, self.observation_space, leaves, self.num_envs, self.device)
 
     def write_obs(self, t: int, obs: Any) -> None:
@@ -336,9 +303,7 @@ class RolloutBuffer(StatefulBuffer):
             t: 0 to T.
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
         """
-        if not (0 <= t <= self.num_steps and self._at.open_steps):
-            raise self._refusal("write_obs", t, self.num_steps)
-        t = operator.index(t)  # what is equal to an integer indexes otherwise
+        t = self._step("write_obs", t, self.num_steps, self._at.open_steps)
         leaves = self._read_obs(obs)
         self._take_back_obs(t)
         self._storage.write_obs(t, leaves)
@@ -377,44 +342,38 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: t out of range or at the wrong time, wrong shape or dtype, an unknown
                 column; nothing was changed.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("put", t, self.num_steps - 1)
-        outputs = {"actions": actions, "log_probs": log_probs, "values": values}
-        missing = [name for name, given in outputs.items() if given is None]
-        if missing and not (extras and len(missing) == len(outputs)):
-            raise BufferMisuseError(
-                f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
-                "log_probs and values together, or extra columns alone"
-            )
-        given = extras if missing else {**outputs, **extras}
+        t = self._step("put", t)
+        given = {"actions": actions, "log_probs": log_probs, "values": values, **extras}
+        missing = [name for name, column in given.items() if column is None]
+        if missing:
+            if not extras or len(missing) < 3:
+                raise BufferMisuseError(
+                    f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
+                    "log_probs and values together, or extra columns alone"
+                )
+            given = extras
         for name in extras:
             if name not in self.extras:
-                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
                 raise BufferMisuseError(
-                    f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
-                    "game_columns of the constructor"
+                    f"there is no extra column {name!r}, only {sorted(self.extras)}; name it in "
+                    "extra_columns or game_columns of the constructor"
                 )
-        rows = [self._storage.rows[name][t] for name in given]
-        found = [
-            read_tensor(name, column, row.shape, row.dtype)
-            for row, (name, column) in zip(rows, given.items(), strict=True)
-        ]
-        for row, column in zip(rows, found, strict=True):
+        pairs = []
+        for name, column in given.items():
+            row = self._storage.rows[name][t]
+            pairs.append((row, read_tensor(name, column, row.shape, row.dtype)))
+        for row, column in pairs:
             row.copy_(column)
-        for name in extras:
-            self._at.extras.setdefault(name, set()).add(t)
-        if missing:
-            return self._storage.action_rows[t]
-        self._at.policy.add(t)
-        return self.env_actions(t)
+        for name in extras if missing else ("values", *extras):
+            self._at.put.setdefault(name, set()).add(t)
+        return self._storage.action_rows[t] if missing else self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
         """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
 
         `put` returns them too; this is for actions written into `actions[t]` directly.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("env_actions", t, self.num_steps - 1)
+        t = self._step("env_actions", t)
         if self._storage.is_apart:
             self._storage.at_env["actions"][t].copy_(self.actions[t])
         return self._storage.action_rows[t]
@@ -423,38 +382,23 @@ class RolloutBuffer(StatefulBuffer):
         """Where the environment writes the results of step t.
 
         Observations go into row t + 1, the rest into row t, of memory that is written anew in every
-        rollout. The first slot taken in a rollout marks all rewards as not written, and
-        `compute_advantages`, `episodes` and `advance` refuse while such marks are left, as after an
-        environment that raised. Take the slot again then, and step into it.
+        rollout. After an environment that raised take the slot again, and step into it: until then
+        `compute_advantages`, `episodes` and `advance` refuse.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("slot", t, self.num_steps - 1)
-        storage, at = self._storage, self._at
-        if not storage.is_marked:
-            storage.mark_results()
-        if storage.is_apart:
-            t = operator.index(t)
-            self._take_back_obs(t + 1)
-            at.num_taken, at.num_sent = max(at.num_taken, t + 1), min(at.num_sent, t)
-        return storage.slots[t]
-
-    def _send_results(self) -> None:
-        """Enqueue the copy of steps that were made since the last time; changes there stay."""
-        steps = slice(self._at.num_sent, self._at.num_taken)  # none, unless host pages are apart
-        if steps.start < steps.stop:
-            for name in RESULTS:
-                self._storage.upload(name, steps)
-            # A step of which something is missing comes once more.
-            is_whole = ~self._storage.unwritten_rewards()[steps].any(1)
-            self._at.num_sent += int(is_whole.long().cumprod(0).sum())
+        t = self._step("slot", t)
+        if not self._storage.is_marked:
+            self._storage.mark_results()
+        self._take_back_obs(t + 1)
+        return self._storage.slots[t]
 
     def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
         """Give the values of the observations that episodes truncated in step t ended with.
 
         Args:
             t: 0 to T - 1.
-            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`. A
-                tensor on a device is waited for, unless it is a mask and the envs are there too.
+            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`; None
+                for all. A tensor on a device is waited for, unless it is a mask and the envs are
+                there too.
             values: float (K,), estimated values of their final observations. With such a mask on
                 the device: (N,), of which those are taken.
 
@@ -462,37 +406,26 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: t, env_ids or values do not fit, or the mode is NEXT_STEP, where the
                 next row has the value already. Nothing was changed.
         """
-        if not 0 <= t < self._at.open_steps:
-            raise self._refusal("set_final_values", t, self.num_steps - 1)
+        t = self._step("set_final_values", t)
         if self.final_values is None:
             raise BufferMisuseError(
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
                 "the next row, and values[t + 1] its value; leave the call out"
             )
-        if env_ids is None:
-            raise BufferMisuseError(
-                "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
-                'mask such as infos["_final_obs"]'
-            )
-        row, has_final = self.final_values[operator.index(t)], self._rows.has_final
-        assert has_final is not None
-        if (
-            self._storage.is_on_device
-            and isinstance(env_ids, torch.Tensor)
-            and (env_ids.device, env_ids.dtype) == (row.device, torch.bool)
-            and env_ids.shape == row.shape
-        ):
-            mask, found = env_ids, read_tensor("values", values, row.shape, row.dtype)
+        row = self.final_values[t]
+        mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
+        if self._storage.is_on_device and isinstance(env_ids, torch.Tensor):
+            is_mask = _kind(env_ids) == (row.device, torch.bool, row.shape)
+            mask = env_ids if is_mask else mask
+        if mask is env_ids:  # nothing passes through the host
+            found = read_tensor("values", values, row.shape, row.dtype)
         else:
             ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
-            given = read_tensor("values", values, ids.shape, row.dtype)
-            mask, found = (
-                torch.zeros(row.shape, dtype=torch.bool, device="cpu"),
-                torch.zeros(row.shape, device="cpu"),
-            )
-            mask[ids], found[ids] = True, given.to("cpu", row.dtype)
+            given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
+            mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)
         torch.where(mask.to(row.device), found.to(row.device, row.dtype), row, out=row)
-        has_final[operator.index(t)].logical_or_(mask.to(has_final.device))
+        has_final: Any = self._storage.has_final
+        has_final[t].logical_or_(mask.to(has_final.device))
 
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
@@ -503,10 +436,9 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._require("advance")
-        self._rows.count_episodes()
+        self._storage.count_episodes()
         self._storage.wait_for_device()
-        self._storage.carry_obs()
-        self._rows.advance()
+        self._storage.advance()
         self._begin()
 
     # Learning.
@@ -527,50 +459,49 @@ class RolloutBuffer(StatefulBuffer):
         """
         self._require("compute_advantages")
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
-        rows, storage, outputs = self._rows, self._storage, (self.log_probs, self.values)
-        rows.finish()
-        is_unsure = storage.is_on_device or len(self._at.policy) < self.num_steps
-        for name, marks in self._at.extras.items() if policy_outputs else ():
+        storage, outputs = self._storage, (self.log_probs, self.values)
+        storage.finish()
+        is_unsure = storage.is_on_device or len(self._at.put.get("values", ())) < self.num_steps
+        for name, marks in self._at.put.items() if policy_outputs else ():
             # If there is none at all it was written into `extras` directly.
-            if missing := sorted({*range(self.num_steps)} - marks):
+            if name in self.extras and (missing := sorted({*range(self.num_steps)} - marks)):
                 raise BufferMisuseError(
                     f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
                     f"{name}=... to put(t, ...) for every step"
                 )
-        rows.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
-        rows.count_episodes(is_finished=True)
+        storage.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
+        storage.count_episodes(is_finished=True)
         if is_unsure:  # what was not written, and need not be, is zero
             for column in outputs:
                 bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
-        rows.fill_final(self.final_values, self.values)
+        storage.fill_final(self.final_values, self.values)
         if storage.is_apart:
-            for t in range(self.num_steps + 1):
-                if t not in self._at.uploaded:
-                    storage.upload_obs(t)
-            storage.upload("valid")
-        flags = self.terminations, self.truncations, self.final_values, self.valid
-        estimate(
-            GaeInputs(self.rewards, self.values, *flags), self.advantages, self.returns,
-            self.gamma, self.gae_lambda,
-            is_compiled=not (storage.is_apart or storage.is_on_device),
-        )  # fmt: skip
-        rows.list_valid()
+            for t in {*range(self.num_steps + 1)} - self._at.uploaded:
+                storage.upload_obs(t)
+        for name in (*RESULTS, "valid"):
+            storage.upload(name)
+        there, values, final = storage.tensors, self.values, self.final_values
+        ends = there["terminations"], there["truncations"]
+        inputs = GaeInputs(there["rewards"], values, *ends, final, self.valid)
+        results, law = (self.advantages, self.returns), (self.gamma, self.gae_lambda)
+        is_compiled = not (storage.is_apart or storage.is_on_device)
+        estimate(inputs, *results, *law, is_compiled=is_compiled)
+        storage.list_valid()
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
     def check(self) -> None:
         """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
 
-        Raises:
-            BufferMisuseError: As by `compute_advantages`, which raises it at once of other envs.
+        Of other envs `compute_advantages` raises the BufferMisuseError itself.
         """
-        self._rows.raise_faults()
+        self._storage.raise_faults()
 
     def count_episodes(self) -> None:
         """Add up the episodes for `episodes`, before rewards are changed, say; without waiting."""
         self._require("count_episodes")
-        self._rows.count_episodes()
+        self._storage.count_episodes()
 
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
@@ -583,9 +514,9 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
         """
         self._require("episodes")
-        if self._rows.is_on_host:
-            self._rows.count_episodes()
-        return EpisodeStats(*self._rows.episodes())
+        if self._storage.is_on_host:
+            self._storage.count_episodes()
+        return EpisodeStats(*self._storage.episodes())
 
     def minibatches(
         self,
@@ -600,24 +531,24 @@ class RolloutBuffer(StatefulBuffer):
 
         The batches of one pass differ in size by one row at most. With `fixed` all batches of all
         rollouts have one size instead, so that a compiled learner sees one shape: `batch_size`, or
-        T * N / num_minibatches rounded up. Valid rows are spread as evenly as without, and some of
-        a batch are repeated, evenly too, to fill it. `batch.weights` float32 (B,) is 1 where a row
-        comes first, at least one of a batch, and 0 where it is repeated, so that means are
-        ``(weights * x).sum() / weights.sum()``. Without `fixed` weights are None.
+        T * N / num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
+        `batch.weights` float32 (B,) is 1 where a row comes first, at least one of a batch, and 0
+        where it is repeated, so that means are ``(weights * x).sum() / weights.sum()``. Without
+        `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             batch_size: Instead: the largest size of a batch, 1 to T * N.
             fixed: Make all batches of one size; needed if envs are on a device.
             normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
-                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as in
-                baselines, CleanRL and stable-baselines3. `rollout.advantages` remain.
+                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as
+                stable-baselines3 does. `rollout.advantages` remain.
             columns: Names of the columns to gather, extra and game columns among them; None for
                 all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
-            Batches in memory of their own. One pass at a time: beginning another, of `sequences`
-            too, shuffles the rows anew, and going on with the first then is an error.
+            Batches in memory of their own. One pass at a time: going on with one after another, of
+            `sequences` too, has begun is an error.
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
@@ -625,7 +556,7 @@ class RolloutBuffer(StatefulBuffer):
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require("minibatches", is_computed=True)
-        if not (fixed or self._rows.is_on_host):
+        if not (fixed or self._storage.is_on_host):
             raise BufferMisuseError(
                 "the host does not know how many rows are valid of envs on a device; pass "
                 "fixed=True"
@@ -649,8 +580,8 @@ class RolloutBuffer(StatefulBuffer):
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
         (L, S, ...): where a sequence is shorter its last step is repeated, and where sequences are
         too few for the batches some are repeated. `batch.weights` float32 (L, S) is 0 there and
-        where rows are not valid (the step of NEXT_STEP that only resets), and 1 elsewhere.
-        Sequences without valid row are left out, so that each batch has a weight of 1.
+        where rows are not valid, and 1 elsewhere; each batch has a 1. Where `is_first` bool (L, S)
+        is True the policy begins with a new state.
 
         Args:
             num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
@@ -659,54 +590,44 @@ class RolloutBuffer(StatefulBuffer):
             length: L, 1 to T; None for T, which splits the rollout by environments.
             initial_states: Names of extra columns with the policy's state before each step: of
                 these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
-            normalize_advantages: As in `minibatches`, over the rows of weight 1.
+            normalize_advantages: As in `minibatches`, like what is yielded and raised.
             columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
-
-        Yields:
-            Batches with `is_first` bool (L, S): where True the policy begins with a new state.
-            Their memory is like that of `minibatches`; one pass at a time.
-
-        Raises:
-            BufferMisuseError, BufferMemoryError: As by `minibatches`.
         """
         self._require("sequences", is_computed=True)
-        names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
-        for name in names:
-            if name not in self._layout.extras:
-                raise BufferMisuseError(
-                    f"initial_states has {name!r}, expected names of extra columns, which are "
-                    f"{sorted(self._layout.extras)}; name it in extra_columns of the constructor"
-                )
+        names = read_states(initial_states, self._layout.extras)
         batches = self._sampler.draw(
             num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
-        self._rows.mark_first(1, self.num_steps + 1)
+        self._storage.mark_first(1, self.num_steps + 1)
         self._storage.upload("is_first")
         return batches
 
     def _require(self, method: str, *, is_computed: bool = False) -> None:
         """Raise unless the rollout was started, or computed (on devices a graph may do that)."""
         if not self._is_started:
-            raise self._refusal(method, 0, 0)
-        if is_computed and not self._at.is_computed and self._rows.is_on_host:
+            raise BufferMisuseError(
+                f"{method} before the first rollout; call start(obs) with the observations of a "
+                "reset first"
+            )
+        if is_computed and not self._at.is_computed and self._storage.is_on_host:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
 
-    def _refusal(self, method: str, t: Any, last: int) -> BufferMisuseError:
-        """The error for a call with a step out of range or at the wrong time."""
-        if not self._is_started:
-            return BufferMisuseError(
-                f"{method} before the first rollout; call start(obs) with the observations of a "
-                "reset first"
-            )
+    def _step(self, method: str, t: Any, last: int | None = None, is_open: int = 0) -> int:
+        """A step from 0 to `last`, or T - 1; raise if there is none or it is the wrong time."""
+        if last is None:
+            last, is_open = self.num_steps - 1, self._at.open_steps
+        if 0 <= t <= last and self._is_started and is_open:
+            return operator.index(t)  # what is equal to an integer indexes otherwise
+        self._require(method)
         if 0 <= t <= last:
-            return BufferMisuseError(
+            raise BufferMisuseError(
                 f"{method}: this rollout is complete; call advance() to go on where it ended, or "
                 "start(obs) after a reset"
             )
-        return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
+        raise BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
     def _check_copyable(self) -> None:
         if self._storage.is_on_device:
@@ -716,14 +637,12 @@ class RolloutBuffer(StatefulBuffer):
             )
 
     def _copied_state(self) -> dict[str, Any]:
-        columns = self._storage.columns
+        storage, columns = self._storage, self._storage.columns
         return {
             "columns": {name: column.copied_pages() for name, column in columns.items()},
             "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
-            "is_marked": self._storage.is_marked,
-            "generator": self._rows.generator.get_state(),
-            "num_valid": int(self._rows.num_valid),
-            "is_counted": bool(self._rows.is_counted),
+            "storage": (storage.is_marked, int(storage.num_valid), bool(storage.is_counted)),
+            "generator": self._sampler.generator.get_state(),
         }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
@@ -731,25 +650,22 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.columns[name].take_copied_pages(pages)
         progress = copy.deepcopy(state["progress"])
         self._is_started, self._at, self.gamma, self.gae_lambda = progress
-        self._storage.is_marked = state["is_marked"]
-        self._rows.generator.set_state(state["generator"])
-        self._rows.num_valid.fill_(state["num_valid"])
-        self._rows.is_counted.fill_(state["is_counted"])
+        self._storage.is_marked, num_valid, is_counted = state["storage"]
+        self._storage.num_valid.fill_(num_valid)
+        self._storage.is_counted.fill_(is_counted)
+        self._sampler.generator.set_state(state["generator"])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Steps are not saved: call it between rollouts, right after `advance` or `start`.
-
-        Raises:
-            BufferMisuseError: A rollout is in progress or complete, or none was started.
+        Steps are not saved: BufferMisuseError, unless it is right after `advance` or `start`.
         """
         return super().state_dict()
 
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
         has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
-        if not at.open_steps or at.policy or has_results:
+        if not at.open_steps or "values" in at.put or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
@@ -758,7 +674,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _settings(self) -> dict[str, Any]:
         """Version, and settings that a state must share with the buffer it is loaded into."""
-        _, _, made = self._made_by  # gamma and lambda may have been changed since
+        made = self._made_by[2]  # gamma and lambda may have been changed since
         settings = {name: made[name] for name in ("gamma", "gae_lambda")}
         return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **settings}
 
@@ -774,7 +690,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         rows = {name: row.cpu().numpy() for name, row in self._carried().items()}
-        rows["generator"] = self._rows.generator.get_state()
+        rows["generator"] = self._sampler.generator.get_state()
         return {name: [row] for name, row in rows.items()}
 
     def _wanted_arrays(self) -> Wanted:
@@ -786,23 +702,16 @@ class RolloutBuffer(StatefulBuffer):
             check_bools(name, [row] if row.dtype == np.bool_ else [])
         if state.small["running_lengths"].min(initial=0) < 0:
             raise contradiction("it has negative running_lengths")
-        if not self._rows.generator.accepts_state(state.small["generator"]):
+        if not self._sampler.generator.accepts_state(state.small["generator"]):
             raise other_generator()
 
     def _take(self, state: LoadedState) -> None:
         self._storage.wait_for_device()
         for name, row in self._carried().items():
             row.copy_(torch.from_numpy(np.array(state.small[name])))
-        self._rows.generator.set_state(state.small["generator"])
+        self._sampler.generator.set_state(state.small["generator"])
         self._begin()
 
 
-def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
-    """Raise BufferMisuseError if `allocate` is a method of a vector env of another mode."""
-    envs = getattr(allocate, "__self__", None)
-    given = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
-    if given is not None and (mode := parse_autoreset_mode(given)) is not layout.autoreset_mode:
-        raise BufferMisuseError(
-            f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
-            f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
-        )
+def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype, torch.Size]:
+    return tensor.device, tensor.dtype, tensor.shape

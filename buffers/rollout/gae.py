@@ -12,7 +12,7 @@ from buffers.core.arguments import as_tensor, read_flags, read_number
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 
-__all__ = ["GaeInputs", "discounted_sums", "estimate", "fill_advantages", "gae"]
+__all__ = ["GaeInputs", "discounted_sums", "estimate", "fill_advantages", "gae", "sum_episodes"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
@@ -86,22 +86,24 @@ def gae(
     [11.0, 10.0, 9.0]
     """
     gamma, gae_lambda = read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
-    given = GaeInputs(rewards, values, terminations, truncations, final_values, valid)
-    inputs = _read_inputs(given)
+    inputs = _read_inputs(
+        GaeInputs(rewards, values, terminations, truncations, final_values, valid)
+    )
     on_cpu = inputs.rewards.device.type == "cpu"
     if compiled and not on_cpu:
         raise BufferMisuseError(
             f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
     if out is None:
-        pair: Any = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
+        pair = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
     else:
         pair = _read_out(out, rewards, inputs)
     is_compiled = on_cpu and compiled is not False
     estimate(inputs, pair[0], pair[1], gamma, gae_lambda, is_compiled=is_compiled)
     if out is not None:
         return out
-    return tuple(part.numpy() if isinstance(rewards, np.ndarray) else part for part in pair)
+    found: Any = (part.numpy() if isinstance(rewards, np.ndarray) else part for part in pair)
+    return tuple(found)
 
 
 def estimate(
@@ -176,14 +178,10 @@ def fill_advantages(
 ):  # fmt: skip
     """Fill advantages and returns of a whole rollout.
 
-    Rows are handed on one by one, as one-dimensional views: only in this form does LLVM turn the
-    loop into vector instructions (a two-dimensional one with the same body takes four times as
-    long). One thread: at 128 x 2048 that takes as long as copying the inputs.
-
-    Args:
-        rewards, values, ...: As of `gae`, C-contiguous; flags are uint8.
-        gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
-        advantages, returns: float (T, N), written; they must not overlap the inputs.
+    Arrays are as of `gae`, C-contiguous, flags uint8, and gamma and decay, discount * lambda, of
+    the dtype of rewards. Rows are handed on one by one, as one-dimensional views: only in this form
+    does LLVM turn the loop into vector instructions (a two-dimensional one with the same body takes
+    four times as long). One thread: at 128 x 2048 that takes as long as copying the inputs.
     """
     zero, later = gamma - gamma, np.zeros_like(values[0])
     for t in range(rewards.shape[0] - 1, -1, -1):
@@ -194,6 +192,27 @@ def fill_advantages(
             later, gamma, decay, zero, advantages[t], returns[t],
         )  # fmt: skip
         later = advantages[t]
+
+
+@njit(nogil=True, cache=True)
+def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
+    """Add up the episodes of a rollout (T, N), of rows that are valid alone.
+
+    Of those under way returns and lengths, float64 and int64 (N,), are changed; in episodes float64
+    (T, 2, N) both are written where one ends, else zeros.
+    """
+    episodes[:] = 0.0
+    for t in range(rewards.shape[0]):
+        for i in range(rewards.shape[1]):
+            if valid[t, i]:
+                returns[i] += rewards[t, i]
+                lengths[i] += 1
+            if terminations[t, i] | truncations[t, i]:
+                if valid[t, i]:
+                    episodes[t, 0, i] = returns[i]
+                    episodes[t, 1, i] = lengths[i]
+                returns[i] = 0.0
+                lengths[i] = 0
 
 
 def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
@@ -216,25 +235,30 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
 
 def _read_inputs(given: GaeInputs) -> GaeInputs:
     """The same as plain tensors, over the same memory if possible, with flags as bool."""
-    rewards = given.rewards
-    if not isinstance(rewards, np.ndarray | Tensor):
-        kind = type(rewards).__name__
-        raise BufferMisuseError(f"rewards is {kind}, expected a NumPy array or a torch tensor")
-    if rewards.ndim != 2 or 0 in rewards.shape:
+    rewards, floats = given.rewards, (torch.float32, torch.float64)
+    like = as_tensor("rewards", rewards) if isinstance(rewards, np.ndarray | Tensor) else None
+    if like is None or like.dtype not in floats or like.ndim != 2 or 0 in like.shape:
         raise BufferMisuseError(
-            f"rewards has shape {tuple(rewards.shape)}, expected (T, N) with at least one step and "
-            "one env; for a single env use rewards[:, None]"
+            f"rewards is {_described(rewards)}, expected an array or tensor, float32 or float64 "
+            "(T, N), of at least one step and one env; for a single env use rewards[:, None]"
         )
-    like = as_tensor("rewards", rewards)
-    if like.dtype not in (torch.float32, torch.float64):
-        raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
     found = list[Tensor | None]()
     for name, array in given._asdict().items():
         dtype = like.dtype if name == "rewards" or name.endswith("values") else torch.bool
-        shape = len(rewards) + (name == "values"), rewards.shape[1]
+        shape = len(like) + (name == "values"), like.shape[1]
         is_left_out = array is None and name in ("final_values", "valid")
         found.append(None if is_left_out else _read(name, array, rewards, shape, dtype))
     return GaeInputs(*found)
+
+
+def _described(array: Any) -> str:
+    """Kind, dtype, shape and place of what was given."""
+    if not isinstance(array, np.ndarray | Tensor):
+        return type(array).__name__
+    dtype, place = str(array.dtype).removeprefix("torch."), ""
+    if isinstance(array, Tensor) and array.device.type != "cpu":
+        place = f" on {array.device}"
+    return f"{type(array).__name__} {dtype} {tuple(array.shape)}{place}"
 
 
 def _read(
@@ -242,54 +266,37 @@ def _read(
 ) -> Tensor:
     """An array like the rewards as a plain tensor; raise BufferMisuseError if it does not fit."""
     kind = np.ndarray if isinstance(rewards, np.ndarray) else Tensor
-    if not isinstance(array, kind):
-        raise BufferMisuseError(
-            f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
-            "convert one of them"
-        )
-    tensor = as_tensor(name, array)
-    if tuple(tensor.shape) != shape:
-        hint = "; it has one row more than rewards: the values after the last step"
-        hint = hint if name == "values" else ""
-        raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}{hint}")
-    if dtype == torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
-        tensor = read_flags(name, tensor)
-    if tensor.dtype != dtype or tensor.layout is not torch.strided:
-        wanted = str(dtype).removeprefix("torch.")
-        raise BufferMisuseError(
-            f"{name} has dtype {array.dtype}, expected {wanted} in a dense array; convert it"
-        )
-    if kind is Tensor and tensor.device != rewards.device:
-        raise BufferMisuseError(
-            f"{name} is on {tensor.device}, expected {rewards.device} like rewards; move one of "
-            "them"
-        )
-    return tensor
+    if isinstance(array, kind):
+        tensor = as_tensor(name, array)
+        if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = read_flags(name, tensor)
+        is_there = kind is np.ndarray or tensor.device == rewards.device
+        found = tensor.dtype, tensor.layout, tuple(tensor.shape)
+        if is_there and found == (dtype, torch.strided, shape):
+            return tensor
+    place = f" on {rewards.device}" if kind is Tensor else ""
+    raise BufferMisuseError(
+        f"{name} is {_described(array)}, expected {kind.__name__} "
+        f"{str(dtype).removeprefix('torch.')} {shape}{place} as rewards has {_described(rewards)}"
+    )
 
 
 def _read_out(out: Any, rewards: Any, inputs: GaeInputs) -> list[Tensor]:
     """The pair as tensors over its memory; raise BufferMisuseError if it cannot be written into."""
     if not isinstance(out, tuple | list) or len(out) != 2:
-        raise BufferMisuseError(
-            f"out is {type(out).__name__}, expected a pair (advantages, returns)"
-        )
-    pair, others = list[Tensor](), inputs._asdict()
-    like = inputs.rewards
+        raise BufferMisuseError(f"out is {_described(out)}, expected a pair (advantages, returns)")
+    pair, others, like = list[Tensor](), inputs._asdict(), inputs.rewards
     for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
-        tensor = _read(name, array, rewards, tuple(like.shape), like.dtype)
+        tensor = _read(name, array, rewards, (like.shape[0], like.shape[1]), like.dtype)
         is_numpy = isinstance(array, np.ndarray)
         is_own = array.flags.carray and array.dtype.isnative if is_numpy else array.is_contiguous()
-        if not is_own:  # it would be read into a copy
+        shared = [n for n, x in others.items() if x is not None and _overlap(tensor, x)]
+        if shared or not is_own:  # it would be overwritten while it is read, or read into a copy
             raise BufferMisuseError(
-                f"{name} must be C-contiguous, aligned, writeable and of this machine's byte "
-                "order; pass a new array"
+                f"{name} must be C-contiguous, aligned, writeable, of this machine's byte order, "
+                f"and share no memory with inputs{', as it does with '.join(['', *shared])}; pass "
+                "new arrays"
             )
-        for other, read in others.items():
-            if read is not None and _overlap(tensor, read):
-                raise BufferMisuseError(
-                    f"out shares memory with {other}; the inputs are read while out is written, "
-                    "so pass separate arrays"
-                )
         others["itself"] = tensor
         pair.append(tensor)
     return pair

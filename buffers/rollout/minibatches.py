@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from buffers.core.arguments import check_count, read_columns
 from buffers.core.batches import Batch
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.kernels import bounded, random_word
 from buffers.core.memory import check_fits
-from buffers.rollout.rows import RolloutRows, Split
 from buffers.rollout.storage import RolloutStorage
 
-__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler"]
+__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler", "Split", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
+_ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
 
@@ -72,11 +77,23 @@ class RolloutSequenceBatch(Batch):
         return (self.actions if self.indices is None else self.indices).shape[1]
 
 
+class Split(NamedTuple):
+    """How a pass is cut into batches."""
+
+    size: int  # of batches
+    most: int  # batches there can be
+    is_by_size: bool  # the user gave the size
+
+    def number(self, count: int) -> int:
+        """How many batches `count` rows make."""
+        return -(-count // self.size) if self.is_by_size else min(self.most, count)
+
+
 class _Plan(NamedTuple):
     """How one pass goes through the rows."""
 
-    columns: dict[str, Tensor]  # (T * N, ...), or fewer rows of games, by path
-    states: dict[str, Tensor]  # (T * N, ...), of which sequences have the first row
+    paths: list[str]  # of the columns to gather
+    states: tuple[str, ...]  # of which sequences have the first row
     row_bytes: int  # of a batch
     split: Split
     length: int | None  # of sequences; None: batches have single rows
@@ -85,11 +102,25 @@ class _Plan(NamedTuple):
 
 
 class Sampler:
-    """Draws the passes through a finished rollout, one at a time."""
+    """Draws the passes through a finished rollout, one at a time.
 
-    def __init__(self, storage: RolloutStorage, rows: RolloutRows):
-        self._storage, self._rows = storage, rows
-        self._num_passes = 0
+    Attributes:
+        generator: Of the order of rows.
+    """
+
+    def __init__(self, storage: RolloutStorage, seed: int | None):
+        self._storage, self._num_passes, device = storage, 0, storage.num_valid.device
+        made = HostGenerator(seed) if storage.is_on_host else DeviceGenerator(seed, device)
+        self.generator: Any = made
+        layout, tensors = storage.layout, storage.tensors
+        self._obs = [leaf.path for leaf in layout.obs_leaves]
+        self._extras = (*layout.extras, *layout.games)
+        self._names = (*_COLUMNS, *self._extras)
+        # (T * N, ...), of games fewer.
+        self._flat = {
+            path: tensors[path][: layout.num_steps].flatten(0, 1)
+            for path in (*self._obs, "is_first", *self._names)
+        }
 
     def draw(
         self,
@@ -100,11 +131,10 @@ class Sampler:
         normalizes: bool,
         is_fixed: bool = True,
         length: int | None = None,
-        states: Collection[str] = (),
+        states: tuple[str, ...] = (),
     ) -> Iterator[Any]:
         """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
-        layout, tensors, kind = self._storage.layout, self._storage.tensors, "transitions"
-        names = (*_COLUMNS, *layout.extras, *layout.games)
+        layout, names, kind = self._storage.layout, self._names, "transitions"
         num_items = layout.num_steps * layout.num_envs
         if length is not None:
             names = ("is_first", *names)
@@ -113,56 +143,52 @@ class Sampler:
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
                     "smaller, or leave it out for sequences of all steps"
                 )
-            num_chunks = -(-layout.num_steps // length)
-            kind, num_items = f"sequences of {length} steps", num_chunks * layout.num_envs
+            kind = f"sequences of {length} steps"
+            num_items = -(-layout.num_steps // length) * layout.num_envs
         kept = read_columns(columns, ("obs", *names, "indices", "weights"))
         if normalizes and kept is not None and "advantages" not in kept:
             raise BufferMisuseError(
                 "normalize_advantages=True needs advantages, but columns does not name them; add "
                 '"advantages" to columns'
             )
-        paths = [leaf.path for leaf in layout.obs_leaves if kept is None or "obs" in kept]
+        paths = [*self._obs] if kept is None or "obs" in kept else []
         paths += [n for n in names if kept is None or n in kept or n == "is_first"]
-        flat = {p: tensors[p][: layout.num_steps].flatten(0, 1) for p in (*paths, *states)}
-        found = {path: flat[path] for path in paths if path not in states}
-        row_bytes = sum(column[:1].nbytes for column in found.values())
+        paths = [path for path in paths if path not in states]
+        flat = [self._flat[path] for path in paths]
+        row_bytes = sum(column.nbytes // len(column) for column in flat)
         split = _read_split(num_minibatches, batch_size, num_items, kind)
-        size, device = split.size * (length or 1), self._storage.device
+        size = split.size * (length or 1)
         advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {size} rows", size * row_bytes, device, advice)
-        initial = {name: flat[name] for name in states}
-        plan = _Plan(found, initial, row_bytes, split, length, is_fixed, normalizes)
-        return self._go(plan, self._rows.num_changes)
+        check_fits(f"a batch of {size} rows", size * row_bytes, self._storage.device, advice)
+        plan = _Plan(paths, states, row_bytes, split, length, is_fixed, normalizes)
+        return self._go(plan, self._storage.num_changes)
 
     def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
         self._require((self._num_passes, num_changes))
         self._num_passes += 1
         begun = self._num_passes, num_changes
         if plan.length is None:
-            sizes, parts = self._rows.order(plan.split, is_fixed=plan.is_fixed)
+            sizes, parts = self._order(plan.split, is_fixed=plan.is_fixed)
         else:
-            sizes, parts = self._rows.sequences(plan.split, plan.length)
+            sizes, parts = self._sequences(plan.split, plan.length)
         if self._storage.is_apart:
-            parts = [_sent(part, self._storage.device) for part in parts]
-        # Not `split`, here and below: autograd would take a batch that is changed in place for a
-        # change of the whole block, and refuse gradients of the others.
-        own = zip(*(part.unsafe_split_with_sizes(sizes) for part in parts), strict=True)
+            parts = [part.to(self._storage.device, non_blocking=True) for part in parts]
         # A call of torch takes longer than copying a small batch, so those are gathered together.
         most = max(sizes, default=1) * max(1, plan.row_bytes)
         at_once, start = max(1, _BLOCK_BYTES // most), 0
         for first in range(0, len(sizes), at_once):
             block = sizes[first : first + at_once]
-            rows = [part[start : start + sum(block)] for part in parts]
-            start += sum(block)
+            stop = start + sum(block)
             self._require(begun)
-            made = self._gather(plan, block, rows, islice(own, len(block)))[::-1]
+            made = self._gather(plan, block, *(part[start:stop] for part in parts))
+            start = stop
             while made:  # a batch that is handed out is named nowhere here, to be freed by the user
                 self._require(begun)
                 yield made.pop()
 
     def _require(self, begun: tuple[int, int]) -> None:
         """Raise BufferMisuseError if a pass is over."""
-        if begun != (self._num_passes, self._rows.num_changes):
+        if begun != (self._num_passes, self._storage.num_changes):
             raise BufferMisuseError(
                 "these minibatches are over: another pass or rollout has begun since, or "
                 "advantages were computed again; go through one pass at a time, "
@@ -170,61 +196,136 @@ class Sampler:
             )
 
     def _gather(
-        self, plan: _Plan, sizes: list[int], rows: list[Tensor], own: Iterable[Any]
+        self, plan: _Plan, sizes: list[int], rows: Tensor, weights: Tensor | None = None
     ) -> list[Any]:
-        """Batches of rows int64 (K,), with weights if any, which have `own` parts of both."""
+        """Batches, the last first, of rows int64 (K,), with their weights float32 (K,) if any."""
         layout, length = self._storage.layout, plan.length
-        shared = rows[0] // layout.agents_per_game if layout.games else rows[0]
-        columns = {
-            path: column.index_select(0, shared if path in layout.games else rows[0])
-            for path, column in plan.columns.items()
+        shared = rows // layout.agents_per_game if layout.games else rows
+        columns: dict[str, Tensor] = {
+            path: self._flat[path].index_select(0, shared if path in layout.games else rows)
+            for path in plan.paths
         }
         if plan.normalizes:
-            _normalize(columns["advantages"], sizes, *rows[1:])
-        parts = {path: column.unsafe_split_with_sizes(sizes) for path, column in columns.items()}
-        extras, leaves = (*layout.extras, *layout.games), [leaf.path for leaf in layout.obs_leaves]
-        batches = []
-        for k, (indices, *weights) in enumerate(own):
-            found: dict[str, Any] = {path: part[k] for path, part in parts.items()}
-            found |= {"indices": indices, "weights": weights[0] if weights else None}
+            _normalize(columns["advantages"], sizes, weights)
+        # Copies, as autograd takes a batch that is changed in place for a change of all parts of
+        # what it is a view of. Not `split` for the same reason.
+        columns["indices"] = rows.clone()
+        if weights is not None:
+            columns["weights"] = weights.clone()
+        kind, batches = RolloutBatch if length is None else RolloutSequenceBatch, []
+        split = [column.unsafe_split_with_sizes(sizes) for column in columns.values()]
+        for parts in zip(*split, strict=True):
+            found: dict[str, Any] = dict(zip(columns, parts, strict=True))
             if length is not None:
-                shape, first = (length, plan.split.size), indices[: plan.split.size]
-                found = {path: part.view(*shape, *part.shape[1:]) for path, part in found.items()}
-                states = {name: state.index_select(0, first) for name, state in plan.states.items()}
-                found["initial_states"] = states
-            if leaves[0] in found:
-                found["obs"] = self._storage.nest(found.pop(path) for path in leaves)
-            found["extras"] = {name: found.pop(name) for name in extras if name in found}
-            kind = RolloutBatch if length is None else RolloutSequenceBatch
+                first = found["indices"][: plan.split.size]
+                found = {k: x.view(length, len(first), *x.shape[1:]) for k, x in found.items()}
+                found["initial_states"] = {
+                    name: self._flat[name].index_select(0, first) for name in plan.states
+                }
+            if self._obs[0] in found:
+                found["obs"] = self._storage.nest(found.pop(path) for path in self._obs)
+            found["extras"] = {name: found.pop(name) for name in self._extras if name in found}
+            found.setdefault("weights", None)
             batches.append(kind._made_of(found))
-        return batches
+        return batches[::-1]
+
+    def _order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
+        """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
+
+        If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
+        repeated to fill a batch.
+        """
+        number, count = split.most, self._storage.num_valid
+        if self._storage.is_on_host:
+            rows = self._storage.at_env["rows"][: int(count)]
+            shuffle(rows.numpy(), self.generator.words)
+            number, count = split.number(len(rows)), len(rows)
+            if not is_fixed:
+                sizes = [count // number + (k < count % number) for k in range(number)]
+                return sizes, [rows]
+        else:
+            rows = self._shuffled(self._storage.at_env["valid"].reshape(-1))
+        order, weights = _pad(rows, count, number, split.size)
+        return [split.size] * number, [order, weights.float()]
+
+    def _sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
+        """The rows of sequences that have a valid one, in random order, in batches of one size.
+
+        Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
+        sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
+        """
+        layout, valid, number = self._storage.layout, self._storage.at_env["valid"], split.most
+        num_steps, num_envs = layout.num_steps, layout.num_envs
+        num_chunks = -(-num_steps // length)
+        missing = num_chunks * length - num_steps
+        chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
+        has_row = chunks.any(1).reshape(-1)
+        if self._storage.is_on_host:
+            ids = has_row.nonzero()[:, 0]
+            shuffle(ids.numpy(), self.generator.words)
+            count: Any = len(ids)
+            number = split.number(count)
+        else:
+            ids, count = self._shuffled(has_row), has_row.sum()
+        ids, is_own = _pad(ids, count, number, split.size)
+        ids, is_own = (part.view(number, 1, split.size) for part in (ids, is_own))
+        step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
+        last = step.clamp(max=num_steps - 1)
+        rows = (last * num_envs + ids % num_envs).reshape(-1)
+        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
+        return [length * split.size] * number, [rows, weights.float()]
+
+    def _shuffled(self, mask: Tensor) -> Tensor:
+        """Places in a mask bool (K,), in random order, those where it is set first."""
+        keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
+        keys.random_(generator=self.generator.torch)
+        return keys.masked_fill_(~mask, _LAST_KEY).argsort()
 
 
-def _sent(part: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device of a part of an order, for which nobody waits."""
-    if device.type == "cuda":
-        part = part.pin_memory()  # torch keeps the pages until the copy has left them
-    return part.to(device, non_blocking=True)
+@njit(nogil=True, cache=True)
+def shuffle(rows, generator):
+    """Shuffle rows int64 (K,), K < 2**31, in place; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
+    for last in range(rows.shape[0] - 1, 0, -1):
+        chosen = bounded(random_word(key, counter), last + 1)
+        counter = np.add(counter, _ONE)
+        rows[last], rows[chosen] = rows[chosen], rows[last]
+    generator[1] = counter
+
+
+def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
+    """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
+
+    Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
+    a bool says which come first. Where there are too few, a batch has one of another batch.
+    """
+    batch = torch.arange(num_batches, device=rows.device)[:, None]
+    place = torch.arange(size, device=rows.device)[None]
+    each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
+    own = each + (batch < longer)
+    start = batch * each + batch.clamp(max=longer)
+    # Up to and with a place ceil((place + 1) * own / size) rows are taken.
+    taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
+    weights = (taken > before) | ((own == 0) & (place == 0))
+    chosen = (start + taken - 1).clamp_(min=0)
+    return rows[chosen.reshape(-1)], weights.reshape(-1)
 
 
 def _read_split(
     num_minibatches: int | None, batch_size: int | None, num_items: int, kind: str
 ) -> Split:
     """How `num_items` of a kind are split, from the one number that was given."""
-    is_by_size = num_minibatches is None
-    name, given = ("batch_size", batch_size) if is_by_size else ("num_minibatches", num_minibatches)
-    if is_by_size == (batch_size is None):
-        raise BufferMisuseError(
-            "give either num_minibatches or batch_size, got "
-            f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-        )
-    number = check_count(name, given)
+    given = {"num_minibatches": num_minibatches, "batch_size": batch_size}
+    numbers = [(name, number) for name, number in given.items() if number is not None]
+    if len(numbers) != 1:
+        raise BufferMisuseError(f"give either num_minibatches or batch_size, got {given}")
+    name, number = numbers[0][0], check_count(*numbers[0])
     if number > num_items:
         raise BufferMisuseError(
             f"{name} is {number}, but the rollout has {num_items} {kind}; make it smaller"
         )
     other = -(-num_items // number)
-    return Split(number, other, True) if is_by_size else Split(other, number, False)
+    return Split(other, number, False) if batch_size is None else Split(number, other, True)
 
 
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:
@@ -237,12 +338,13 @@ def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = No
         count = len(list(batches))
         stop = start + count * size
         part = advantages[start:stop].view(count, size)
-        numbers = part.double()
-        own = torch.ones_like(numbers) if weights is None else weights[start:stop].view_as(numbers)
-        number = own.sum(1, keepdim=True)
+        numbers, number, fewer = part.double(), size, max(1, size - 1)
+        own: Any = 1.0 if weights is None else weights[start:stop].view_as(numbers)
+        if weights is not None:
+            number = own.sum(1, keepdim=True)
+            fewer = (number - 1).clamp(min=1)
         # Sums from the first row to the last, which are the same on every processor.
         errors = numbers - (numbers * own).cumsum(1)[:, -1:] / number
-        squares = (errors.square() * own).cumsum(1)[:, -1:]
-        deviation = (squares / (number - 1).clamp(min=1)).sqrt()
+        deviation = ((errors.square() * own).cumsum(1)[:, -1:] / fewer).sqrt()
         part.copy_(errors * (1.0 / (deviation + _EPSILON)))
         start = stop

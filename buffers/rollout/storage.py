@@ -1,33 +1,159 @@
-"""The memory of a rollout buffer, and the views of it that are handed out step by step.
+"""The memory of a rollout, and what follows from its steps: rows that count, episodes, faults.
 
 ::
 
     envs on the CPU, device "cpu"       one memory: arrays for the envs, tensors for the learner
     envs on the CPU, another device     host pages for the envs; tensors on the device, copied to
     envs on the device                  one memory: tensors there for both
+
+What follows is operations of torch on the memory that envs write to. On a device nothing is read
+back, so that it can be captured in a CUDA graph; what is wrong is noted there until somebody asks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+from torch.nn.functional import pad
 
-from buffers.core.arguments import as_tensor
-from buffers.core.columns import Allocate, allocate_columns
+from buffers.core.arguments import as_tensor, check_count
+from buffers.core.columns import Allocate, ColumnSpec, allocate_columns
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import build_tree
-from buffers.rollout.layout import RolloutLayout
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from buffers.rollout.gae import discounted_sums, sum_episodes
+from vecenv.core.arguments import read_autoreset_mode
 
-__all__ = ["RESULTS", "UNWRITTEN", "UNWRITTEN_FLAG", "RolloutSlot", "RolloutStorage"]
+__all__ = [
+    "RESULTS", "UNWRITTEN", "UNWRITTEN_FLAG", "RolloutLayout", "RolloutSlot", "RolloutStorage",
+    "parse_autoreset_mode", "plan_rollout",
+]  # fmt: skip
 
 RESULTS = ("rewards", "terminations", "truncations")
 # Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
 UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
+
+_NO_FINAL = 5
+_PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
+    "compute_advantages(..., policy_outputs=False) take zeros where nothing was written"
+)
+_FAULTS = (
+    "no results; step the environment into slot(t) for each step",
+    "no valid, but others have; an env that writes into slot(t).valid must write all its rows",
+    "a reward that is not finite; find what makes it, or leave the row out of `valid`",
+    f"no log_probs; {_PUT}",
+    f"no values; {_PUT}",
+)
+
+_MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
+
+# Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
+# the step in `put(t, ...)`.
+_TAKEN = frozenset((
+    "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
+    "final_values", "advantages", "returns", "rows", "over_before", "running_returns", "episodes",
+    "running_lengths", "has_final", "indices", "extras", "memory", "self", "t", "weights",
+    "is_first", "initial_states", "acting",
+))  # fmt: skip
+
+
+class RolloutLayout(NamedTuple):
+    """Sizes and columns of a rollout buffer; nothing is allocated yet."""
+
+    num_steps: int
+    num_envs: int
+    observation_space: Space
+    obs_leaves: list[Leaf]
+    extras: list[str]
+    games: list[str]  # the columns with one row per game
+    agents_per_game: int  # rows of a step that share one of these
+    autoreset_mode: AutoresetMode
+    columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
+
+
+def plan_rollout(
+    num_steps: int,
+    num_envs: int,
+    observation_space: Space,
+    action_space: Space,
+    *,
+    autoreset_mode: AutoresetMode | str,
+    extra_columns: Mapping[str, Space] | None,
+    game_columns: Mapping[str, Space] | None,
+    agents_per_game: int | None,
+) -> RolloutLayout:
+    """Plan the columns of a rollout buffer; raise BufferMisuseError for what does not do."""
+    num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
+    if num_steps * num_envs > _MAX_ROWS:
+        raise BufferMisuseError(
+            f"num_steps * num_envs is {num_steps * num_envs}, expected at most {_MAX_ROWS}; "
+            "use shorter rollouts"
+        )
+    obs = space_leaves(observation_space, "obs")
+    if not obs:
+        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    action, extras = action_leaf(action_space), extra_leaves(extra_columns, _TAKEN)
+    if game_columns and agents_per_game is None:
+        raise BufferMisuseError(
+            "game_columns needs agents_per_game, the number of agents whose rows share one of a "
+            "game column; pass it too"
+        )
+    agents = 1 if agents_per_game is None else check_count("agents_per_game", agents_per_game)
+    if num_envs % agents:
+        raise BufferMisuseError(
+            f"agents_per_game is {agents}, which does not divide num_envs = {num_envs}; expected "
+            "num_envs to be the number of games times that of agents of each"
+        )
+    games = extra_leaves(game_columns, _TAKEN | {leaf.path for leaf in extras}, "game column")
+    mode = parse_autoreset_mode(autoreset_mode)
+
+    steps, later = (num_steps, num_envs), (num_steps + 1, num_envs)
+    columns = [ColumnSpec(o.path, (*later, *o.shape), o.dtype, "both", True) for o in obs]
+    columns.append(ColumnSpec("actions", (*steps, *action.shape), action.dtype, "both", True))
+
+    def add(place: Any, dtype: Any, shape: tuple[int, ...], *names: str, is_shared: bool = False):
+        columns.extend(ColumnSpec(n, shape, np.dtype(dtype), place, is_shared) for n in names)
+
+    add("both", "f4", steps, "rewards", is_shared=True)
+    add("both", "?", steps, "terminations", "truncations", is_shared=True)
+    add("host", "?", steps, "acting", is_shared=True)
+    add("both", "?", steps, "valid")
+    add("both", "?", later, "is_first")
+    add("device", "f4", steps, "log_probs", "advantages", "returns")
+    add("device", "f4", later, "values")
+    add("host", "i8", (num_steps * num_envs,), "rows")  # the valid ones
+    add("host", "?", (num_envs,), "over_before")
+    add("host", "f8", (num_envs,), "running_returns")
+    add("host", "i8", (num_envs,), "running_lengths")
+    # Returns and lengths where episodes ended, else zeros.
+    add("host", "f8", (num_steps, 2, num_envs), "episodes")
+    for count, leaves in ((num_envs, extras), (num_envs // agents, games)):
+        for leaf in leaves:
+            add("device", leaf.dtype, (num_steps, count, *leaf.shape), leaf.path)
+    if mode is not AutoresetMode.NEXT_STEP:
+        add("device", "f4", steps, "final_values")
+        add("host", "?", steps, "has_final")
+    own, shared = ([leaf.path for leaf in leaves] for leaves in (extras, games))
+    space = observation_space
+    return RolloutLayout(num_steps, num_envs, space, obs, own, shared, agents, mode, columns)
+
+
+def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    """The mode of an enum member, or of its name or value; raise BufferMisuseError for others."""
+    try:
+        return read_autoreset_mode(mode)
+    except ValueError as error:
+        raise BufferMisuseError(
+            f'{error}; pass envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
+        ) from None
 
 
 class RolloutSlot(NamedTuple):
@@ -64,16 +190,20 @@ class RolloutStorage:
         is_on_device: Envs write tensors on the device.
         is_apart: Envs write host pages, which are copied to the device.
         columns: All columns by name.
-        tensors: Those of the learner, on the device; of what only the host has, there.
-        at_env: The same, but of what envs write and what follows from it alone, where they do.
-        obs: Those of observations, nested like the space.
-        obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
+        tensors, at_env: The tensors of all columns, where the learner has them; and where the env
+            has those that it writes, and what follows from them alone.
+        obs, obs_rows: Observations, nested like the space; and T + 1 nests (N, *obs_shape).
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
         rows: Views of the learner's tensors, one for each step.
         is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`.
+        has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
+        num_valid: int64 (), of the rollout that was computed last.
+        is_counted: bool (), whether the episodes of this rollout were added up.
+        num_changes: How often the rows became others: passes through them are over then.
+        faults: int64 (6,), by kind, the first row that lacks something, or T * N.
     """
 
     def __init__(
@@ -102,18 +232,31 @@ class RolloutStorage:
             advice="use fewer steps or envs, or smaller observations",
         )  # fmt: skip
         self.tensors = {name: column.tensor for name, column in self.columns.items()}
-        self.at_env = dict(self.tensors)
-        if self.is_apart:
-            for name, column in self.columns.items():
-                if column.is_twofold:
-                    self.at_env[name] = torch.from_numpy(column.host)
+        self.at_env = {
+            name: torch.from_numpy(column.host) if column.is_twofold else column.tensor
+            for name, column in self.columns.items()
+        }
         self.is_marked = False
         self.acting = self.at_env["acting"].view(torch.uint8)
         self.acting.fill_(UNWRITTEN_FLAG)
+        columns, self.is_on_host = self.at_env, not self.is_on_device
+        self._is_next_step = layout.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._num_rows = layout.num_steps * layout.num_envs
+        self._rewards, self._valid = columns["rewards"], columns["valid"]
+        self._ends, self._cuts = columns["terminations"], columns["truncations"]
+        self._is_first, self.has_final = columns["is_first"], columns.get("has_final")
+        self._over_before, self._episodes = columns["over_before"], columns["episodes"]
+        self._running = columns["running_returns"], columns["running_lengths"]
+        like: Any = {"device": self._rewards.device}
+        self.is_counted = torch.zeros((), dtype=torch.bool, **like)
+        self.num_valid = torch.zeros((), dtype=torch.int64, **like)
+        self.faults = torch.full((6,), self._num_rows, dtype=torch.int64, **like)
+        self.num_changes = 0
         self._paths = [leaf.path for leaf in layout.obs_leaves]
+        self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
         self.obs = self.nest(self.tensors[path] for path in self._paths)
-        rows = (self.tensors[path].unbind(0) for path in self._paths)
-        self.obs_rows = [self.nest(leaves) for leaves in zip(*rows, strict=True)]
+        obs_rows = zip(*(self.rows[path] for path in self._paths), strict=True)
+        self.obs_rows = [self.nest(leaves) for leaves in obs_rows]
         obs = zip(*map(self._rows_at_env, self._paths), strict=True)
         written = map(self._rows_at_env, (*RESULTS, "acting"))
         self.slots = []
@@ -122,21 +265,24 @@ class RolloutStorage:
             slot.valid, slot.autoreset_mode = acting, layout.autoreset_mode
             self.slots.append(slot)
         self.action_rows = self._rows_at_env("actions")
-        self.rows = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
 
     def _rows_at_env(self, name: str) -> list[Any]:
-        column = self.columns[name]
-        return list(column.rows() if self.is_on_device else column.host)
+        return list(self.rows[name] if self.is_on_device else self.columns[name].host)
 
     def nest(self, leaves: Any) -> Any:
         """Observations of leaves, nested like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
-        """Mark log_probs and values as not written yet; they read as NaN."""
+        """Mark log_probs and values as not written yet; forget what was known of the last steps."""
         self.is_marked = False
         for name in ("log_probs", "values"):
             self.tensors[name].view(torch.int32).fill_(UNWRITTEN)
+        self._valid.fill_(True)
+        self.is_counted.fill_(False)
+        self.num_changes += 1
+        if self.has_final is not None:
+            self.has_final.fill_(False)
 
     def mark_results(self) -> None:
         """Mark rewards, and which rows acted, as not written yet."""
@@ -155,10 +301,6 @@ class RolloutStorage:
         for path, leaf in zip(self._paths, leaves, strict=True):
             self.at_env[path][t].copy_(as_tensor("obs", leaf))
 
-    def carry_obs(self) -> None:
-        """Copy the last observations into the first row."""
-        self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
-
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from host pages to the device."""
         for path in self._paths:
@@ -173,3 +315,152 @@ class RolloutStorage:
         """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
         if self.is_apart and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def start(self) -> None:
+        """Forget episodes under way, as after a reset of all envs."""
+        for tensor in (self._over_before, *self._running):
+            tensor.zero_()
+        self._is_first[0] = True
+
+    def advance(self) -> None:
+        """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
+        last = self.mark_first(self.layout.num_steps, self.layout.num_steps + 1)
+        self._over_before.copy_(self._ends[-1] | self._cuts[-1])
+        self._is_first[0].copy_(last[0])
+
+    def mark_first(self, first: int, stop: int) -> Tensor:
+        """Write and return whether observations begin episodes, of steps 1 <= first to stop - 1.
+
+        See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
+        """
+        rows = self._is_first[first:stop]
+        lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
+        steps = slice(max(first - lag, 0), stop - lag)
+        begins = self._ends[steps] | self._cuts[steps]
+        if first < lag:
+            begins = torch.cat([self._over_before[None], begins])
+        before = slice(first - 1, stop - 1)
+        acting = self.acting[before]
+        if self.has_final is not None:
+            is_known = self.has_final[before] | (acting == UNWRITTEN_FLAG)
+            begins = self._ends[before] | (self._cuts[before] & is_known)
+        return rows.copy_(begins | (acting == 0))
+
+    def mark_valid(self) -> None:
+        """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
+        if self._is_next_step:
+            self._valid[0].logical_and_(~self._over_before)
+            self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
+        self._valid.logical_and_(self.acting != 0)
+
+    def list_valid(self) -> None:
+        """Count the valid rows, and list them on the host."""
+        self.num_changes += 1
+        if self.is_on_host:
+            found = self._valid.reshape(-1).nonzero()[:, 0]
+            self.at_env["rows"][: len(found)] = found
+            self.num_valid.fill_(len(found))
+        else:
+            self.num_valid.copy_(self._valid.sum())
+
+    def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
+        """Take the next rows' values for those not given, where agents' games go on."""
+        if self.has_final is not None and final_values is not None:
+            is_given = (self.has_final | (self.acting == UNWRITTEN_FLAG)).to(values.device)
+            torch.where(is_given, final_values, values[1:], out=final_values)
+
+    # Episodes.
+
+    def count_episodes(self, *, is_finished: bool = False) -> None:
+        """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
+        if self.is_on_host:
+            if not bool(self.is_counted):
+                if not is_finished:
+                    self.finish()
+                columns = self._rewards, self._valid, self._ends, self._cuts
+                tensors = *columns, *self._running, self._episodes
+                sum_episodes(*[tensor.numpy() for tensor in tensors])
+        else:
+            self.mark_valid()
+            self._count_there(self.is_counted)
+        self.is_counted.fill_(True)
+
+    def _count_there(self, is_done: Tensor) -> None:
+        """As `sum_episodes`, by operations of torch, unless it was done."""
+        over = self._ends | self._cuts
+        sums = torch.stack([torch.where(self._valid, self._rewards, 0.0), self._valid], 1).double()
+        for k, running in enumerate(self._running):
+            sums[0, k] += running
+        # Backwards, where `discounted_sums` adds up what comes later.
+        goes_on = pad((~over[:-1, None]).double().flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
+        sums = discounted_sums(sums.flip(0), goes_on.contiguous()).flip(0)
+        for k, running in enumerate(self._running):
+            left = torch.where(over[-1], 0.0, sums[-1, k]).to(running.dtype)
+            torch.where(is_done, running, left, out=running)
+        sums.masked_fill_(~(over & self._valid)[:, None], 0.0)
+        torch.where(is_done, self._episodes, sums, out=self._episodes)
+
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
+        has_ended = self._episodes[:, 1] > 0
+        returns, lengths = (self._episodes[:, k][has_ended].cpu() for k in range(2))
+        return returns.numpy(), lengths.long().numpy()
+
+    # Faults.
+
+    def finish(self) -> None:
+        """Complete `valid`; note what the env did not write, and wrong rewards."""
+        self._note(0, self.unwritten_rewards())
+        unwritten = self.acting == UNWRITTEN_FLAG
+        self._note(1, unwritten & ~unwritten.all())
+        self.raise_faults(waits=False)  # before flags that nobody wrote clear `valid`
+        self.mark_valid()
+        self._note(2, ~torch.isfinite(self._rewards) & self._valid)
+        self.raise_faults(waits=False)
+
+    def look_for_gaps(self, *outputs: Tensor) -> None:
+        """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
+
+        And truncated episodes whose final observation is not the next row, and has no value.
+        """
+        valid, unwritten = self._valid, self.acting == UNWRITTEN_FLAG
+        if outputs:
+            missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
+            self._note(3, missing[0].to(valid.device) & valid)
+            needed = valid | unwritten  # values in dead steps too, as those of final observations
+            needed[1:] |= valid[:-1]
+            self._note(4, missing[1].to(valid.device) & needed)
+        if self.has_final is not None:
+            cut_off = self._cuts & ~self._ends & valid & ~self.has_final
+            # An agent that acts in the next step, too, was in a game that was reset, so that its
+            # next row has another observation; in the last step that is not known.
+            cut_off[:-1] &= self.acting[1:] != 0
+            cut_off[-1] &= unwritten[-1]
+            self._note(_NO_FINAL, cut_off)
+        self.raise_faults(waits=False)
+
+    def _note(self, kind: int, mask: Tensor) -> None:
+        if self.is_on_host and not bool(mask.any()):
+            return
+        places = torch.arange(self._num_rows, device=mask.device)
+        first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
+        self.faults[kind] = torch.minimum(self.faults[kind], first)
+
+    def raise_faults(self, *, waits: bool = True) -> None:
+        """Raise BufferMisuseError for what was noted, and forget it; without waiting, if asked."""
+        if not (waits or self.is_on_host):
+            return
+        found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
+        if not found:
+            return
+        self.faults.fill_(self._num_rows)
+        kind, (t, env_id) = found[0][0], divmod(found[0][1], self.layout.num_envs)
+        if kind == _NO_FINAL:
+            raise BufferMisuseError(
+                f"env {env_id} was truncated in step {t}, but the value of its final observation "
+                f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
+                f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
+            )
+        late = "" if self.is_on_host else "; the advantages of that rollout were wrong"
+        raise BufferMisuseError(f"env {env_id} in step {t} had {_FAULTS[kind]}{late}")

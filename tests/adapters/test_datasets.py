@@ -227,7 +227,7 @@ def test_a_parquet_file_has_the_names_of_lerobot(tmp_path):
 def test_values_out_of_bounds_are_refused_on_the_way_out_as_on_the_way_in(kind, tmp_path):
     write, read, library = FILES[kind]
     pytest.importorskip(library)
-    buffer = SharedReplayBuffer(9, STATE, ACTIONS)
+    buffer = SharedReplayBuffer(9, STATE, ACTIONS, num_envs=1)
     rows = {"obs": np.full((2, 2), 8), "next_obs": np.full((2, 2), 8.5), "rewards": np.zeros(2)}
     flags = {"terminations": np.zeros(2, bool), "truncations": np.ones(2, bool)}
     buffer.add(**rows, **flags, actions=np.full((2, 3), 1.5))  # which takes it
@@ -426,8 +426,40 @@ def test_what_the_page_shows_runs(minari, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^(?:```python[^\n]*|<!-- setup)\n(.*?)^(?:```|-->)$", page, re.S | re.M)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     scope = {"__name__": "page"}
     for block in blocks:
         exec(block, scope)
     assert len(scope["replay"]) == 990
+
+
+def open_episodes():
+    """Two envs, the episodes of both cut off by the end of the recording."""
+    buffer = SharedReplayBuffer(20, STATE, ACTIONS, num_envs=2, track_env=True)
+    for t in range(4):
+        obs, later = np.array([[t, 0], [t, 1.0]]), np.array([[t + 1, 0], [t + 1, 1.0]])
+        flags = {"terminations": np.zeros(2, bool), "truncations": np.zeros(2, bool)}
+        buffer.add(
+            obs=obs, next_obs=later, actions=np.zeros((2, 3)), rewards=np.full(2, t), **flags
+        )
+    return buffer
+
+
+@pytest.mark.parametrize(("library", "flag"), [("h5py", "timeouts"), ("pyarrow", "next.truncated")])
+def test_ends_without_a_flag_are_flagged_in_files_for_others(library, flag, tmp_path):
+    """A reader that splits at the flags finds the episodes; ours gets them back as they were."""
+    module = pytest.importorskip(library)
+    if library == "h5py":
+        path = to_hdf5(open_episodes(), tmp_path / "data.hdf5")
+        with module.File(path) as file:
+            found = np.asarray(file[flag])
+        data = from_hdf5(path, STATE, ACTIONS)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        path = to_parquet(open_episodes(), tmp_path / "data.parquet")
+        found = parquet.read_table(path)[flag].to_numpy()
+        data = from_parquet(path, STATE, ACTIONS)
+    assert found.tolist() == 2 * [False, False, False, True]
+    episodes = list(data)
+    assert [len(episode["rewards"]) for episode in episodes] == [4, 4]
+    assert not any(episode["truncations"].any() for episode in episodes)

@@ -134,7 +134,7 @@ def observe_a_misspelt_field(state, agent, out):
     ids=["reset", "observe"],
 )
 def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line(changes):
-    with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place") as caught:
+    with pytest.raises(KernelCompileError, match="no field 'plce'; state has place") as caught:
         make(dataclasses.replace(WALK, **changes))
     assert "plce" in str(caught.value).splitlines()[1]
 

@@ -34,13 +34,6 @@ def load_kernels(request, monkeypatch):
 
 
 @pytest.fixture
-def load_uncached(monkeypatch):
-    """A function that returns a module of kernels compiled anew."""
-    njit = numba.njit
-    return lambda module: load_with(lambda **_: njit(nogil=True), module, monkeypatch)
-
-
-@pytest.fixture
 def set_free_bytes(monkeypatch):
     """A function that lets every request be compared with so many bytes of free memory."""
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from agent_games import DISABLED, MODES, NEXT_STEP, SAME_STEP, AgentGames
-from gymnasium.spaces import Box, Dict, Discrete
+from agent_games import DISABLED, MODES, SAME_STEP, AgentGames
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_model import (
@@ -77,17 +77,6 @@ def steps_of(envs, ids, valid):
     return steps
 
 
-def test_a_ring_without_envs_stores_valid_rows():
-    buffer, envs = SharedReplayBuffer(10, OBS, ACTIONS), CountingEnvs(5)
-    steps = envs.random_steps(range(5))
-    valid = np.array([True, False, True, True, False])
-    buffer.add(**columns_of(steps), valid=valid)
-    buffer.add(**columns_of(steps), valid=np.zeros(5, bool))
-    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [steps[i].obs for i in (0, 2, 3)]
-    buffer.add(**columns_of(steps), valid=np.ones(5, np.int64))  # like all flags
-    assert len(buffer) == 8
-
-
 WRONG = [
     (np.ones(3, bool), r"valid has shape \(3,\), expected \(4,\)"),
     (np.ones((4, 1), bool), r"valid has shape \(4, 1\), expected \(4,\)"),
@@ -105,12 +94,6 @@ def test_valid_that_does_not_fit_is_refused_and_changes_nothing(kind, valid, mes
         buffer.add(**columns_of(steps), valid=valid)
     assert len(buffer) == 0
     buffer.add(**columns_of(steps))
-
-
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, EpisodicReplayBuffer])
-def test_no_extra_column_is_named_valid(kind):
-    with pytest.raises(BufferMisuseError, match="extra column 'valid' has a name that is taken"):
-        kind(10, OBS, ACTIONS, num_envs=4, extra_columns={"valid": Box(0, 1, ())})
 
 
 def episodes_of(buffer):
@@ -266,20 +249,6 @@ class ListOfEpisodes:
         )
 
 
-def test_an_agent_that_leaves_without_a_flag_ends_its_episode_there():
-    games, envs = made(NEXT_STEP, 1, 2)
-    buffer = EpisodicReplayBuffer(50, SEEN, Discrete(3), num_envs=2)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(np.array([[1.0], [2.0]], np.float32))
-    no, actions = np.zeros(2, bool), np.zeros(2, int)
-    for obs, valid in [(3.0, [True, True]), (5.0, [True, False]), (7.0, [True, True])]:
-        columns = np.array([[obs], [obs + 1]], np.float32), np.zeros(2), no, no, {}
-        writer.step(actions, *columns, valid=valid)
-    assert episodes_of(buffer) == [([2.0, 4.0], False, False)]
-    assert buffer.open_lengths.tolist() == [3, 1]
-    assert games.num_envs == 2
-
-
 def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():
     _, envs = made(SAME_STEP, 1, 2)
     buffer = SharedReplayBuffer(50, SEEN, Discrete(3))
@@ -288,7 +257,7 @@ def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():
     writer.reset(obs)
     ended = np.array([True, False])
     writer.step(np.zeros(2, int), obs, np.zeros(2), ended, no, {}, valid=~no)
-    with pytest.raises(BufferMisuseError, match=r"rows \[0\] ended in their last step and act"):
+    with pytest.raises(BufferMisuseError, match=r"rows \[0\] have ended and act again"):
         writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~ended)
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)  # begun anew meanwhile
@@ -308,41 +277,8 @@ def test_a_writer_under_disabled_refuses_rows_that_act_after_their_end():
 
     writer.reset(np.array([[1.0], [11.0]], np.float32))
     step(2, ended, ~no)
-    with pytest.raises(BufferMisuseError, match=r"episodes of envs \[1\] have ended.*pass valid="):
+    with pytest.raises(BufferMisuseError, match=r"episodes of rows \[1\] have ended.*pass valid="):
         step(3, no, ~no)
     step(3, no, ~ended)  # the other agent plays on
     step(4, ended, ~no)
     assert episodes_of(buffer) == [([11.0, 12.0], True, False), ([13.0, 14.0], True, False)]
-
-
-@pytest.mark.parametrize(("valid", "message"), WRONG)
-def test_a_writer_refuses_valid_that_does_not_fit(valid, message):
-    games, envs = made(NEXT_STEP, 2, 2)
-    buffer = SharedReplayBuffer(50, SEEN, Discrete(3))
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(games.obs)
-    step = games.step()
-    columns = step.obs, step.rewards, step.terminations, step.truncations, {}
-    with pytest.raises(BufferMisuseError, match=message):
-        writer.step(np.zeros(4, int), *columns, valid=valid)
-    assert len(buffer) == 0
-
-
-@pytest.mark.parametrize("has_mask", [True, False])
-def test_nested_final_obs_are_told_apart_by_the_mask(has_mask):
-    space = Dict({"seen": SEEN})
-    envs = SimpleNamespace(
-        metadata={"autoreset_mode": SAME_STEP}, num_envs=2, single_observation_space=space,
-        single_action_space=Discrete(3),
-    )  # fmt: skip
-    buffer = SharedReplayBuffer(50, space, Discrete(3))
-    writer = TransitionWriter(envs, buffer)
-    obs = {"seen": np.array([[1.0], [2.0]], np.float32)}
-    writer.reset(obs)
-    infos = {"final_obs": {"seen": np.array([[7.0], [0.0]], np.float32)}}
-    if has_mask:
-        infos["_final_obs"] = np.array([True, False])
-    yes, no = np.ones(2, bool), np.zeros(2, bool)
-    writer.step(np.zeros(2, int), obs, np.zeros(2), yes, no, infos, valid=yes)
-    found = buffer.get(buffer.order()).next_obs["seen"][:, 0].tolist()
-    assert found == [7.0, 2.0 if has_mask else 0.0]

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import buffers
 import vecenv
-from buffers import BufferMisuseError, EpisodicReplayBuffer, TransitionWriter
+from buffers import BufferMisuseError, EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 LENGTHS = [3, 1, 5, 2]
@@ -209,14 +209,6 @@ def test_resetting_in_mid_episode_cuts_it():
     assert not buffer.episode(0)["truncations"].any()
 
 
-@pytest.mark.parametrize("mode", [None, "sometimes", "missing"])
-def test_an_unknown_autoreset_mode_is_refused(mode):
-    envs = make_envs("vecenv", NEXT_STEP)
-    envs.metadata = {} if mode == "missing" else {"autoreset_mode": mode}
-    with pytest.raises(BufferMisuseError, match="expected one of 'NextStep', 'SameStep'"):
-        TransitionWriter(envs, Recorder())
-
-
 def make_writer(mode=SAME_STEP):
     envs, recorder = make_envs("vecenv", mode), Recorder()
     writer = TransitionWriter(envs, recorder)
@@ -257,20 +249,6 @@ def test_bad_results_are_refused_and_change_nothing(result, message):
     assert [row["obs"][2] for _, row in recorder.rows] == [0, 0, 0, 0]
 
 
-def test_a_buffer_that_refuses_leaves_the_writer_as_it_was():
-    envs, _, _ = make_writer()
-    buffer = EpisodicReplayBuffer(9, envs.single_observation_space, spaces.Discrete(10), num_envs=4)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=0)[0])
-    actions = np.zeros(4, int)
-    obs, rewards, *rest = envs.step(actions)
-    with pytest.raises(BufferMisuseError, match=r"rewards\[2\] is nan as float32"):
-        writer.step(actions, obs, np.where(np.arange(4) == 2, np.nan, rewards), *rest)
-    assert writer.num_transitions == 0
-    writer.step(actions, obs, rewards, *rest)
-    assert writer.num_transitions == 4
-
-
 def test_calls_out_of_order_are_refused():
     envs = make_envs("vecenv", DISABLED)
     writer, actions = TransitionWriter(envs, Recorder()), np.zeros(4, int)
@@ -280,7 +258,7 @@ def test_calls_out_of_order_are_refused():
         writer.step(actions, *result)
     writer.reset(obs)
     writer.step(actions, *result)
-    with pytest.raises(BufferMisuseError, match=r"envs \[1\] have ended and autoreset is disabled"):
+    with pytest.raises(BufferMisuseError, match=r"rows \[1\] have ended and autoreset is disabled"):
         writer.step(actions, *result)
     with pytest.raises(BufferMisuseError, match="call sent"):
         writer.received(SimpleNamespace(env_ids=np.array([0])))
@@ -293,132 +271,6 @@ def test_calls_out_of_order_are_refused():
         writer.reset(obs, [4])
     with pytest.raises(BufferMisuseError, match="actions has dtype"):
         writer.sent(np.zeros(1), [0])
-
-
-def test_env_ids_are_passed_only_to_buffers_that_take_them():
-    class Plain:
-        def add(self, *, obs, next_obs, actions, rewards, terminations, truncations):
-            self.count = len(obs)
-
-    envs = make_envs("gymnasium", NEXT_STEP)
-    plain = Plain()
-    writer = TransitionWriter(envs, plain)
-    writer.reset(envs.reset(seed=0)[0])
-    for expected in (4, 3):  # env 1 ended in the first step
-        writer.step(np.zeros(4, int), *envs.step(np.zeros(4, int)))
-        assert plain.count == expected
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("name", ["SharedReplayBuffer", "PerEnvReplayBuffer"])
-def test_ring_buffers_get_the_transitions_of_each_env(name, mode):
-    if not hasattr(buffers, name):
-        pytest.skip(f"there is no {name}")
-    envs, options = make_envs("gymnasium", mode), {"seed": 0, "num_envs": 4}
-    options |= {"track_env": True} if name == "SharedReplayBuffer" else {}
-    ring = getattr(buffers, name)(
-        400, envs.single_observation_space, envs.single_action_space, **options
-    )
-    writer, recorder = TransitionWriter(envs, ring), Recorder()
-    recording = TransitionWriter(envs, recorder)
-    rng, obs = np.random.default_rng(0), envs.reset(seed=0)[0]
-    for each in (writer, recording):
-        each.reset(obs)
-    for _ in range(30):
-        actions = rng.integers(0, 10, 4)
-        result = envs.step(actions)
-        for each in (writer, recording):
-            each.step(actions, *result)
-        over = result[2] | result[3]
-        if mode is DISABLED and over.any():
-            obs = envs.reset(options={"reset_mask": over.copy()})[0]
-            for each in (writer, recording):
-                each.reset(obs, over)
-    expected = {
-        (*row["obs"].tolist(), *row["next_obs"].tolist(), row["actions"].item())
-        for _, row in recorder.rows
-    }
-    batch = ring.sample(2000)
-    found = zip(batch.obs.tolist(), batch.next_obs.tolist(), batch.actions.tolist(), strict=True)
-    assert len(ring) == len(recorder.rows)
-    assert {(*before, *after, action) for before, after, action in found} == expected
-
-
-class Endless:
-    """Envs whose episodes never end and whose observations never change."""
-
-    metadata = {"autoreset_mode": NEXT_STEP}
-    num_envs = 3
-    single_observation_space, single_action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
-    obs = np.zeros((3, 1), np.float32)
-
-    def reset(self):
-        return self.obs
-
-    def step(self, actions):
-        flags = np.zeros(3, bool)
-        return self.obs, np.full(3, 10.0), flags, flags, {}
-
-
-def run_endless(buffer, steps):
-    """Steps from a reset on, by a writer of their own."""
-    envs, actions = Endless(), np.zeros(3, int)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset())
-    for _ in range(steps):
-        writer.step(actions, *envs.step(actions))
-
-
-RING_CLASSES = [
-    buffers.SharedReplayBuffer,
-    buffers.PerEnvReplayBuffer,
-    buffers.PrioritizedReplayBuffer,
-]
-
-
-@pytest.mark.parametrize("way", ["file", "state", "same buffer"])
-@pytest.mark.parametrize("store_next", [True, False])
-@pytest.mark.parametrize("kind", RING_CLASSES)
-def test_no_window_joins_a_resumed_run_with_what_was_open_when_it_was_saved(
-    kind, store_next, way, tmp_path
-):
-    def make():
-        return kind(
-            60, Endless.single_observation_space, Endless.single_action_space, num_envs=3,
-            n_step=3, gamma=0.9, store_next=store_next,
-        )  # fmt: skip
-
-    saved = make()
-    run_endless(saved, 4)
-    resumed = saved if way == "same buffer" else make()
-    if way == "file":
-        saved.save(tmp_path / "saved")
-        resumed.load(tmp_path / "saved")
-    elif way == "state":
-        resumed.load_state_dict(saved.state_dict())
-    run_endless(resumed, 4)
-
-    rewards = np.round(resumed.get(resumed.order()).rewards.tolist(), 4).tolist()
-    assert {reward: rewards.count(reward) for reward in set(rewards)} == {
-        27.1: 2 * 2 * 3,  # whole windows: the first two steps of each run
-        19.0: 2 * 3,
-        10.0: 2 * 3,  # the last step of each run, also at the seam
-    }
-
-
-def test_episodes_open_when_a_run_was_saved_are_stored_when_it_is_resumed(tmp_path):
-    def make():
-        given = Endless.single_observation_space, Endless.single_action_space
-        return EpisodicReplayBuffer(60, *given, num_envs=3)
-
-    saved, resumed = make(), make()
-    run_endless(saved, 4)
-    saved.save(tmp_path / "saved")
-    resumed.load(tmp_path / "saved")
-    run_endless(resumed, 2)
-    assert resumed.episode_lengths.tolist() == [4, 4, 4]
-    assert resumed.open_lengths.tolist() == [2, 2, 2]
-    assert not resumed.episode(0)["truncations"].any()
 
 
 # Extra columns.
@@ -472,22 +324,7 @@ def make_buffer(kind, envs):
     return kind() if kind in (Recorder, EpisodeRecorder) else kind(400, *given, **options)
 
 
-BUFFERS = [*RING_CLASSES, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_extra_columns_stay_with_their_transitions(kind, mode):
-    envs, rng = make_envs("vecenv", mode), np.random.default_rng(0)
-    buffer = make_buffer(kind, envs)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=0)[0])
-    for _ in range(20):
-        actions = rng.integers(0, 10, 4)
-        result = envs.step(actions)
-        writer.step(actions, *result, twice=torch.from_numpy(twice(actions)), thrice=3 * result[1])
-        reset_ended(envs, writer, result[2] | result[3])
-    check_extras(rows_of(buffer))
+BUFFERS = [SharedReplayBuffer, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -538,36 +375,6 @@ def test_a_buffer_for_another_autoreset_mode_is_refused():
     TransitionWriter(make_envs("vecenv", SAME_STEP), buffer)
     with pytest.raises(BufferMisuseError, match="mode 'SameStep', but the envs have 'NextStep'"):
         TransitionWriter(make_envs("vecenv", NEXT_STEP), buffer)
-
-
-def test_a_writer_that_goes_on_after_a_load_cuts_what_is_open_in_the_buffer(tmp_path):
-    """Also where it knows that the episode of its own run has ended."""
-    envs, actions = Endless(), np.zeros(3, int)
-    buffer = buffers.SharedReplayBuffer(
-        60, envs.single_observation_space, envs.single_action_space, num_envs=3, n_step=2, gamma=0.9
-    )
-    run_endless(buffer, 2)
-    buffer.save(tmp_path / "saved")
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset())
-    obs, rewards, flags, _, infos = envs.step(actions)
-    writer.step(actions, obs, rewards, ~flags, flags, infos)
-    buffer.load(tmp_path / "saved")
-    writer.reset(envs.reset())
-    writer.step(actions, *envs.step(actions))
-    rewards = buffer.get(buffer.order()).rewards.tolist()
-    assert rewards == [19.0] * 3 + [10.0] * 6
-
-
-@pytest.mark.parametrize("kind", [*RING_CLASSES, EpisodicReplayBuffer])
-def test_episodes_are_cut_by_numbers_or_by_a_mask(kind):
-    buffer = kind(60, Endless.single_observation_space, Endless.single_action_space, num_envs=3)
-    run_endless(buffer, 2)
-    for env_ids in ([0, 2], np.array([True, False, True]), torch.tensor([1]), None):
-        buffer.cut_episodes(env_ids)
-    for wrong in ([3], [1, 1], np.ones(2, bool), [[0]], [0.5]):
-        with pytest.raises(BufferMisuseError, match="env_ids"):
-            buffer.cut_episodes(wrong)
 
 
 class Elsewhere(torch.Tensor):
@@ -705,21 +512,3 @@ def test_a_step_that_does_not_fit_the_devices_path_is_written_all_the_same(chang
     following = [row["next_obs"][1][:, 0].tolist() for row in shelf.rows]
     assert obs == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
     assert following == [[1, 6, 1], [2, 7, 2], [3, 8, 3]]
-
-
-def test_rows_of_a_device_that_did_not_act_are_not_written():
-    shelf = Shelf()
-    writer = on_a_device(shelf)
-    writer.reset(torch.zeros(3, 2))
-    *step, infos = a_step(1)
-    writer.step(*step, infos, valid=torch.tensor([True, True, False]))
-    assert shelf.rows[0]["rewards"][1].tolist() == [0.5, 1.5]
-    assert writer.num_transitions == 2
-
-
-@pytest.mark.parametrize("known", [[0, 1], [2]])
-def test_steps_of_a_device_before_a_reset_are_refused(known):
-    writer = on_a_device(Shelf())
-    writer.reset(torch.zeros(3, 2), known)
-    with pytest.raises(BufferMisuseError, match="are not known"):
-        writer.step(*a_step(1))

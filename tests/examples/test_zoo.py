@@ -38,7 +38,7 @@ def test_policies_are_small_and_of_the_present_settings(name):
     assert sum(file.stat().st_size for file in files) < 110_000
     assert {str(file.relative_to(ZOO / name)) for file in files} == {
         "options.json",
-        "policy.json",
+        "policy.pt",
         "checkpoint/last.pt",
     }
     policy = vecenv.load_policy(ZOO / name)  # without making its env

@@ -530,7 +530,7 @@ def try_constructor(case, cls, good, positional, path):
     """Make one with a hostile argument, and ask for its bytes; both are answered or refused."""
     given = hostile_options(case, good)
     count = 0
-    for what in (cls, cls.nbytes_for):
+    for what in (cls, *filter(None, [getattr(cls, "nbytes_for", None)])):
         kept = {
             name: value
             for name, value in given.items()
@@ -548,12 +548,6 @@ def try_constructor(case, cls, good, positional, path):
             )
         }
         if cls.__name__ == "EpisodicReplayBuffer" and what is not cls:
-            kept.pop("num_envs", None)
-        if (
-            cls.__name__ != "RolloutBuffer"
-            and what is not cls
-            and cls.__name__ == "TrajectoryBuffer"
-        ):
             kept.pop("num_envs", None)
         first = [kept.pop(name) for name in positional]
         count += 1

@@ -307,10 +307,9 @@ class Case:
         assert len(self.once) == len(self.twin)
         assert self.once.num_added == self.twin.num_added
         table, once = self.once._table, self.once._table.once
-        slots, number = once.free_slots()
-        oldest = np.repeat(np.maximum(table.begun - table.plan.span, 0), table.plan.span)
-        is_there = table.numbers_of(np.arange(table.plan.num_rows)) >= oldest
-        used = once._used(np.where(is_there, table.links, 0), once.back).tolist()
+        slots, number = once.free, int(once.num_free[0])
+        used = once._used(*table.kept_links())
+        used = used.tolist()
         assert sorted([0, *used, *slots[:number].tolist()]) == [*range(once.num_slots)]
 
 

@@ -311,8 +311,6 @@ class Case:
                 self.compare(batch, columns)
                 if twin is not None:
                     assert torch.equal(batch.indices, twin.sample(size).indices)
-            with contextlib.suppress(BufferMisuseError), self.buffer.prefetch(1):
-                raise AssertionError("two of them")
             kind = int(self.rng.integers(4))
             if kind == 0:
                 self.add()

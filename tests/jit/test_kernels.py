@@ -125,7 +125,7 @@ HAND = [("total", float), ("hand", np.int8, (3,))]
         (
             {"step": misspelt_step},
             "return state.totall, False, False",
-            r"no field 'totall'; the state has total\n"
+            r"no field 'totall'; state has total\n"
             r"counter: kernel step\(state: \{total: float64\}, action: int64, rng: random stream\)",
         ),
         pytest.param(

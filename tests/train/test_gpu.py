@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vecenv.learn import Graph
-from vecenv.train import ppo, sac
+from vecenv.train import ppo, sac, trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_UPDATES = 6
@@ -19,16 +19,16 @@ class Called(Graph):
 
 def updated(graph_type, monkeypatch, env_id, **changes):
     """A trainer of PPO after some updates."""
-    monkeypatch.setattr(ppo, "Graph", graph_type)
+    monkeypatch.setattr(trainer, "Graph", graph_type)
     options = ppo.Options(
         env_id, num_envs=64, num_steps=16, total_steps=100_000, hidden=(16,), device="cuda",
         graphs="on", num_minibatches=4, compile="off", **changes,
     )  # fmt: skip
     torch.manual_seed(1)
     envs = ppo.PPO.make_envs(options, 64, on_device=True)
-    trainer = ppo.PPO(options, envs, ppo.Agent(envs, options).to("cuda"))
-    found = [trainer.update() for _ in range(NUM_UPDATES)]
-    return trainer, found
+    made = ppo.PPO(options, envs)
+    found = [made.update() for _ in range(NUM_UPDATES)]
+    return made, found
 
 
 @pytest.mark.parametrize(
@@ -53,37 +53,37 @@ def test_graphs_of_ppo_do_what_calls_do(env_id, changes, monkeypatch):
 
 
 def test_an_update_waits_for_the_device_for_what_is_logged_alone(monkeypatch):
-    trainer, _ = updated(Graph, monkeypatch, "JitCartPole-v1")
+    made, _ = updated(Graph, monkeypatch, "JitCartPole-v1")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.collect()
-        trainer.compute_advantages()
-        trainer.learn()
-        trainer.rollout.advance()
+        made.collect()
+        made.compute_advantages()
+        made.learn()
+        made.rollout.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    trainer.check()
+    made.check()
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_graphs_of_sac_do_what_calls_do(prioritized, monkeypatch):
     found = []
     for graph_type in (Called, Graph):
-        monkeypatch.setattr(sac, "Graph", graph_type)
+        monkeypatch.setattr(trainer, "Graph", graph_type)
         options = sac.Options(
             "JitPendulum-v1", num_envs=8, learning_starts=80, batch_size=32, hidden=(16,),
             capacity=1000, device="cuda", prioritized=prioritized, compile="off",
         )  # fmt: skip
         torch.manual_seed(1)
-        trainer = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
-        trainer.start()
+        made = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
+        made.start()
         for _ in range(30):
-            trainer.collect()
-            if trainer.steps > 80:
-                trainer.learn()
-        trainer.ended()  # which raises what was wrong on the device
-        assert trainer.learn.is_captured == (graph_type is Graph)
-        found.append(torch.cat([p.detach().flatten() for p in trainer.agent.parameters()]))
+            made.collect()
+            if made.steps > 80:
+                made.learn()
+        made.ended()  # which raises what was wrong on the device
+        assert made.learn.is_captured == (graph_type is Graph)
+        found.append(torch.cat([p.detach().flatten() for p in made.agent.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)
 
 

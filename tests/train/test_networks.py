@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import nn
 
-from vecenv.train import OptionsError, ppo
+from vecenv.train import OptionsError, ppo, sac
 from vecenv.train.networks import Encoders, Pictures
 
 PICTURE = Box(0, 255, (35, 40, 3), np.uint8)
@@ -19,18 +19,31 @@ def agent_of(space, **options):
     return ppo.Agent(envs, ppo.Options(**options))
 
 
-@pytest.mark.parametrize("side", range(5, 97))
-def test_pictures_of_each_size_leave_a_map_of_one_to_nine_cells(side):
-    encoder = Pictures(Box(0, 255, (side, side + 3, 1), np.uint8))
-    maps = encoder.layers[:-1](torch.zeros(1, 1, side, side + 3))
-    assert 1 <= maps.shape[2] <= 9
-    assert encoder(torch.zeros(2, side, side + 3, 1)).shape == (2, encoder.num_features)
-    assert encoder.num_features <= 5000
+def test_pictures_of_each_size_leave_a_map_of_one_to_nine_cells():
+    for side in range(5, 97):
+        encoder = Pictures(Box(0, 255, (side, side + 3, 1), np.uint8))
+        maps = encoder.layers[:-1](torch.zeros(1, 1, side, side + 3))
+        assert 1 <= maps.shape[2] <= 9, side
+        assert encoder(torch.zeros(2, side, side + 3, 1)).shape == (2, encoder.num_features)
+        assert encoder.num_features <= 5000
 
 
 def test_smaller_pictures_are_refused():
     with pytest.raises(OptionsError, match=r"pictures are \(4, 9, 3\), expected 5 cells a side"):
         Pictures(Box(0, 255, (4, 9, 3), np.uint8))
+    envs = SimpleNamespace(single_observation_space=PICTURE, single_action_space=Box(-1, 1, (2,)))
+    with pytest.raises(OptionsError, match="observations have pictures, which SAC has no layers"):
+        sac.Agent(envs, sac.Options())
+    envs.single_action_space = Box(-3e38, 3e38, (2,), np.float32)  # bounds that stand for none
+    with pytest.raises(OptionsError, match=r"actions are .*, expected a bounded Box"):
+        sac.Agent(envs, sac.Options())
+
+
+def test_pictures_have_their_channels_first_or_last():
+    last, first = (Pictures(Box(0, 255, shape, np.uint8)) for shape in ((10, 9, 4), (4, 10, 9)))
+    first.load_state_dict(last.state_dict())
+    pictures = torch.randint(0, 255, (6, 10, 9, 4))
+    torch.testing.assert_close(first(pictures.movedim(3, 1)), last(pictures))
 
 
 def test_hidden_layers_are_as_asked_for_behind_pictures_too():
@@ -39,8 +52,9 @@ def test_hidden_layers_are_as_asked_for_behind_pictures_too():
     assert [layer.out_features for layer in linear] == [48, 24]
     assert [agent.actor[0].in_features, agent.critic[0].in_features] == [24, 24]
     assert "hidden (48, 24)" in agent.kind
-    default = agent_of(PICTURE)
-    assert default.trunk[0].out_features == 512
+    for side, width in ((5, 128), (7, 256), (10, 512), (35, 512), (36, 128), (84, 512)):
+        layer = agent_of(Box(0, 255, (side, side, 3), np.uint8)).trunk[0]
+        assert layer.out_features == width and width <= 2 * layer.in_features
     plain = agent_of(Box(-1, 1, (3,)))
     assert len(plain.trunk) == 0 and [plain.actor[0].out_features] == [64]
 

@@ -1,6 +1,5 @@
 """load_policy: the actions of the run's own evaluation, without envs, and what it refuses."""
 
-import json
 from pathlib import Path
 
 import gymnasium as gym
@@ -8,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from example_files import EXAMPLES, load_example
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 import vecenv
 from vecenv.command.trainers import load
+from vecenv.learn import load_checkpoint
+from vecenv.learn.checkpoint import save_checkpoint
 from vecenv.learn.evaluation import ask
-from vecenv.train.policy import _describe, make_space
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"total_steps": 0, "eval_episodes": 1}
@@ -82,15 +81,14 @@ def test_actions_can_be_sampled(tmp_path):
     assert 50 < found.sum() < 150
     torch.manual_seed(1)
     np.testing.assert_array_equal(policy(obs, sample=True), found)
-    actions = vecenv.load_policy(tmp_path / "sac")(np.zeros((50, 3), np.float32), sample=True)
-    assert actions.std() > 0.1
-    assert actions.dtype == np.float32
-
-
-def test_a_policy_of_values_is_not_sampled(tmp_path):
-    make_run("dqn", tmp_path / "run")
+    real = vecenv.load_policy(tmp_path / "sac")
+    actions = real(np.zeros((50, 3), np.float32), sample=True)
+    assert actions.std() > 0.1 and actions.dtype == np.float32
+    with pytest.raises(ValueError, match=r"masks are given, but Box.* has none"):
+        real(np.zeros(3), masks=np.ones(1))
+    make_run("dqn", tmp_path / "dqn")
     with pytest.raises(TypeError, match="has values, not probabilities"):
-        vecenv.load_policy(tmp_path / "run")(np.zeros(4, np.float32), sample=True)
+        vecenv.load_policy(tmp_path / "dqn")(np.zeros(4, np.float32), sample=True)
 
 
 def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
@@ -113,9 +111,6 @@ def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
         policy(np.zeros(3))
     with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
         policy(np.zeros(52), masks=np.ones(3))
-    make_run("real", tmp_path / "real")
-    with pytest.raises(ValueError, match=r"masks are given, but Box.* has none"):
-        vecenv.load_policy(tmp_path / "real")(np.zeros(3), masks=np.ones(1))
     masks = np.zeros(145)
     masks[7] = 1
     assert policy(np.zeros(52), masks) == 7
@@ -125,7 +120,7 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
     example = load_example("resume")
     options = example.Options(save=tmp_path / "run", num_envs=2, compile="off", **SMALL)
     example.main(options)
-    kept = json.loads((tmp_path / "run" / "policy.json").read_text())
+    kept = load_checkpoint(tmp_path / "run" / "policy.pt")
     assert Path(kept["trainer"]) == EXAMPLES / "resume.py"
     with pytest.raises(ValueError, match=r"resume\.py, which is not run unless you name it: load"):
         vecenv.load_policy(tmp_path / "run")
@@ -138,44 +133,20 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no .*none; expected a run folder"):
         vecenv.load_policy(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"has no policy\.json, as the folders that vecenv train"):
+    with pytest.raises(ValueError, match=r"has no policy\.pt, as the folders that vecenv train"):
         vecenv.load_policy(tmp_path)
     make_run("ppo", tmp_path / "run")
-    kept = json.loads((tmp_path / "run" / "policy.json").read_text())
-    for wrong in ("{", "[]", json.dumps({**kept, "spaces": [{"kind": "Box"}, None]})):
-        (tmp_path / "run" / "policy.json").write_text(wrong)
-        with pytest.raises(ValueError, match=r"policy\.json can't be read"):
+    file = tmp_path / "run" / "policy.pt"
+    kept = load_checkpoint(file)
+    for wrong in ({}, {**kept, "spaces": [["Box"], None]}, {**kept, "spaces": None}):
+        save_checkpoint(file, wrong)
+        with pytest.raises(ValueError, match=r"policy\.pt can't be read"):
             vecenv.load_policy(tmp_path / "run")
     for name in ("os", "vecenv.train.../../x", "vecenv.train.os.path"):
-        (tmp_path / "run" / "policy.json").write_text(json.dumps({**kept, "trainer": name}))
+        save_checkpoint(file, {**kept, "trainer": name})
         with pytest.raises(ValueError, match="is not run unless you name it"):
             vecenv.load_policy(tmp_path / "run")
-    (tmp_path / "run" / "policy.json").write_text(json.dumps(kept))
+    save_checkpoint(file, kept)
     (tmp_path / "run" / "checkpoint" / "last.pt").unlink()
     with pytest.raises(FileNotFoundError, match="has no policy yet"):
         vecenv.load_policy(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        Box(-np.inf, np.inf, (3,)),
-        Box(0, 255, (4, 4, 3), np.uint8),
-        Box(np.array([-1, 0.1], np.float32), np.array([1, np.inf], np.float32)),
-        Box(-1, 1, ()),
-        Box(-(2**62), 2**62, (2,), np.int64),
-        Box(0, 1, (2,), bool),
-        Discrete(3, start=2),
-        MultiDiscrete([2, 3]),
-        MultiBinary(4),
-        Dict(a=Box(0, 1, (2,), np.float64), b=Tuple([Discrete(2), MultiBinary((2, 3))])),
-    ],
-)
-def test_spaces_come_back_from_json(space):
-    assert make_space(json.loads(json.dumps(_describe(space)))) == space
-
-
-def test_other_spaces_are_none():
-    assert _describe(Text(3)) is None
-    with pytest.raises((LookupError, TypeError, ValueError)):
-        make_space(None)

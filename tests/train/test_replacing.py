@@ -1,12 +1,8 @@
 """What of a trainer can be replaced, by functions and by subclasses, and what it is given."""
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 
-from vecenv import SyncVectorEnv, make_vec
 from vecenv.learn import EvaluationResult
 from vecenv.train import Trainer, dqn, ppo, sac
 
@@ -34,7 +30,7 @@ def test_functions_take_the_place_of_network_loss_collecting_and_evaluation(tmp_
         ppo.PPO.collect(trainer)
         trainer.rollout.rewards.fill_(2.0)
 
-    def evaluate(trainer, episodes):
+    def evaluate(trainer, episodes, seed=None, *, sample=False):
         return EvaluationResult(float(episodes), 0.0, 0.0, (1.0,), (1,))
 
     own = ppo.PPO.replacing(make_agent=Agent, loss=loss, collect=collect, evaluate=evaluate)
@@ -92,56 +88,3 @@ def test_what_a_trainer_does_not_have_is_refused():
     with pytest.raises(ValueError, match="PPO has no make_agnet to be replaced; expected make_age"):
         ppo.PPO.replacing(make_agnet=ppo.Agent)
     assert issubclass(ppo.PPO, Trainer)
-
-
-class Masked(gym.Env):
-    """Allows one action, which changes."""
-
-    observation_space, action_space = Box(-1, 1, (2,)), Discrete(4)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(2, np.float32), {"action_mask": self.mask}
-
-    @property
-    def mask(self):
-        return np.eye(4, dtype=np.int8)[self.steps % 4]
-
-    def step(self, action):
-        assert self.mask[action]
-        self.steps += 1
-        info = {"action_mask": self.mask}
-        return np.zeros(2, np.float32), 1.0, self.steps == 9, False, info
-
-
-def test_actors_of_ray_draw_allowed_actions_and_record_the_masks():
-    """In this process: with Ray they are in others, see tests/on_ray."""
-    envs = SyncVectorEnv([Masked] * 3)
-    options = ppo.Options(num_envs=3)
-    actor = ppo.Actor(envs, options)
-    obs, _ = envs.reset(seed=1)
-    for step in range(12):
-        before = np.array(envs.action_masks())
-        actions, recorded = actor.act(obs, np.full((3, 1), 0.3, np.float32))
-        np.testing.assert_array_equal(recorded["action_mask"], before)
-        assert (before[np.arange(3), actions.numpy()] == 1).all(), step
-        obs, *_ = envs.step(actor.to_env(actions.numpy()))
-    without = ppo.Actor(make_vec("CartPole-v1", 2, backend="sync"), options)
-    assert without.act(np.zeros((2, 4), np.float32), np.full((2, 1), 0.5, np.float32))[1] == {}
-
-
-def test_a_column_of_ones_own_is_kept_beside_the_others():
-    class Own(ppo.PPO):
-        def extra_columns(self):
-            return super().extra_columns() | {"twice": Box(-np.inf, np.inf, ())}
-
-        def fill(self, steps):
-            super().fill(steps)
-            self.rollout.extras["twice"][steps] = 2 * self.rollout.rewards[steps]
-
-    envs = SyncVectorEnv([Masked] * 4)
-    trainer = Own(ppo.Options(**ROLLOUT), envs)
-    trainer.collect()
-    assert set(trainer.rollout.extras) == {"action_mask", "twice"}
-    torch.testing.assert_close(trainer.rollout.extras["twice"], 2 * trainer.rollout.rewards)

@@ -16,6 +16,7 @@ from vecenv.check.calls import CallChecks, check_before_reset, check_closed
 from vecenv.check.rules import Findings, GiveUpError
 from vecenv.check.runs import Runs
 from vecenv.core.base import VecEnv
+from vecenv.sync import SyncVectorEnv
 
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 
@@ -142,6 +143,8 @@ def _check_kernels(envs: Any, found: Findings) -> bool:
     Returns:
         Whether compiled code may be run.
     """
+    if isinstance(envs, SyncVectorEnv):  # which may step compiled envs one by one
+        envs = envs.envs[0].unwrapped
     if not hasattr(envs, "play_in_python"):
         return True
     rule = "kernels keep to their arrays for whole episodes"

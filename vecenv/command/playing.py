@@ -389,11 +389,12 @@ def _trained_by(home: Path) -> str | None:
     Raises:
         ValueError: It is of a file of the user's.
     """
+    from vecenv.learn import CheckpointError, load_checkpoint
     from vecenv.train.policy import LIBRARY, POLICY_FILE
 
     try:
-        trainer = str(json.loads((home / POLICY_FILE).read_text(encoding="utf-8"))["trainer"])
-    except (OSError, ValueError, LookupError, TypeError):
+        trainer = str(load_checkpoint(home / POLICY_FILE)["trainer"])
+    except (OSError, CheckpointError, LookupError, TypeError):
         return None
     if not trainer.startswith(LIBRARY):
         raise ValueError(f"{home} was made by {trainer}, which only runs if you name it: --algo")

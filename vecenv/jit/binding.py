@@ -288,7 +288,7 @@ def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: 
     try:
         signature.bind(*expected)
     except TypeError as error:
-        why = " (with params, as `params` was given)" if has_params else ""
+        why = f" ({'with params, as' if has_params else 'no'} `params` was given)"
         raise TypeError(
             f"{kernels.name}: kernel {name}{signature} must take ({', '.join(expected)}){why}"
         ) from error

@@ -198,8 +198,12 @@ class JitVectorEnv(VecEnv):
 
     @property
     def params(self) -> np.ndarray | None:
-        """The parameter record, (1,), or None if the kernels take none."""
-        return self._params
+        """The parameter record, (1,), or None if the kernels take none: a live view.
+
+        What is written here, `envs.params.gravity = 1.6`, counts from the next step on. It is no
+        part of `state_dict`.
+        """
+        return None if self._params is None else self._params.view(np.recarray)
 
     @property
     def states(self) -> np.ndarray:
@@ -692,10 +696,10 @@ def read_state(
         ) -> bool:
             if shape == (num_envs,) and dtype == expected:
                 return True
-            raise ValueError(
-                f"state[{name!r}] has shape {shape} and dtype {dtype}, "
-                f"expected {(num_envs,)} and {expected}: {num_envs} envs of the same kind"
-            )
+            told = f"has shape {shape}, expected {(num_envs,)}"
+            if dtype != expected:
+                told = f"has dtype {dtype!s:.300}, expected {expected!s:.300}"
+            raise ValueError(f"state[{name!r}] {told}: {num_envs} envs of the same kind")
 
         found.append(read_entry(state, name, accepts))
     return found[0], found[1]

@@ -236,8 +236,7 @@ def _place_and_reason(
     if isinstance(failure, KeyError):  # Numba looks a field up
         name = str(failure.args[0]) if failure.args else ""
         place = _line_with(name, functions, ("LOAD_ATTR", "STORE_ATTR", "LOAD_METHOD")) or place
-        fields = ", ".join(constants["STATE_DTYPE"].names)
-        reason = f"a record has no field {name!r}; the state has {fields}"
+        place, reason = _about_field(name, place, constants)
     else:
         reason = _reason(text)
         if (found := _UNDEFINED.search(text)) is not None:
@@ -260,6 +259,21 @@ def _place_and_reason(
         # numba-cuda does not always say where.
         place = _line_with(found[1], functions, ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
     return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
+
+
+def _about_field(
+    name: str, place: _Place | None, constants: dict[str, Any]
+) -> tuple[_Place | None, str]:
+    """Return the reason where a record has no such field, by what it is called in the line."""
+    source = "" if place is None else linecache.getline(place.filename, place.lineno)
+    if re.search(rf"\brng\s*\.\s*{re.escape(name)}\b", source):
+        return place, (
+            f"rng has no {name!r}: it is drawn from with functions of vecenv.jit.random, such as "
+            "uniform(rng), integers(rng, n), normal(rng)"
+        )
+    records = {"state": constants["STATE_DTYPE"], "params": constants["PARAMS_DTYPE"]}
+    told = "; ".join(f"{k} has {', '.join(x.names)}" for k, x in records.items() if x is not None)
+    return place, f"a record has no field {name!r}; {told}"
 
 
 def reached(kernel: Any) -> Iterator[types.FunctionType]:

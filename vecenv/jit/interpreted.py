@@ -9,6 +9,7 @@ constants as wide numbers, and NumPy with functions that return wide numbers.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import linecache
 import logging
 import re
@@ -73,6 +74,7 @@ class WideArray(np.ndarray):
         return _wide(super().__getitem__(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        _note_loss(value, self.dtype)
         super().__setitem__(key, _fitting(value, self.dtype))
 
     def __iter__(self) -> Any:
@@ -111,6 +113,7 @@ class Record:
 
     def __setattr__(self, name: str, value: Any) -> None:
         dtype = self._void.dtype[self._checked(name)]
+        _note_loss(value, dtype.base)
         if dtype.subdtype is None:
             self._void[name] = _fitting(value, dtype)
         else:
@@ -200,6 +203,33 @@ def _fitting(value: Any, dtype: np.dtype) -> Any:
             value = int(value) & (1 << bits) - 1
             return value - (1 << bits) if dtype.kind == "i" and value >> bits - 1 else value
     return value
+
+
+_lossy: set[tuple[str, int]] = set()  # lines that were told of
+
+
+def _note_loss(value: Any, dtype: np.dtype) -> None:
+    """Log a line, once, of a user's kernel that stores a number which its target can't hold."""
+    if dtype.kind not in "iu" or not getattr(_here, "is_trial", False):
+        return
+    if isinstance(value, float):
+        is_kept = value.is_integer()
+    elif isinstance(value, int) and dtype.kind == "i":  # unsigned ones are meant to overflow
+        is_kept = -(1 << 8 * dtype.itemsize - 1) <= value < 1 << 8 * dtype.itemsize - 1
+    else:
+        return
+    frame: Any = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if is_kept or frame is None or (frame.f_code.co_filename, frame.f_lineno) in _lossy:
+        return
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    _lossy.add((file, line))
+    source = linecache.getline(file, line, frame.f_globals).strip()
+    _logger.warning(
+        "%s:%d, in %s\n    %s\nstores %s as %s, which can't hold it: give the field another dtype",
+        file, line, frame.f_code.co_name, source, value, dtype,
+    )  # fmt: skip
 
 
 def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[..., Any]:

@@ -136,6 +136,8 @@ class EnvKernels:
 def _state_dtype(fields: Any) -> np.dtype:
     """Return the author's state record as a structured dtype, or raise TypeError."""
     is_dtype = isinstance(fields, np.dtype)
+    if isinstance(fields, list):  # `descr` of another dtype has its padding as nameless fields
+        fields = [one for one in fields if not (isinstance(one, tuple) and one[0] == "")]
     try:
         dtype = fields if is_dtype else np.dtype(fields, align=True)
     except (TypeError, ValueError) as error:

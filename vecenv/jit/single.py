@@ -86,6 +86,10 @@ class JitEnv(Env[Any, Any]):
         """Return the observation of the state as it is; nothing is stepped."""
         return self._envs.observe()[0]
 
+    def play_in_python(self, seconds: float) -> int | None:
+        """Play episodes in plain Python, see `JitVectorEnv.play_in_python`."""
+        return self._envs.play_in_python(seconds)
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays (copies), the random stream included.
 

@@ -14,22 +14,13 @@ and then once: with these weights on the rewards PPO maximises the score itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
 
-from vecenv import VecEnv
-from vecenv.cage import (
-    BlueMemory,
-    Evaluation,
-    cage2_scenario,
-    evaluate,
-    load_defender,
-    save_defender,
-)
+from vecenv import VecEnv, cage
 from vecenv.learn import evaluating
 from vecenv.train import ppo
 from vecenv.train.options import OptionsError
@@ -37,7 +28,7 @@ from vecenv.train.options import OptionsError
 __all__ = ["STEP_COLUMN", "WINNER", "Cage2Defender", "Options", "load_policy", "main"]
 
 CELLS = (30, 50, 100)  # lengths of the challenge's episodes
-STEP_COLUMN = BlueMemory(1).step_column  # of an observation: steps made, of a hundred
+STEP_COLUMN = cage.BlueMemory(1).step_column  # of an observation: steps made, of a hundred
 # Mean return of the challenge's winner over 100 steps, of B_line and Meander, as published.
 WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}
 
@@ -66,28 +57,22 @@ class Cage2Defender(ppo.PPO):
     Options = Options
     BASELINES: ClassVar = WINNER
 
-    @cached_property
-    def shares(self) -> torch.Tensor:
-        """Of the cells of the table, which share has a step at each place of an episode."""
-        counts = [sum(step < end for end in CELLS) for step in range(CELLS[-1] + 1)]
-        return torch.tensor(counts).to(self.rollout.device) / len(CELLS)
-
     @torch.inference_mode()
     def compute_advantages(self) -> None:
         """Weigh rewards as the challenge does; no value is expected after the last step."""
         rollout = self.rollout
         steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
-        rollout.rewards.mul_(self.shares[steps])
+        counts = sum((steps < end).float() for end in CELLS)  # cells of the table with the step
+        rollout.rewards.mul_((counts / len(CELLS)).to(rollout.rewards.device))
         rollout.terminations.logical_or_(rollout.truncations)
         rollout.truncations.zero_()
         super().compute_advantages()
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse what a defender can't have."""
         if options.normalize:
             raise OptionsError("a defender plays without normalised inputs: leave --normalize out")
-        super().check_options(options)
 
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
@@ -97,18 +82,18 @@ class Cage2Defender(ppo.PPO):
         return super().make_envs(options, num_envs, on_device=on_device)
 
     @classmethod
-    def main(cls, options: Options) -> Evaluation:
+    def main(cls, options: Options) -> cage.Evaluation:
         """Train, play the nine cells of the challenge, and save."""
         cls.run(options)
-        policy, scenario = options.save / "defender.npz", cage2_scenario(options.rules)
-        save_defender(policy, load_defender(options.save / "policy.npz", scenario).layers, scenario)
+        policy, scenario = options.save / "defender.npz", cage.cage2_scenario(options.rules)
+        layers = cage.load_defender(options.save / "policy.npz", scenario).layers
+        cage.save_defender(policy, layers, scenario)
         with evaluating(f"{options.eval_episodes} episodes a cell"):
-            result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+            result = cage.evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
         Console().print(result)
         result.to_json(options.save / "evaluation.json")
-        print(
-            f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}"
-        )
+        print(f"policy, curve and table: {options.save}")
+        print(f"to watch it: vecenv watch --policy {policy}")
         return result
 
 

@@ -22,14 +22,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vecenv.cage import (
-    CAGE4_RULES_VERSION,
-    Cage4Memory,
-    Cage4Player,
-    Cage4VectorEnv,
-    evaluate_cage4,
-    save_cage4_defender,
-)
+from vecenv import cage
 from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
@@ -71,7 +64,6 @@ class Options(RunOptions):
     eval_episodes: int = 1000
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
     save_every: int = 300_000  # game steps between checkpoints
-    load: Path | None = None  # defender.npz of an earlier run to begin with
 
 
 class Defender(nn.Module):
@@ -82,7 +74,7 @@ class Defender(nn.Module):
 
     def __init__(self, num_truths: int, options: Options) -> None:
         super().__init__()
-        width, memory = options.width, Cage4Memory
+        width, memory = options.width, cage.Cage4Memory
         hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
@@ -121,13 +113,6 @@ class Defender(nn.Module):
         own = {name: x for name, x in self.named_parameters() if not name.startswith("critic")}
         return {name: x.detach().numpy().copy() for name, x in own.items()}
 
-    def take_over(self, weights: dict[str, np.ndarray]) -> None:
-        """Take over a policy that was saved."""
-        own = dict(self.named_parameters())
-        with torch.no_grad():
-            for name, array in weights.items():
-                own[name].copy_(torch.from_numpy(array))
-
 
 def ppo_loss(agent: Defender, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch of decisions of both groups, a mean over them."""
@@ -155,28 +140,24 @@ class Cage4Defender(Trainer):
     Options = Options
     make_agent = Defender
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"eval_episodes"}
-    STATE: ClassVar = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
+    STATE = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
     BASELINES: ClassVar = BASELINES
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         self.options, self.envs, count = options, envs, options.num_games
-        self.memory = Cage4Memory(count)
+        self.memory = cage.Cage4Memory(count)
         self.begin_episodes(options.seed)
         agent = agent or self.make_agent(self.truths().shape[2], options)
-        super().__init__(options, envs, agent, earlier)
-        if options.load is not None:
-            self.agent.take_over(Cage4Player(options.load).weights)
+        super().__init__(options, envs, agent)
         self.NUM_RECENT, self.rollout_steps = 10 * count, NUM_STEPS * count
         self.total_updates = options.total_steps // self.rollout_steps
         num_calls = self.total_updates * options.num_epochs * 25
         self.gradient = self.make_gradient(num_calls, options.minibatch, may_split=False)
         weights, longest = self.gradient.parameters(), options.max_grad_norm
         self.optimizer = Adam(weights, eps=1e-5, max_grad_norm=longest)
-        shape = (NUM_STEPS, count, NUM_AGENTS)
+        shape = NUM_STEPS, count, NUM_AGENTS
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        self.totals = np.zeros(count)
-        self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
+        self.silence = np.zeros(shape[1:], np.int64)  # messages, which nobody sends
 
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""
@@ -215,11 +196,11 @@ class Cage4Defender(Trainer):
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Play one episode in every game."""
+        """Play one episode in every game; keep what was decided, and seen then, by group."""
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
         found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
-        self.totals[:] = 0
+        self.totals = np.zeros(options.num_games)
         for step in range(NUM_STEPS):
             seen = memory.host_features(), memory.unit_features(), memory.useless()
             truths, is_free = self.truths(), memory.is_free
@@ -230,64 +211,59 @@ class Cage4Defender(Trainer):
                     continue
                 agents += first
                 units = games[:, None], agents[:, None] + np.arange(size)  # of the agents
-                hosts, own, useless = (torch.from_numpy(x[units]) for x in seen)
-                log_probs = self.agent.log_probs(hosts, own, useless := useless.flatten(1))
+                names = "hosts", "units", "useless"
+                row = {k: torch.from_numpy(x[units]) for k, x in zip(names, seen, strict=True)}
+                row["useless"] = row["useless"].flatten(1)
+                log_probs = self.agent.log_probs(**row)
                 noise = torch.empty_like(log_probs).exponential_().log_()
                 chosen = (log_probs - noise).argmax(1)  # a draw from the distribution
                 choices[games, agents] = chosen.numpy()
-                row = {"hosts": hosts, "units": own, "useless": useless, "choices": chosen}
+                row |= {"choices": chosen, "truths": torch.from_numpy(truths[games, agents])}
                 row["log_probs"] = log_probs.gather(1, chosen[:, None])[:, 0]
-                row["truths"] = torch.from_numpy(truths[games, agents])
                 place = (step * options.num_games + games) * NUM_AGENTS + agents
-                row["place"] = torch.from_numpy(place)  # step, game and agent in one number
-                rows.append(row)
+                rows.append(row | {"place": torch.from_numpy(place)})  # in all of the rollout
             actions = memory.act(choices)
             self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
-        self.decisions = [
-            {name: torch.cat([row[name] for row in rows]) for name in rows[0]} for rows in found
-        ]
+        self.decisions = [{k: torch.cat([x[k] for x in rows]) for k in rows[0]} for rows in found]
 
+    @torch.no_grad()
     def estimate(self) -> None:
         """Add advantages and returns to the decisions.
 
         Between two decisions of an agent lie as many steps as its action takes.
         """
-        options, scale = self.options, float(self.agent.scale)
+        gamma, gae_lambda, scale = self.options.gamma, self.options.gae_lambda, self.agent.scale
         values = np.zeros(self.rewards.size, np.float32)
-        with torch.no_grad():
-            for columns in self.decisions:
-                found = self.agent.critic(columns["truths"])[:, 0] * scale
-                values[columns["place"].numpy()] = found.numpy()
+        for columns in self.decisions:
+            found = self.agent.critic(columns["truths"])[:, 0] * float(scale)
+            values[columns["place"].numpy()] = found.numpy()
         values = values.reshape(self.rewards.shape)
-        advantages = np.zeros_like(values)
-        shape = self.rewards.shape[1:]
-        reward, discount = np.zeros(shape, np.float32), np.ones(shape, np.float32)
-        next_value, next_advantage = np.zeros((2, *shape), np.float32)
+        advantages, zeros = np.zeros_like(values), np.zeros_like(values[0])
+        reward, discount, next_value, next_advantage = zeros, zeros + 1, zeros, zeros
         for t in reversed(range(NUM_STEPS)):
-            reward = self.rewards[t] + options.gamma * reward  # until the next decision
-            discount = options.gamma * discount
-            error = reward + discount * next_value - values[t]
-            advantages[t] = error + options.gae_lambda * discount * next_advantage
             is_free = self.is_free[t]
+            reward = self.rewards[t] + gamma * reward  # until the next decision
+            discount = gamma * discount
+            error = reward + discount * next_value - values[t]
+            advantages[t] = error + gae_lambda * discount * next_advantage
             next_advantage = np.where(is_free, advantages[t], next_advantage)
             next_value = np.where(is_free, values[t], next_value)
             reward, discount = np.where(is_free, 0, reward), np.where(is_free, 1, discount)
-        returns = (advantages + values)[self.is_free]
-        self.agent.scale.fill_(0.8 * scale + 0.2 * float(returns.std() + 1e-3))
-        returns = (advantages + values).reshape(-1) / float(self.agent.scale)
+        returns = advantages + values
+        std = float(returns[self.is_free].std() + 1e-3)
+        scale.fill_(0.8 * float(scale) + 0.2 * std)
         for columns in self.decisions:
             place = columns["place"].numpy()
             columns["advantages"] = torch.from_numpy(advantages.reshape(-1)[place])
-            columns["returns"] = torch.from_numpy(returns[place])
+            columns["returns"] = torch.from_numpy(returns.reshape(-1)[place] / float(scale))
 
     def learn(self, left: float) -> dict[str, float]:
         """Update policy and critic; `left` falls from 1 to 0 over the training."""
         options = self.options
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * left
+        self.optimizer.set_lr(options.learning_rate * left)
         self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
         wanted = (options.minibatch, options.minibatch // 5)
         sizes = [len(columns["place"]) for columns in self.decisions]
@@ -323,36 +299,32 @@ class Cage4Defender(Trainer):
 
     def finish(self, run: Run) -> None:
         """Save the policy."""
-        facts: Any = {"steps": self.steps, "temperature": self.options.temperature}
-        facts["rules_version"] = CAGE4_RULES_VERSION
-        path = self.options.save / "defender.npz"
-        save_cage4_defender(path, self.agent.weights(), **facts)
+        facts: Any = {"steps": self.steps, "rules_version": cage.CAGE4_RULES_VERSION}
+        facts["temperature"] = self.options.temperature
+        cage.save_cage4_defender(self.options.save / "defender.npz", self.agent.weights(), **facts)
 
     @classmethod
-    def make_envs(
-        cls, options: Options, num_envs: int, *, on_device: bool = False, **env_kwargs: Any
-    ) -> Any:
-        """Make games to train in, whose episodes all begin together, or to play in."""
-        if not on_device:
-            return Cage4VectorEnv(num_envs, **env_kwargs)
-        return Cage4VectorEnv(num_envs, messages=True, autoreset_mode="Disabled", num_threads=1)
+    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
+        """Make games to train in, whose episodes all begin together."""
+        return cage.Cage4VectorEnv(
+            num_envs, messages=True, autoreset_mode="Disabled", num_threads=1
+        )
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse a training of no update."""
         if options.total_steps < (least := NUM_STEPS * options.num_games):
             raise OptionsError(f"--total-steps is less than one rollout, {least}")
-        super().check_options(options)
 
     @classmethod
     def main(cls, options: Options) -> float:
         """Train, save and evaluate; return the mean score."""
         run, trainer = cls.run(options)
         # The run has given back the signals: one is enough now.
-        path, name = options.save / "defender.npz", f"defender, {trainer.steps:,} steps"
-        with evaluating(f"{options.eval_episodes} episodes"):
-            player = Cage4Player(path)
-            result = evaluate_cage4(player, episodes=options.eval_episodes, name=name)
+        path, count = options.save / "defender.npz", options.eval_episodes
+        name = f"defender, {trainer.steps:,} steps"
+        with evaluating(f"{count} episodes"):
+            result = cage.evaluate_cage4(cage.Cage4Player(path), episodes=count, name=name)
         result.to_json(options.save / "evaluation.json")
         Console().print(result)
         print(f"{run.seconds:.0f} s; policy, curve and table: {options.save}")
@@ -362,8 +334,8 @@ class Cage4Defender(Trainer):
     @classmethod
     def load_policy(cls, options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
         """Return games and the defender of a run, for `vecenv play`."""
-        envs = cls.make_envs(options, num_envs, **env_kwargs)
-        player = Cage4Player(options.save / "defender.npz", seed=options.seed)
+        envs = cage.Cage4VectorEnv(num_envs, **env_kwargs)
+        player = cage.Cage4Player(options.save / "defender.npz", seed=options.seed)
 
         def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
             if starts.all():  # all games have the same length

@@ -7,7 +7,6 @@ Double and dueling networks, rewards over n steps, and prioritized replay are op
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.learn import Adam, Run, load_checkpoint
-from vecenv.train.networks import Encoders, each, rectified
+from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
+from vecenv.train.trainer import Trainer
 
 __all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
@@ -45,7 +46,6 @@ class Options(ReplayOptions):
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
     eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
-    save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
 
 
 BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
@@ -79,12 +79,10 @@ class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        super().__init__()
-        obs_space, space = envs.single_observation_space, envs.single_action_space
+        space = envs.single_action_space
         if not isinstance(space, Discrete):
             raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
-        self.network = QNetwork(obs_space, int(space.n), options)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        super().__init__(QNetwork(envs.single_observation_space, int(space.n), options))
         self.is_double = options.double
 
     @torch.no_grad()
@@ -114,18 +112,19 @@ class DQN(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(dqn_loss)
-    STATE: ClassVar = (*Replay.STATE, "schedule")
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE  # but the steps, over which the learning rate falls
+    STATE = (*Replay.STATE, "schedule")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         space, obs_space = envs.single_action_space, envs.single_observation_space
         self.num_actions, self.first_action = int(space.n), int(space.start)
         # Pictures are stored once, and each of a stack.
-        kept: Any = {"frame_stack": options.frame_stack or None}
-        kept["store_next"] = obs_space.shape is None or len(obs_space.shape) == 1
+        stores_next = obs_space.shape is None or len(obs_space.shape) == 1
+        kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
         self.set_up(obs_space, space, is_captured=False, **kept)
-        clip, weights = options.max_grad_norm, self.gradient.parameters()
-        self.optimizer = Adam(weights, lr=options.learning_rate, max_grad_norm=clip)
+        how: Any = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
+        self.optimizer = Adam(self.gradient.parameters(), **how)
         self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
 
     def start(self) -> None:
@@ -143,9 +142,8 @@ class DQN(Replay):
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
-        x = each(obs, lambda part: torch.from_numpy(part).to(options.device))
-        best = self.agent.act(x).cpu().numpy()
-        return np.where(is_random, random, best + self.first_action)
+        x = leaf_by_leaf(lambda part: torch.from_numpy(part).to(options.device), obs)
+        return np.where(is_random, random, self.agent.act(x).cpu().numpy() + self.first_action)
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call; actions count from 0."""
@@ -170,22 +168,17 @@ class DQN(Replay):
     def finish(self, run: Run) -> None:
         """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
         super().finish(run)
-        best = self.checkpoint_of(self.options.save)
-        if best.name == "best.pt":
-            self.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+        best = load_checkpoint(self.checkpoint_of(self.options.save))
+        self.agent.load_state_dict(best["state"]["agent"])
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs on the CPU, wherever the network is: choices are made there."""
-        placed = replace(options, device="cpu")
-        return super().make_envs(placed, num_envs, on_device=on_device)
+        return super().make_envs(replace(options, device="cpu"), num_envs, on_device=on_device)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
-        """Return the best actions as a function of observations.
-
-        Given a dict as `report`, the function puts the values of all actions into it.
-        """
+        """Return the best actions as a function of observations; a `report` gets all values."""
         space: Any = envs.single_action_space
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
@@ -195,13 +188,12 @@ class DQN(Replay):
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse stacks of frames in files."""
         if options.frame_stack and options.storage == "memmap":
-            wanted = "files hold whole observations"
-            raise OptionsError(f"--frame-stack is for --storage memory: {wanted}")
-        super().check_options(options)
+            told = "files hold whole observations"
+            raise OptionsError(f"--frame-stack is for --storage memory: {told}")
 
     @staticmethod
     def checkpoint_of(folder: Path) -> Path:

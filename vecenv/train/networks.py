@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from vecenv.learn import Moments
 from vecenv.train.options import OptionsError
 
-__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "each"]
-__all__ += ["linear", "mlp", "rectified", "sizes_of"]
+__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "linear"]
+__all__ += ["mlp", "rectified", "sizes_of"]
 
 # Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
 # Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
@@ -102,10 +102,9 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 
 def mlp(*widths: int, gain: float) -> nn.Sequential:
     """Return orthogonal layers with tanh between them; `gain` is of the last one."""
-    layers: list[nn.Module] = []
-    for number, (a, b) in enumerate(pairwise(widths), 2):
-        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), Tanh()]
-    return nn.Sequential(*layers[:-1])
+    *inner, last = pairwise(widths)
+    hidden = [part for a, b in inner for part in (linear(a, b), Tanh())]
+    return nn.Sequential(*hidden, linear(*last, gain))
 
 
 def rectified(*widths: int, layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
@@ -120,7 +119,7 @@ class Memory(nn.Module):
         super().__init__()
         self.is_lstm, self.size = kind == "lstm", size
         self.state_size = 2 * size if self.is_lstm else size
-        self.cell = nn.LSTMCell(num_inputs, size) if self.is_lstm else nn.GRUCell(num_inputs, size)
+        self.cell = (nn.LSTMCell if self.is_lstm else nn.GRUCell)(num_inputs, size)
         for name, parameter in self.cell.named_parameters():
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
@@ -144,12 +143,11 @@ class Numbers(nn.Module):
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
         super().__init__()
-        shape: tuple[int, ...] = space.shape
-        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", ()))).tolist()
         self.choices: list[tuple[int, int]] = []  # the first of them, how many
         if isinstance(space, Discrete | MultiDiscrete):
-            self.choices = list(zip(np.ravel(space.start).tolist(), sizes, strict=True))
-        self.num_features = sum(sizes) if self.choices else math.prod(shape)
+            self.choices = list(zip(np.ravel(space.start).tolist(), sizes_of(space), strict=True))
+        shape: Any = space.shape
+        self.num_features = sum(n for _, n in self.choices) or math.prod(shape)
         self.moments = Moments(shape) if normalizes and not self.choices else None
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -157,22 +155,16 @@ class Numbers(nn.Module):
         if not self.choices:
             x = numbers.float() if self.moments is None else self.moments(numbers.float())
             return x.flatten(1) if x.ndim > 1 else x[:, None]
-        columns = numbers.reshape(len(numbers), -1).long().unbind(1)
-        pairs = [(x - start, n) for x, (start, n) in zip(columns, self.choices, strict=True)]
-        return torch.cat([F.one_hot(x.clamp(min=0), n) for x, n in pairs], 1).float()
+        columns = zip(numbers.reshape(len(numbers), -1).long().unbind(1), self.choices, strict=True)
+        found = [F.one_hot((x - start).clamp(min=0), n) for x, (start, n) in columns]
+        return torch.cat(found, 1).float()
 
 
 class Pictures(nn.Module):
     """Convolutions over pictures (B, H, W, C) or (B, C, H, W), whichever has fewer channels.
 
-    How many, and their strides, follow from the shorter side, so that 1 to 9 cells of it are left;
-    `docs/learning.md` has a table.
-
-    Args:
-        space: uint8 is divided by 255.
-
-    Raises:
-        OptionsError: A side is shorter than 5.
+    How many, and their strides, follow from the shorter side, 5 at least, so that 1 to 9 cells of
+    it are left; `docs/learning.md` has a table. uint8 is divided by 255.
     """
 
     def __init__(self, space: Any) -> None:
@@ -187,8 +179,7 @@ class Pictures(nn.Module):
         modules: list[nn.Module] = []
         for count, size, stride in next(rows for least, rows in _CONVOLUTIONS if side >= least):
             modules += [nn.Conv2d(channels, count, size, stride), nn.ReLU()]
-            height, width = (height - size) // stride + 1, (width - size) // stride + 1
-            channels = count
+            height, width, channels = *((n - size) // stride + 1 for n in (height, width)), count
         self.layers = nn.Sequential(*modules, nn.Flatten())
         self.num_features = channels * height * width
 
@@ -201,12 +192,8 @@ class Pictures(nn.Module):
 class Encoders(nn.ModuleDict):
     """An encoder for an observation ("obs"), or one for each part of a Dict but "action_mask".
 
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
-        normalizes: Whether numbers that are no pictures get mean 0 and variance 1.
-
-    Raises:
-        OptionsError: A part is of another space.
+    If it normalizes, numbers that are no pictures get mean 0 and variance 1. OptionsError for a
+    part that is none of Box, Discrete, MultiDiscrete and MultiBinary.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
@@ -219,16 +206,14 @@ class Encoders(nn.ModuleDict):
                 if name != "action_mask":
                     self[name] = Numbers(part, normalizes)
             else:
-                wanted = (
-                    "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
-                )
-                raise OptionsError(f"the observation {name!r} is {part}, expected {wanted}")
+                told = f"the observation {name!r} is {part}, expected Box, Discrete, MultiDiscrete"
+                raise OptionsError(f"{told}, MultiBinary or a Dict of these; use a wrapper")
         encoders: Any = self.values()
         self.num_features = sum(encode.num_features for encode in encoders)
-        self.has_pictures = any(isinstance(encode, Pictures) for encode in encoders)
+        self.has_pictures = any(isinstance(encode, Pictures) for encode in self.values())
 
     def forward(self, obs: Any) -> Tensor:
-        """Return one vector (B, num_features) for each observation, (B, ...) or a dict of these."""
+        """Return vectors (B, num_features) of observations (B, ...), or a dict of these."""
         parts = obs if isinstance(obs, Mapping) else {"obs": obs}
         encoded = [encode(parts[name]) for name, encode in self.items()]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
@@ -242,21 +227,10 @@ class Encoders(nn.ModuleDict):
 
 
 def sizes_of(space: Any) -> list[int]:
-    """Return how many choices each part of an action has, 1 for a real number.
-
-    Raises:
-        OptionsError: It is no Discrete, MultiDiscrete or Box of floats.
-    """
+    """Return how many choices each part of an action has, 1 for a real number."""
     if isinstance(space, Discrete | MultiDiscrete):
         return np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         return [1] * math.prod(space.shape)
     wanted = "Discrete, MultiDiscrete or a Box of floats; use a wrapper"
     raise OptionsError(f"actions are {space}, expected {wanted}")
-
-
-def each(obs: Any, function: Any) -> Any:
-    """Apply a function to an observation, or to each part of one."""
-    if isinstance(obs, Mapping):
-        return {name: function(part) for name, part in obs.items()}
-    return function(obs)

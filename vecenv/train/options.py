@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from vecenv import VecEnv, make_vec
-
 __all__ = ["EnvOptions", "GradientOptions", "OptionsError", "RunOptions", "is_on_device"]
-__all__ += ["make_envs", "named", "placed"]
+__all__ += ["make_placed", "named"]
 
 
 class OptionsError(ValueError):
@@ -61,67 +59,38 @@ class EnvOptions:
     log_infos: tuple[str, ...] = ()  # numbers in infos whose means are logged, by their names
 
 
-def placed(
-    make: Callable[..., Any], options: Any, *, on_device: bool, can_compile: bool = True
-) -> dict[str, Any]:
-    """Return `backend` and `device` for `make_vec` or `make_vec_agents`.
-
-    Compiled envs are where the networks are, unless a backend is named; those to play in are not.
+def make_placed(
+    make: Callable[..., Any], options: Any, num_envs: int, *, on_device: bool, **given: Any
+) -> Any:
+    """Make envs: compiled ones where the networks are, unless a backend is named.
 
     Args:
-        make: Makes one env by the keyword argument `backend`; ValueError if it is not compiled.
+        make: `make(num_envs, backend=...)` returns envs; ValueError if they are not compiled.
         options: `backend` and, if there is one, `device` of them count.
-        on_device: Whether the envs may be on a device.
-        can_compile: Whether the env may be a compiled one.
-    """
-    backend, device = options.backend, getattr(options, "device", "cpu")
-    has_device = torch.device(device).type != "cpu"
-    if backend in (None, "auto") and has_device and can_compile:
-        try:  # which makes none of another kind
-            make(backend="jit").close()
-        except ValueError:
-            return {"backend": backend}
-        backend = "cuda"
-    if backend != "cuda":
-        return {"backend": backend}
-    if not on_device:
-        return {"backend": "jit"}
-    return {"backend": "cuda", "device": device if has_device else "cuda"}
-
-
-def make_envs(
-    options: EnvOptions, num_envs: int, *, on_device: bool = False, **vector_kwargs: Any
-) -> VecEnv:
-    """Make the envs that options describe.
-
-    Args:
-        options: Those of `EnvOptions` and, if there is one, `device`.
         num_envs: How many.
-        on_device: Whether compiled ones may be where the networks are.
-        **vector_kwargs: For `make_vec`, `autoreset_mode` and `vector_kwargs` among them.
+        on_device: Whether they may be on a device; those to play in are on the CPU.
+        **given: Further arguments of `make`; with `wrappers` envs are none that are compiled.
 
     Raises:
-        OptionsError: A wrapper can't be imported, or the envs are on another device than networks.
+        OptionsError: The envs are on another device than the networks.
     """
-    kwargs: Any = options.env_kwargs
-
-    def make(num_envs: int = 1, **given: Any) -> VecEnv:
-        return make_vec(options.env_id, num_envs, **given, **kwargs)
-
-    given = placed(make, options, on_device=on_device, can_compile=not options.wrappers)
-    if options.wrappers:
-        given["wrappers"] = [named(wrapper) for wrapper in options.wrappers]
-    envs: Any = make(num_envs, **given, **vector_kwargs)
-    device = getattr(options, "device", "cpu")
-    wanted = torch.device(device)  # "cuda" is the current one
-    if is_on_device(envs) and (
-        envs.device.type != wanted.type or wanted.index not in (None, envs.device.index)
-    ):
+    backend, wanted = options.backend, torch.device(getattr(options, "device", "cpu"))
+    if backend in (None, "auto") and wanted.type != "cpu" and "wrappers" not in given:
+        try:  # which makes none of another kind
+            make(1, backend="jit").close()
+            backend = "cuda"
+        except ValueError:
+            pass
+    if backend == "cuda" and not on_device:
+        backend = "jit"
+    elif backend == "cuda":
+        given["device"] = str(wanted) if wanted.type != "cpu" else "cuda"
+    envs = make(num_envs, backend=backend, **given)
+    found = envs.device if is_on_device(envs) else wanted
+    if found.type != wanted.type or wanted.index not in (None, found.index):
         envs.close()
-        raise OptionsError(
-            f"--backend cuda with --device {device}: the envs are on {envs.device}, and networks "
-            "have to be there, too"
-        )
+        told = f"the envs are on {found}, and networks have to be there, too"
+        raise OptionsError(f"--backend cuda with --device {wanted}: {told}")
     return envs
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import sys
-from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,19 +15,22 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector.utils import batch_space
 
+from buffers.core.arguments import tree_leaves
+from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options, load_weights
+from vecenv.learn.checkpoint import save_checkpoint
 
-__all__ = ["Policy", "describe_policy", "load_policy", "sb3_player"]
+__all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
 
-_logger = logging.getLogger("vecenv")
-POLICY_FILE = "policy.json"  # of a run folder: what `load_policy` needs beside options and weights
+POLICY_FILE = "policy.pt"  # of a run folder: what `load_policy` needs beside options and weights
 LIBRARY = "vecenv.train."
+_logger = logging.getLogger("vecenv")
 
 
 class Policy:
@@ -46,8 +48,7 @@ class Policy:
     def __init__(self, spaces: PlaySpaces, make: Any, name: str) -> None:
         self.observation_space = spaces.single_observation_space
         self.action_space = spaces.single_action_space
-        self.name = name
-        self._spaces, self._make, self._act = spaces, make, None
+        self.name, self._spaces, self._make, self._act = name, spaces, make, None
 
     def __repr__(self) -> str:
         return f"Policy({self.name}: {self.observation_space} to {self.action_space})"
@@ -78,12 +79,8 @@ class Policy:
                 rows and `starts` is not all True.
             TypeError: The policy has nothing to be sampled from.
         """
-        space = self.observation_space
-        x = _tensors(space, obs, "obs")
-        is_one = _first(x).ndim == len(_first_space(space).shape or ())
-        if is_one:
-            x = leaf_by_leaf(lambda part: part[None], x)
-        count, spaces = len(_first(x)), self._spaces
+        x, count, is_one = _read(self.observation_space, obs)
+        spaces = self._spaces
         begins = np.full(count, self._act is None) if starts is None else np.asarray(starts, bool)
         begins = np.broadcast_to(begins.reshape(1) if begins.ndim == 0 else begins, (count,))
         if self._act is None or count != spaces.num_envs:
@@ -110,7 +107,7 @@ class PlaySpaces:
 
     def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
         self.single_observation_space = single_observation_space
-        self.single_action_space = single_action_space
+        self.single_action_space: Any = single_action_space
         masked = Discrete | MultiDiscrete | MultiBinary
         self.has_action_masks = isinstance(single_action_space, masked)
         self.resize(1)
@@ -121,31 +118,41 @@ class PlaySpaces:
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def take(self, masks: Any, is_one: bool) -> None:
-        """Keep the masks of the next call."""
-        self._masks = None
-        if masks is None:
-            if self.wants_masks:
-                _logger.warning(
-                    "the policy was trained with action masks and is asked without: it may choose "
-                    "actions that are not allowed; give masks=, as of `action_masks()`"
-                )
-                self.wants_masks = False  # said once
-            return
-        if not self.has_action_masks:
+        """Keep the masks of the next call; None stands for all ones."""
+        if masks is not None and not self.has_action_masks:
             raise ValueError(f"masks are given, but {self.single_action_space} has none")
-        found = np.asarray(masks, np.int8)
-        found = found[None] if is_one and found.ndim == 1 else found
+        if not self.has_action_masks:
+            return
+        if masks is None and self.wants_masks:
+            _logger.warning(
+                "the policy was trained with action masks and is asked without: it may choose "
+                "actions that are not allowed; give masks=, as of `action_masks()`"
+            )
+            self.wants_masks = False  # said once
         expected = self.num_envs, mask_width(self.single_action_space)
-        if found.shape != expected:
-            raise ValueError(f"masks has the shape {found.shape}, expected {expected}")
-        self._masks = found
+        self._masks = np.ones(expected, np.int8) if masks is None else np.asarray(masks, np.int8)
+        if is_one and self._masks.ndim == 1:
+            self._masks = self._masks[None]
+        if self._masks.shape != expected:
+            raise ValueError(f"masks has the shape {self._masks.shape}, expected {expected}")
 
     def action_masks(self) -> np.ndarray:
-        """Return the masks (N, A) that were given, or all ones."""
-        if self._masks is None:
-            width = mask_width(self.single_action_space)
-            return np.ones((self.num_envs, width), np.int8)
+        """Return the masks (N, A) of this call."""
         return self._masks
+
+
+def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
+    """Return observations as a nest of tensors, how many, and whether they were of one env."""
+    leaves, arrays = space_leaves(space, "obs"), []
+    for (path, shape, dtype), given in zip(leaves, tree_leaves(space, obs, "obs"), strict=True):
+        array = np.array(given, dtype, order="C")  # a copy, which the policy may keep
+        if array.shape != shape and array.shape[1:] != shape:
+            wanted = f"expected {shape} or (N, {shape})"
+            raise ValueError(f"{path} has the shape {array.shape}, {wanted}")
+        arrays.append(array)
+    if is_one := arrays[0].shape == leaves[0].shape:
+        arrays = [array[None] for array in arrays]
+    return build_tree(space, list(map(torch.from_numpy, arrays))), len(arrays[0]), is_one
 
 
 def load_policy(
@@ -186,12 +193,12 @@ def load_policy(
             "a folder, a checkpoint in it, or a .zip of stable-baselines3"
         )
     try:
-        kept = json.loads((home / POLICY_FILE).read_text(encoding="utf-8"))
-        made_by, described = str(kept["trainer"]), kept["spaces"]
-        if described == [None, None]:
-            raise ValueError("it is of a game of several agents: vecenv play plays its policies")
-        spaces = PlaySpaces(*(make_space(part) for part in described))
-    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        kept = load_checkpoint(home / POLICY_FILE)
+        made_by = str(kept["trainer"])
+        if kept["spaces"] is None:
+            raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
+        spaces = PlaySpaces(*map(space_of, kept["spaces"]))
+    except Exception as error:  # whatever the parts of a space raise
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
     trainer = _trainer_of(home, made_by, code)
     options = load_options(home, trainer.Options)
@@ -204,7 +211,6 @@ def load_policy(
         )
     agent = trainer.make_agent(spaces, options)
     load_agent(agent, file)
-    name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
 
     def make(envs: PlaySpaces) -> Any:
         act = trainer.player(envs, agent, options)
@@ -213,6 +219,7 @@ def load_policy(
         return torch.no_grad()(act)
 
     spaces.wants_masks = bool(kept.get("masks"))
+    name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
     return Policy(spaces, make, name)
 
 
@@ -230,16 +237,16 @@ def load_agent(agent: Any, file: Path) -> None:
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
-    """Return the trainer's class of the module that made a run."""
-    if code is None:
-        if not made_by.startswith(LIBRARY) or not made_by.removeprefix(LIBRARY).isidentifier():
-            raise ValueError(
-                f"{home} was made by {made_by}, which is not run unless you name it: "
-                f"load_policy({str(home)!r}, code={made_by!r})"
-            )
+    """Return the trainer's class of the module that made a run; run no code that is not named."""
+    if code is not None:
+        module = _import_file(Path(code))
+    elif made_by.startswith(LIBRARY) and made_by.removeprefix(LIBRARY).isidentifier():
         module = import_module(made_by)
     else:
-        module = _import_file(Path(code))
+        raise ValueError(
+            f"{home} was made by {made_by}, which is not run unless you name it: "
+            f"load_policy({str(home)!r}, code={made_by!r})"
+        )
     trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
     if trainer is None:
         raise ValueError(
@@ -275,6 +282,36 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
 
 
+def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
+    """Write what `load_policy` needs of a run besides options and weights.
+
+    Args:
+        folder: Of the run.
+        trainer: The class that trains, of the library or of a user's file.
+        options: `env_id` of them is kept as the user wrote it.
+        envs: Of games nothing is kept of the spaces, which are those of their groups.
+    """
+    module = trainer.__module__
+    if not module.startswith(LIBRARY):
+        module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
+    found: Any = [getattr(envs, f"single_{kind}_space", None) for kind in ("observation", "action")]
+    with suppress(ValueError):  # of spaces that are none of arrays
+        found = [describe_space(space) for space in found if space_leaves(space, "obs") is not None]
+    spaces = found if isinstance(found[0], list) else None
+    masks = getattr(options, "masks", True) and getattr(envs, "has_action_masks", False)
+    kept = {"trainer": module, "env": env_of(options), "spaces": spaces, "masks": bool(masks)}
+    save_checkpoint(folder / POLICY_FILE, kept)
+
+
+def env_of(options: Any) -> str:
+    """Return the env of a trainer's options as the user wrote it; "" if they have none."""
+    env = getattr(options, "env_id", None) or getattr(options, "env", "")
+    point = getattr(gym.registry.get(env), "entry_point", None)
+    if isinstance(point, str) and point.replace(":", ".") == env:
+        return point  # a factory, which is registered under a name of its own
+    return env
+
+
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
     """Return a function of observations that asks a model, as `load_sb3_model` returns it.
 
@@ -296,118 +333,3 @@ def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
         return actions
 
     return act
-
-
-# -- observations as nests of tensors --------------------------------------------------------------
-
-
-def _tensors(space: Space, obs: Any, where: str) -> Any:
-    """Return tensors, nested like the space, of its dtypes, and check their shapes."""
-    if isinstance(space, Dict):
-        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
-            found = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
-            raise ValueError(f"{where} is {found}, expected a dict of {sorted(space.spaces)}")
-        return {k: _tensors(part, obs[k], f"{where}[{k!r}]") for k, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
-            raise ValueError(f"{where} is no tuple of {len(space.spaces)} parts")
-        parts = enumerate(zip(space.spaces, obs, strict=True))
-        return tuple(_tensors(part, x, f"{where}[{k}]") for k, (part, x) in parts)
-    array, shape = np.asarray(obs, space.dtype), space.shape or ()
-    if array.shape != shape and array.shape[1:] != shape:
-        raise ValueError(f"{where} has the shape {array.shape}, expected {shape} or (N, {shape})")
-    return torch.from_numpy(np.array(array, order="C"))
-
-
-def _first(x: Any) -> Any:
-    while isinstance(x, dict | tuple):
-        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
-    return x
-
-
-def _first_space(space: Any) -> Space:
-    while isinstance(space, Dict | Tuple):
-        space = next(iter(space.spaces.values() if isinstance(space, Dict) else space.spaces))
-    return space
-
-
-def describe_policy(trainer: type, options: Any, envs: Any) -> dict[str, Any]:
-    """Return what `load_policy` needs of a run besides options and weights, for `POLICY_FILE`.
-
-    Args:
-        trainer: The class that trains, of the library or of a user's file.
-        options: `env_id` of them is kept as the user wrote it.
-        envs: Of games nothing is kept of the spaces, which are those of their groups.
-    """
-    module = trainer.__module__
-    if not module.startswith(LIBRARY):
-        module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
-    env = env_of(options)
-    names = "single_observation_space", "single_action_space"
-    spaces = [_describe(getattr(envs, name, None)) for name in names]
-    masks = getattr(options, "masks", True) and getattr(envs, "has_action_masks", False)
-    return {"trainer": module, "env": env, "spaces": spaces, "masks": bool(masks)}
-
-
-def env_of(options: Any) -> str:
-    """Return the env of a trainer's options as the user wrote it; "" if they have none."""
-    env = getattr(options, "env_id", None) or getattr(options, "env", "")
-    point = getattr(gym.registry.get(env), "entry_point", None)
-    if isinstance(point, str) and point.replace(":", ".") == env:
-        return point  # a factory, which is registered under a name of its own
-    return env
-
-
-# -- spaces as JSON --------------------------------------------------------------------------------
-
-
-def _describe(space: Any) -> Any:
-    kind = type(space).__name__
-    if isinstance(space, Box):
-        bounds = [_bounds(space.low), _bounds(space.high)]
-        return {"kind": kind, "bounds": bounds, "shape": space.shape, "dtype": str(space.dtype)}
-    if isinstance(space, Discrete):
-        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, MultiDiscrete):
-        return {"kind": kind, "nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    if isinstance(space, MultiBinary):
-        return {"kind": kind, "n": space.n}
-    if isinstance(space, Dict):
-        return {"kind": kind, "spaces": {k: _describe(part) for k, part in space.spaces.items()}}
-    if isinstance(space, Tuple):
-        return {"kind": kind, "spaces": [_describe(part) for part in space.spaces]}
-    return None
-
-
-def _bounds(values: np.ndarray) -> Any:
-    """Return one number as text if all are equal, else a nest of lists; text keeps infinities."""
-    texts = (values.astype(np.uint8) if values.dtype.kind == "b" else values).astype(str)
-    is_same = values.size > 0 and (texts == texts.flat[0]).all()
-    return str(texts.flat[0]) if is_same else texts.tolist()
-
-
-def make_space(described: Any) -> Space:
-    """Make a space of what `describe_spaces` returned for it.
-
-    Raises:
-        LookupError, TypeError, ValueError, AssertionError: It is something else.
-    """
-    kind = described["kind"]
-    if kind == "Box":
-        dtype = np.dtype(described["dtype"])
-        ends = [np.array(bound, str) for bound in described["bounds"]]
-        if dtype.kind == "b":
-            ends = [end.astype(np.uint8) for end in ends]
-        low, high = (np.broadcast_to(end.astype(dtype), described["shape"]) for end in ends)
-        return Box(low, high, dtype=dtype.type)
-    if kind == "Discrete":
-        return Discrete(described["n"], start=described["start"])
-    if kind == "MultiDiscrete":
-        return MultiDiscrete(described["nvec"], start=described["start"])
-    if kind == "MultiBinary":
-        return MultiBinary(described["n"])
-    if kind == "Dict":
-        return Dict({name: make_space(part) for name, part in described["spaces"].items()})
-    if kind == "Tuple":
-        return Tuple([make_space(part) for part in described["spaces"]])
-    raise ValueError(f"the space {kind!r} is not known")

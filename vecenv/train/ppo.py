@@ -8,6 +8,7 @@ J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv 1707.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,12 +24,13 @@ from torch.nn import functional as F
 
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.files import load_arrays, save_arrays
 from vecenv.learn import Adam, Moments, Ranks, Run, quick_products
 from vecenv.train import networks
-from vecenv.train.networks import Choices, Encoders, Memory, Normals, each, mlp
+from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
 from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions, is_on_device
-from vecenv.train.trainer import Trainer, means_of, prepare, refusing
+from vecenv.train.trainer import Trainer, means_of
 
 __all__ = ["DEFAULTS", "PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
 
@@ -49,8 +51,8 @@ class RolloutOptions(RunOptions, GradientOptions):
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    hidden: tuple[int, ...] | None = None  # units of hidden layers; by default 64 64, of actor and
-    # critic each (tanh); where there are pictures 512, shared by both (ReLU)
+    hidden: tuple[int, ...] | None = None  # units of hidden layers; None: 64 64, of actor and
+    # critic each (tanh), or behind pictures one for both (ReLU), see docs/learning.md
     target_kl: float | None = None  # no further pass once the policy has moved further than this
     clip_values: float | None = None  # changing a value by more than this does not pay
     entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
@@ -80,8 +82,8 @@ class Agent(nn.Module):
 
     Args:
         envs: Their single spaces count.
-        options: `hidden`, `recurrent`, `memory_size`, `normalize`, `entropy_weight`.
-        num_agents: Of several agents whose rows are side by side: tell which one each row is of.
+        options: `hidden`, `recurrent`, `memory_size`, `normalize`, `entropy_weight`; of several
+            agents, whose rows are side by side, also `indicator`: tell which one each row is of.
         state_size: Of a central critic, which sees so many numbers of a game's state besides.
 
     Attributes:
@@ -102,28 +104,29 @@ class Agent(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(
-        self, envs: Any, options: RolloutOptions, *, num_agents: int = 0, state_size: int = 0
-    ) -> None:
+    def __init__(self, envs: Any, options: RolloutOptions, state_size: int = 0) -> None:
         super().__init__()
         space: Any = envs.single_observation_space
         self.action_space: Any = envs.single_action_space
-        self.num_agents, self.state_size = num_agents, state_size
+        self.num_agents = envs.num_agents if getattr(options, "indicator", False) else 0
+        self.state_size = state_size
         self.encoders = Encoders(space, options.normalize)
-        num_features, has_pictures = self.encoders.num_features, self.encoders.has_pictures
-        num_features += num_agents
-        hidden = options.hidden
-        if hidden is None:
-            hidden = (512,) if has_pictures else (64, 64)
-        self.trunk = nn.Sequential()
-        widths = hidden
+        num_features = self.encoders.num_features + self.num_agents
+        has_pictures, hidden = self.encoders.has_pictures, options.hidden
+        if hidden is None:  # behind pictures about as many units as numbers that come in
+            width = min(max(2 ** int(math.log2(num_features)), 128), 512)
+            hidden = (width,) if has_pictures else (64, 64)
+        self.trunk, widths = nn.Sequential(), hidden
         if has_pictures and hidden:
             self.trunk = networks.rectified(num_features, *hidden, layer=networks.linear)
             num_features, widths = hidden[-1], ()
         self.memory: Memory | None = None
+        kinds = f"hidden {hidden}, normalize {options.normalize}"
         if options.recurrent != "no":
+            kinds += f", {options.recurrent} {options.memory_size}"
             self.memory = Memory(num_features, options.memory_size, options.recurrent)
             num_features = options.memory_size
+        self.kind = f"{(space, self.action_space)}, {kinds}"
         self.is_discrete = isinstance(self.action_space, Discrete | MultiDiscrete)
         self.sizes = networks.sizes_of(self.action_space)
         self.actor = mlp(num_features, *widths, sum(self.sizes), gain=0.01)
@@ -138,17 +141,11 @@ class Agent(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
         # It may change, and a compiled loss would have to be compiled anew for another constant.
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
-        kinds = f"hidden {hidden}, normalize {options.normalize}"
-        if options.recurrent != "no":
-            kinds += f", {options.recurrent} {options.memory_size}"
-        self.kind = f"{(space, self.action_space)}, {kinds}"
 
     def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
-        """Return one vector (B, F) for each observation, (B, ...) or a dict of these.
+        """Return vectors (B, F) of observations (B, ...), or a dict of these.
 
-        Args:
-            obs: The observations.
-            rows: int64 (B,), their rows of a rollout, if they are not those of whole steps.
+        `rows`, int64 (B,), are theirs of a rollout, if they are not those of whole steps.
         """
         found = self.encoders(obs)
         if self.num_agents:  # rows are steps, games and agents, in this order
@@ -157,11 +154,9 @@ class Agent(nn.Module):
         return self.trunk(found)
 
     def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
-        """Return the distribution of actions.
+        """Return the distribution of actions at features (B, F), as of `features` or `step`.
 
-        Args:
-            features: float32 (B, F), as `features` or `step` returns them.
-            mask: (B, sum(sizes)), 0 for choices that are not possible; None for none.
+        `mask` (B, sum(sizes)) is 0 for choices that are not possible; None allows all.
         """
         outputs = self.actor(features).float()
         if not self.is_discrete:
@@ -169,47 +164,43 @@ class Agent(nn.Module):
         if mask is not None:
             outputs = torch.where(mask.bool(), outputs, -1e9)
         most = max(self.sizes)
-        if outputs.shape[1] < most * len(self.sizes):  # padded with choices that are never taken
-            parts = outputs.split(self.sizes, 1)
-            padded = [F.pad(part, (0, most - part.shape[1]), value=-2e9) for part in parts]
-            outputs = torch.cat(padded, 1)
+        if min(self.sizes) < most:  # padded with choices that are never taken
+            parts = zip(outputs.split(self.sizes, 1), self.sizes, strict=True)
+            outputs = torch.cat([F.pad(x, (0, most - n), value=-2e9) for x, n in parts], 1)
         return Choices(outputs.view(-1, len(self.sizes), most))
 
     def value(self, features: Tensor, state: Tensor | None = None) -> Tensor:
-        """Return values, float32 (B,), in units of the returns' deviation.
+        """Return values, float32 (B,), in units of the returns' deviation, at features (B, F).
+
+        A central critic sees `state` besides, float32 (G, S) of games of B / G rows each.
+        """
+        if state is not None:
+            state = state.repeat_interleave(len(features) // len(state), 0)
+            features = torch.cat([features, state], 1)
+        return self.critic(features).squeeze(1).float()
+
+    def step(
+        self, obs: Any, state: Any = None, is_first: Any = None, rows: Any = None
+    ) -> tuple[Tensor, Any]:
+        """Return vectors (B, F) for observations (B, ...), and the memory's state after them.
 
         Args:
-            features: float32 (B, F).
-            state: The game's, float32 (B, S), which a central critic sees besides.
+            obs: The observations, or a dict of these; with a memory also L steps of S sequences,
+                (L, S, ...), of which there are vectors (L * S, F).
+            state: Of the memory before them, float32 (B, M) or (S, M).
+            is_first: Where the memory begins anew, bool (B,) or (L, S).
+            rows: As of `features`.
         """
-        seen = features if state is None else torch.cat([features, state], 1)
-        return self.critic(seen).squeeze(1).float()
-
-    def unroll(self, obs: Any, state: Tensor, is_first: Tensor, rows: Any = None) -> Tensor:
-        """Return vectors (L * S, F) for sequences of observations.
-
-        Args:
-            obs: (L, S, ...), or a dict of these: L steps of S sequences.
-            state: Of the memory before the first steps, float32 (S, M).
-            is_first: bool (L, S), where the memory begins anew.
-            rows: int64 (L, S), as of `features`.
-        """
-        assert self.memory is not None
-        rows = None if rows is None else rows.flatten()
-        found = self.features(each(obs, lambda x: x.flatten(0, 1)), rows)
-        states = []
-        for features, begins in zip(found.unflatten(0, is_first.shape), is_first, strict=True):
-            state = self.memory(features, state, begins)
-            states.append(state)
-        return self.memory.features(torch.cat(states))
-
-    def step(self, obs: Any, state: Any = None, is_first: Any = None) -> tuple[Tensor, Any]:
-        """Return vectors (B, F) for observations (B, ...), and the memory's state after them."""
-        features = self.features(obs)
         if self.memory is None:
-            return features, None
-        state = self.memory(features, state, is_first)
-        return self.memory.features(state), state
+            return self.features(obs, rows), None
+        if is_first.ndim == 2:
+            obs = leaf_by_leaf(lambda x: x.flatten(0, 1), obs)
+            rows = None if rows is None else rows.flatten()
+        begins, states = is_first.reshape(-1, is_first.shape[-1]), []
+        features = self.features(obs, rows).unflatten(0, begins.shape)
+        for seen, first in zip(features, begins, strict=True):
+            states.append(state := self.memory(seen, state, first))
+        return self.memory.features(torch.cat(states)), state
 
     def act(
         self, obs: Any, quantiles: Any = None, mask: Any = None, *memory: Any
@@ -229,13 +220,12 @@ class Agent(nn.Module):
 
     def to_env(self, actions: Any) -> Any:
         """Turn actions into those that the env takes: an array, or a tensor on a device."""
-        if isinstance(actions, Tensor):
-            shift, low, high = self.start, self.low, self.high
-            return actions + shift if self.is_discrete else actions.clamp(low, high)
-        space = self.action_space
+        own = self if isinstance(actions, Tensor) else self.action_space
         if self.is_discrete:
-            return actions + space.start
-        return np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+            return actions + own.start
+        if isinstance(actions, Tensor):
+            return actions.clamp(self.low, self.high)
+        return np.clip(actions, own.low, own.high).astype(own.dtype, copy=False)
 
 
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
@@ -247,13 +237,12 @@ def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor,
             `returns`, `weights` (0 for rows that only fill it up), `indices` and `extras`.
         options: `clip`, `clip_values`, `value_weight` and `entropy_weight`.
     """
-    if agent.memory is None:
-        features = agent.features(batch.obs, batch.indices)
-    else:  # sequences (L, S, ...)
-        states = batch.initial_states["state"]
-        features = agent.unroll(batch.obs, states, batch.is_first, batch.indices)
-    columns = {name: batch.extras.get(name) for name in ("action_mask", "game")}
-    mask, game = (None if x is None else x.flatten(0, -2) for x in columns.values())
+    first = (None, None)
+    if agent.memory is not None:  # sequences (L, S, ...)
+        first = batch.initial_states["state"], batch.is_first
+    features, _ = agent.step(batch.obs, *first, batch.indices)
+    columns = [batch.extras.get(name) for name in ("action_mask", "game")]
+    mask, game = (None if x is None else x.flatten(0, -2) for x in columns)
     policy, values = agent.policy(features, mask), agent.value(features, game)
     values = values.view_as(batch.returns)
     log_probs = policy.log_prob(batch.actions.view(len(features), -1)).view_as(batch.returns)
@@ -283,81 +272,62 @@ class PPO(Trainer):
         options: How.
         envs: The caller's to close; they are reset.
         agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
-        ranks: Processes that learn together.
-        obs: First observations, if the envs were reset; they are then not reset here.
-        game: Of agents with a central critic, the states of their games, float32 (G, S): memory
-            that always has the latest ones.
 
     Attributes:
         episodes: Returns of the episodes that ended in the last update, of all ranks.
         lengths: Steps of those of this rank.
         rollout: The `RolloutBuffer`.
         memory: State of the agent's memory, float32 (N, S); None without one.
+        game: Of agents with a central critic, the states of their games, float32 (G, S): memory
+            that always has the latest ones.
     """
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {
-        *("total_steps", "eval_episodes", "num_workers", "ray_address", "ray_lost", "rank_timeout")
-    }
-    STATE: ClassVar = (*Trainer.STATE, "rollout", "memory")
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE.union(
+        ("total_steps", "num_workers", "ray_address", "ray_lost", "rank_timeout")
+    )
+    STATE = (*Trainer.STATE, "rollout", "memory")
+    game: Tensor | None = None
 
-    def __init__(
-        self,
-        options: RolloutOptions,
-        envs: Any,
-        agent: Agent | None = None,
-        earlier: dict[str, Any] | None = None,
-        *,
-        ranks: Ranks | None = None,
-        obs: Any = None,
-        game: Tensor | None = None,
-    ) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         if (file := getattr(options, "load", None)) is not None:
             load_agent(file, self.agent, identity_of(envs))
-        self.ranks, self.game = ranks or Ranks(), game
-        self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
-        self.rollout_steps = self.ranks.size * envs.num_envs * options.num_steps
+        ranks = self.ranks
+        self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
+        self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
         if options.graphs == "on" and not is_on_device(envs):
             raise OptionsError("--graphs on: the envs are not on the device; leave it out")
         self.is_captured = options.graphs != "off" and is_on_device(envs)
-        obs = self.reset() if obs is None else obs
-        self.memory, is_recurrent = None, self.agent.memory is not None
-        if is_recurrent:
-            size = envs.num_envs, self.agent.memory.state_size
-            self.memory = torch.zeros(size, device=options.device)
+        obs, self.memory, cell = self.reset(), None, self.agent.memory
+        if cell is not None:
+            self.memory = torch.zeros(envs.num_envs, cell.state_size, device=options.device)
         self.rollout = self.make_rollout()
         self.rollout.start(obs)
         if isinstance(envs, RayVectorEnv):
-            if is_recurrent:
-                raise OptionsError(
-                    f"--recurrent {options.recurrent} with --backend ray: the policy acts in "
-                    "actors, which keep no memory between rollouts; use another backend"
-                )
+            if cell is not None:
+                told = "actors keep no memory between rollouts; use another backend"
+                raise OptionsError(f"--recurrent {options.recurrent} with --backend ray: {told}")
             make_agent = self.make_agent
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options, make_agent))
-        num_updates = options.total_steps // self.rollout_steps
-        self.gradient = self.make_gradient(
-            num_updates * options.num_epochs * options.num_minibatches,
-            envs.num_envs * options.num_steps // options.num_minibatches,
-            may_split=not is_recurrent,  # steps of a sequence depend on each other
-            ranks=self.ranks,
-            deferred=self.is_captured,
-            log=print if self.ranks.rank == 0 else None,
-        )
+        count = options.num_minibatches
+        calls = options.total_steps // self.rollout_steps * options.num_epochs * count
+        given: Any = {"ranks": ranks, "deferred": self.is_captured}
+        given["may_split"] = cell is None  # steps of a sequence depend on each other
+        given["log"] = print if ranks.rank == 0 else None
+        rows = envs.num_envs * options.num_steps // count
+        self.gradient = self.make_gradient(calls, rows, **given)
         self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
-        weights, rate = self.gradient.parameters(), options.learning_rate
-        given: Any = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
-        self.optimizer = Adam(weights, lr=rate, eps=1e-5, **given)
+        given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
+        weights = self.gradient.parameters()
+        self.optimizer = Adam(weights, lr=options.learning_rate, eps=1e-5, **given)
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
-            once = ("learn_once",) if self.ranks.size == 1 else ()
-            generators = [self.rollout.generator]
-            self.capture("collect", "compute_advantages", *once, generators=generators)
+            names = ["collect", "compute_advantages", "learn_once"][: 3 if ranks.size == 1 else 2]
+            self.capture(*names, generators=[self.rollout.generator])
 
     def reset(self) -> Any:
         """Reset the envs; return their observations."""
@@ -370,9 +340,8 @@ class PPO(Trainer):
     def make_rollout(self) -> RolloutBuffer:
         """Return the buffer, on the device of the options."""
         options, envs = self.options, self.envs
-        names = "gamma", "gae_lambda", "device"
-        given: Any = {name: getattr(options, name) for name in names}
-        given |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
+        given: Any = {name: getattr(options, name) for name in ("gamma", "gae_lambda", "device")}
+        given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
         given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
         if self.game is not None:  # stored once for all agents of a game
             given["game_columns"] = {"game": Box(-np.inf, np.inf, self.game.shape[1:])}
@@ -386,12 +355,78 @@ class PPO(Trainer):
         "action_mask" and "state" of a memory are filled when the agent acts; a subclass that adds
         others fills these in `fill`. Ray's actors record masks, and act whatever is added.
         """
-        options, envs, columns = self.options, self.envs, dict[str, Any]()
-        if options.masks and envs.has_action_masks:
-            columns["action_mask"] = MultiBinary(mask_width(envs.single_action_space))
+        columns = dict[str, Any]()
+        if self.options.masks and self.envs.has_action_masks:
+            columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
         if self.memory is not None:
             columns["state"] = Box(-np.inf, np.inf, self.memory.shape[1:])
         return columns
+
+    @torch.inference_mode()
+    def collect(self) -> None:
+        """Step all envs `num_steps` times, then compute what no step needed."""
+        self.begin_rollout()
+        envs, rollout = self.envs, self.rollout
+        if isinstance(envs, RayVectorEnv):
+            slots = [rollout.slot(t) for t in range(rollout.num_steps)]
+            fields = {k: x for k, x in rollout.extras.items() if k == "action_mask"}
+            fields["actions"] = rollout.actions
+            envs.collect(slots, self.agent.state_dict(), inputs=[self.quantiles], fields=fields)
+        else:
+            for t in range(rollout.num_steps):
+                envs.step(self.act(t), out=rollout.slot(t))
+        self.end_rollout()
+
+    def begin_rollout(self) -> None:
+        """Draw the quantiles (T, N, K) of all actions, which so depend on no number of ranks."""
+        rollout, count = self.rollout, self.envs.num_envs
+        device = rollout.device if self.is_captured else "cpu"
+        shape = rollout.num_steps, count * self.ranks.size, len(self.agent.sizes)
+        drawn = torch.rand(shape, device=device)[:, self.first :][:, :count]
+        self.quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(rollout.device)
+
+    def act(self, t: int) -> Any:
+        """Draw the actions (N, *action_shape) of step t; note masks and states of memories."""
+        rollout, state, mask, is_first = self.rollout, self.memory, None, None
+        if self.game is not None:
+            rollout.extras["game"][t] = self.game
+        with self.timing.phase("policy"):
+            if (masks := rollout.extras.get("action_mask")) is not None:
+                mask = masks[t].copy_(torch.as_tensor(self.envs.action_masks()))
+            if state is not None:
+                rollout.extras["state"][t], is_first = state, rollout.is_first_at(t)
+            found = self.agent.act(rollout.obs_at(t), self.quantiles[t], mask, state, is_first)
+            rollout.actions[t] = found[0].view_as(rollout.actions[t])
+            if state is not None:
+                state.copy_(found[1])  # where a graph reads it
+        return self.agent.to_env(rollout.env_actions(t))
+
+    def end_rollout(self) -> None:
+        """Compute the columns that no step needed."""
+        rollout, count = self.rollout, self.envs.num_envs
+        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
+        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
+        end = rollout.num_steps
+        parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
+        with quick_products(size * count, device=rollout.device):
+            list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
+        rollout.count_episodes()  # of rewards as they came
+
+    @torch.inference_mode()
+    def fill(self, steps: slice) -> None:
+        """Compute log-probabilities and values of some steps; other threads those of others."""
+        rollout, agent, first = self.rollout, self.agent, None
+        columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
+        if agent.memory is not None:
+            every = range(rollout.num_steps)[steps]
+            first = torch.cat([rollout.is_first_at(t) for t in every])
+        obs = leaf_by_leaf(lambda x: x[steps].flatten(0, 1), rollout.obs)
+        features, _ = agent.step(obs, columns.get("state"), first)
+        policy = agent.policy(features, columns.get("action_mask"))
+        log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
+        rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
+        values = agent.value(features, columns.get("game"))
+        rollout.values[steps] = values.view(-1, rollout.num_envs)
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
@@ -403,129 +438,39 @@ class PPO(Trainer):
         return scalars
 
     @torch.inference_mode()
-    def collect(self) -> None:
-        """Step all envs `num_steps` times, then compute the columns that no step needed."""
-        self.begin_rollout()
-        envs, rollout = self.envs, self.rollout
-        if isinstance(envs, RayVectorEnv):
-            slots, fields = (
-                map(rollout.slot, range(rollout.num_steps)),
-                {"actions": rollout.actions},
-            )
-            fields |= {k: x for k, x in rollout.extras.items() if k == "action_mask"}
-            weights = self.agent.state_dict()
-            envs.collect(list(slots), weights, inputs=[self.quantiles], fields=fields)
-        else:
-            for t in range(rollout.num_steps):
-                envs.step(self.act(t), out=rollout.slot(t))
-        self.end_rollout()
-
-    def begin_rollout(self) -> None:
-        """Draw the quantiles (T, N, K) of all actions of a rollout."""
-        rollout, count = self.rollout, self.envs.num_envs
-        # In (0, 1); drawn at once for all, so that actions depend on no number of actors or ranks.
-        device = rollout.device if self.is_captured else "cpu"
-        shape = rollout.num_steps, count * self.ranks.size, len(self.agent.sizes)
-        drawn = torch.rand(shape, device=device)[:, self.first :][:, :count]
-        self.quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(rollout.device)
-
-    def act(self, t: int) -> Any:
-        """Draw the actions of step t of the rollout, and note masks and states of memories.
-
-        Returns:
-            What the env takes, (N, *action_shape): a view of the rollout, or a new array or tensor.
-        """
-        rollout, agent, state = self.rollout, self.agent, self.memory
-        mask, is_first = None, None
-        if self.game is not None:
-            rollout.extras["game"][t] = self.game
-        with self.timing.phase("policy"):
-            if (masks := rollout.extras.get("action_mask")) is not None:
-                mask = masks[t].copy_(torch.as_tensor(self.envs.action_masks()))
-            if state is not None:
-                rollout.extras["state"][t], is_first = state, rollout.is_first_at(t)
-            found = agent.act(rollout.obs_at(t), self.quantiles[t], mask, state, is_first)
-            rollout.actions[t] = found[0].view_as(rollout.actions[t])
-            if state is not None:
-                state.copy_(found[1])  # where a graph reads it
-        return agent.to_env(rollout.env_actions(t))
-
-    def end_rollout(self) -> None:
-        """Compute the columns that no step needed."""
-        rollout, count = self.rollout, self.envs.num_envs
-        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
-        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
-        starts = range(0, rollout.num_steps, size)
-        parts = [slice(t, min(t + size, rollout.num_steps)) for t in starts]
-        with quick_products(size * count, device=rollout.device):
-            list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
-        rollout.count_episodes()  # of rewards as they came
-
-    @torch.inference_mode()
-    def fill(self, steps: slice) -> None:
-        """Compute log-probabilities and values of some steps.
-
-        Args:
-            steps: Of the rollout, from 0 to T - 1. Other threads compute those of other steps.
-        """
-        rollout, agent = self.rollout, self.agent
-        columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
-        first = None
-        if agent.memory is not None:
-            is_first = [rollout.is_first_at(t) for t in range(rollout.num_steps)[steps]]
-            first = torch.cat(is_first)
-        obs = each(rollout.obs, lambda x: x[steps].flatten(0, 1))
-        features, _ = agent.step(obs, columns.get("state"), first)
-        policy = agent.policy(features, columns.get("action_mask"))
-        log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
-        rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
-        values = agent.value(features, self.of_agents(columns.get("game")))
-        rollout.values[steps] = values.view(-1, rollout.num_envs)
-
-    def of_agents(self, states: Tensor | None) -> Tensor | None:
-        """Return states of games (G, S), which a central critic sees, for each of their agents."""
-        return None if states is None else states.repeat_interleave(self.envs.num_agents, 0)
-
-    @torch.inference_mode()
     def compute_advantages(self) -> None:
         """Fill advantages, and returns in the critic's unit, their standard deviation."""
         rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
-        is_first = None if agent.memory is None else rollout.is_first_at(end)
-        features, _ = agent.step(rollout.obs_at(end), self.memory, is_first)
-        last_values = agent.value(features, self.of_agents(self.game))
-        unit = agent.returns.std()
+        features, _ = agent.step(rollout.obs_at(end), self.memory, rollout.is_first_at(end))
+        last_values, unit = agent.value(features, self.game), agent.returns.std()
         rollout.values *= unit
         rollout.compute_advantages(last_values * unit)
         rollout.values /= unit
         rollout.returns /= unit
 
     def minibatches(self) -> Any:
-        """Go once through the rollout, in batches of one size: steps, or sequences of steps.
+        """Yield batches of one size of all steps, or sequences of them; the next takes its memory.
 
-        Yields:
-            Batches whose memory the next one takes; advantages have mean 0 and variance 1.
+        Advantages have mean 0 and variance 1.
         """
         rollout, count = self.rollout, self.options.num_minibatches
-        normalizes = self.ranks.size == 1
+        given: Any = {"normalize_advantages": self.ranks.size == 1}
         if self.agent.memory is None:
-            batches = rollout.minibatches(count, fixed=True, normalize_advantages=normalizes)
+            batches = rollout.minibatches(count, fixed=True, **given)
         else:
-            length = min(self.options.sequence_length, rollout.num_steps)
-            names = {"initial_states": ["state"], "normalize_advantages": normalizes}
-            batches = rollout.sequences(count, length=length, **names)
+            given["length"] = min(self.options.sequence_length, rollout.num_steps)
+            batches = rollout.sequences(count, initial_states=["state"], **given)
         for batch in batches:
-            if not normalizes:  # a minibatch is that of all ranks together
+            if self.ranks.size > 1:  # a minibatch is that of all ranks together
                 self.ranks.normalize_(batch.advantages, batch.weights)
             yield batch
 
     def improve(self, steps: int) -> dict[str, float]:
         """Learn from the rollout, and begin the next one; return scalars.
 
-        Args:
-            steps: Made before the rollout: with them the learning rate falls, and if asked for
-                the weight of the entropy.
+        With `steps`, those made before the rollout, the learning rate falls.
         """
-        options, rollout, agent = self.options, self.rollout, self.agent
+        options, rollout, agent, ranks = self.options, self.rollout, self.agent, self.ranks
         left = max(0.0, 1 - steps / options.total_steps)
         self.optimizer.set_lr(options.learning_rate * left)
         if options.entropy_falls:
@@ -537,17 +482,17 @@ class PPO(Trainer):
             if self.is_captured:
                 rollout.check()
             ended = rollout.episodes()
-            self.episodes = list(chain.from_iterable(self.ranks.gather(ended.returns.tolist())))
+            self.episodes = list(chain.from_iterable(ranks.gather(ended.returns.tolist())))
             self.lengths = ended.lengths
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
-            variance = self.ranks.variance
-            means["explained_variance"] = 1 - variance(returns - values) / variance(returns)
+            variance = ranks.variance(returns - values) / ranks.variance(returns)
+            means["explained_variance"] = 1 - variance
             if options.normalize:
-                agent.returns.update(returns * agent.returns.std(), ranks=self.ranks)  # in its unit
-                obs = each(rollout.obs, lambda x: x[:-1][rollout.valid])
-                agent.encoders.absorb(obs, ranks=self.ranks)
+                agent.returns.update(returns * agent.returns.std(), ranks=ranks)  # in its unit
+                obs = leaf_by_leaf(lambda x: x[:-1][rollout.valid], rollout.obs)
+                agent.encoders.absorb(obs, ranks=ranks)
             rollout.advance()
-        self.steps += sum(self.ranks.gather(len(returns)))
+        self.steps += sum(ranks.gather(len(returns)))
         return {name: float(value) for name, value in means.items()}
 
     def learn(self) -> dict[str, Tensor]:
@@ -575,24 +520,21 @@ class PPO(Trainer):
         ranks, modules = self.ranks, (self.agent, self.optimizer)
         size = (run.read_json("ranks") if self.options.resume else None) or ranks.size
         if size != ranks.size:
+            told = f"of {size} processes, here are {ranks.size}"
             expected = f"resume it with torchrun --nproc-per-node {size}"
-            raise OptionsError(
-                f"{run.folder} is of {size} processes, here are {ranks.size}: {expected}"
-            )
+            raise OptionsError(f"{run.folder} is {told}: {expected}")
         run.write_json("ranks", size)
         begins_anew = super().restore(run, **given)
-        if size > 1:
-            states = [module.state_dict() for module in modules]
-            counts = self.steps, self.num_updates, torch.get_rng_state()
-            counts, states = ranks.of_first((counts, states))
-            if counts[0] != self.steps:  # the checkpoint of this rank is an earlier one
-                self.steps, self.num_updates, stream = counts
-                torch.set_rng_state(stream)
-                for module, state in zip(modules, states, strict=True):
-                    module.load_state_dict(state)
-                if self.memory is not None:
-                    self.memory.zero_()
-                begins_anew = True
+        own = self.steps, self.num_updates, torch.get_rng_state()
+        first, states = ranks.of_first((own, [x.state_dict() for x in modules] if size > 1 else []))
+        if first[0] != self.steps:  # the checkpoint of this rank is an earlier one
+            self.steps, self.num_updates, stream = first
+            torch.set_rng_state(stream)
+            for module, state in zip(modules, states, strict=True):
+                module.load_state_dict(state)
+            if self.memory is not None:
+                self.memory.zero_()
+            begins_anew = True
         return begins_anew
 
     def finish(self, run: Run) -> None:
@@ -604,8 +546,7 @@ class PPO(Trainer):
     def vector_kwargs(options: Options) -> dict[str, Any]:
         """Return what Ray is told, if it is asked for."""
         given = {"address": options.ray_address, "shares_cpus": options.ray_lost == "share"}
-        given["on_error"] = "restart" if options.ray_lost != "raise" else None
-        return {name: value for name, value in given.items() if value}
+        return given | {"on_error": "restart" if options.ray_lost != "raise" else None}
 
     @staticmethod
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
@@ -615,24 +556,18 @@ class PPO(Trainer):
         a dict as `report`, the function puts values and probabilities into it. `sample` draws from
         the policy by torch's global generator.
         """
-        state = None
+        state, device = None, options.device
         if agent.memory is not None:
-            state = torch.zeros(envs.num_envs, agent.memory.state_size, device=options.device)
+            state = torch.zeros(envs.num_envs, agent.memory.state_size, device=device)
 
-        def act(
-            obs: Any,
-            starts: Tensor,
-            report: dict[str, Any] | None = None,
-            *,
-            sample: bool = False,
-        ) -> np.ndarray:
+        def act(obs: Any, starts: Tensor, report: Any = None, *, sample: bool = False) -> Any:
             nonlocal state
             mask = quantiles = None
             if sample:
                 quantiles = torch.rand(len(starts), len(agent.sizes)).clamp(2**-24, 1 - 2**-24)
-                quantiles = quantiles.to(options.device)
+                quantiles = quantiles.to(device)
             if options.masks and envs.has_action_masks:
-                mask = torch.as_tensor(envs.action_masks(), device=options.device)
+                mask = torch.as_tensor(envs.action_masks(), device=device)
             if report is not None:  # what `vecenv play --html` shows beside the action
                 features, _ = agent.step(obs, state, starts)
                 report["values"] = agent.value(features) * agent.returns.std()
@@ -646,61 +581,40 @@ class PPO(Trainer):
         return act
 
     @classmethod
-    def run(cls, options: Options) -> tuple[Run, Self]:
+    def run_in(cls, folder: Path, options: Options, num_envs: int) -> tuple[Run, Self]:
         """Train and save; other processes of torchrun than the first end then."""
-        prepare(options)
-        with refusing():
-            cls.check_options(options)
-            with Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
-                num_envs, rank = options.num_envs, ranks.rank
-                if ranks.size > 1:
-                    num_envs = cls.share_of(ranks, options)
-                options = replace(options, device=str(ranks.device))
-                folder = options.save if rank == 0 else options.save / f"rank{rank}"
-                options.tensorboard &= rank == 0
-                run, trainer = cls.run_in(folder, options, num_envs, ranks=ranks)
-                if rank > 0:
-                    raise SystemExit(0)  # the first one does the rest
-        return run, trainer
-
-    @staticmethod
-    def share_of(ranks: Ranks, options: Options) -> int:
-        """Return how many of the envs each of several processes steps."""
-        if options.backend == "ray":
-            raise OptionsError("--backend ray has actors for its envs: start it without torchrun")
-        try:
-            num_envs = ranks.share_of(options.num_envs)
-        except ValueError as error:
-            raise OptionsError(f"--num-envs: {error}") from None
-        rows = num_envs * options.num_steps
-        if rows < 2 * options.num_minibatches:  # half of them may only reset an env
-            raise OptionsError(
-                f"--num-minibatches {options.num_minibatches}: a rollout has {rows} steps in each "
-                f"of {ranks.size} processes, expected at least twice as many as minibatches"
-            )
-        return num_envs
+        with Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
+            try:
+                num_envs = ranks.share_of(num_envs)
+            except ValueError as error:
+                raise OptionsError(f"--num-envs: {error}") from None
+            options = replace(options, device=str(ranks.device))
+            if ranks.rank > 0:
+                folder, options.tensorboard = folder / f"rank{ranks.rank}", False
+            made: Any = super(PPO, cls.replacing(ranks=ranks))
+            found = made.run_in(folder, options, num_envs)
+            if ranks.rank > 0:
+                raise SystemExit(0)  # the first one does the rest
+        return found
 
 
 class Actor:
     """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
 
-    def __init__(
-        self, envs: VecEnv, options: Any, make_agent: Callable[[Any, Any], Any] = Agent
-    ) -> None:
-        self.agent, self.shape = make_agent(envs, options), envs.single_action_space.shape or ()
+    def __init__(self, envs: VecEnv, options: Any, make_agent: Callable[..., Any] = Agent) -> None:
+        self.envs, self.takes_masks, self.agent = envs, options.masks, make_agent(envs, options)
         self.to_env, self.load = self.agent.to_env, self.agent.load_state_dict
-        self.envs, self.takes_masks = envs, options.masks
 
     @torch.inference_mode()
     def act(self, obs: Any, quantiles: np.ndarray) -> tuple[Tensor, dict[str, Any]]:
         """Return actions (n, *action_shape), and the masks that they were drawn with."""
         mask, found = None, dict[str, Any]()
-        if self.takes_masks and self.envs.has_action_masks:
-            found["action_mask"] = np.array(self.envs.action_masks(), np.int8)
-            mask = torch.from_numpy(found["action_mask"])
-        x = each(obs, torch.as_tensor)
+        if self.takes_masks and self.envs.has_action_masks:  # known from the first reset on
+            mask = torch.from_numpy(np.array(self.envs.action_masks(), np.int8))
+            found["action_mask"] = mask.numpy()
+        x = leaf_by_leaf(torch.as_tensor, obs)
         actions, _ = self.agent.act(x, torch.as_tensor(quantiles), mask)
-        return actions.view(-1, *self.shape), found
+        return actions.view(-1, *(self.envs.single_action_space.shape or ())), found
 
 
 def identity_of(envs: VecEnv) -> dict[str, Any]:
@@ -713,16 +627,14 @@ def save_agent(file: Path, agent: Any, identity: dict[str, Any]) -> None:
     """Write the agent; `vecenv evaluate` plays it, without torch, if it is one of tanh layers."""
     tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
     saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
-    encode = next(iter(agent.encoders.values()))
-    is_plain = len(agent.encoders) == 1 and len(agent.trunk) == 0 and agent.memory is None
-    is_plain = is_plain and isinstance(agent.actor, nn.Sequential)
-    if is_plain and isinstance(encode, networks.Numbers) and not encode.choices:
+    encode, *others = agent.encoders.values()
+    is_plain = isinstance(encode, networks.Numbers) and not (encode.choices or others)
+    is_plain = is_plain and agent.memory is None and isinstance(agent.actor, nn.Sequential)
+    if is_plain and len(agent.trunk) == 0:
         arrays = [array for name, array in tensors.items() if name.startswith("actor.")]
         saved["layers"] = [[w.T, b] for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-        saved["scale"] = None
-        if encode.moments is not None:
-            mean, std = encode.moments.mean, encode.moments.std()
-            saved["scale"] = [x.flatten().cpu().numpy() for x in (mean, std)]
+        scale = [] if (x := encode.moments) is None else [x.mean, x.std()]
+        saved["scale"] = [x.flatten().cpu().numpy() for x in scale] or None
     save_arrays(file, saved)
 
 

@@ -9,20 +9,18 @@ It is learned by PPO, whose envs are the rows of the group's agents in all games
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vecenv import make_vec_agents
-from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import load_checkpoint, load_weights
+from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.train import ppo
-from vecenv.train.options import placed
-from vecenv.train.ppo import ppo_loss
+from vecenv.train.options import make_placed
+from vecenv.train.ppo import Agent, ppo_loss
 from vecenv.train.trainer import Trainer
 
 __all__ = ["Agent", "AgentsPPO", "Options", "load_policy", "main", "ppo_loss"]
@@ -46,39 +44,21 @@ class Options(ppo.RolloutOptions):
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.95  # discount
     eval_episodes: int = 100  # games of the deterministic policies at the end
-    save: Path = Path("runs_agents")  # folder for checkpoints, learning curve and scalars
-
-
-class Agent(ppo.Agent):
-    """Actor and critic that the agents of a group share.
-
-    Args:
-        group: Its single spaces count, and how many agents it has.
-        state_size: Numbers of the game's state, which a central critic sees; 0 for none.
-        options: Those of `vecenv.train.ppo.Agent`, and `indicator`.
-
-    Raises:
-        OptionsError: A space is not supported.
-    """
-
-    def __init__(self, group: AgentGroup, state_size: int, options: Options) -> None:
-        num_agents = group.num_agents if options.indicator else 0
-        super().__init__(group, options, num_agents=num_agents, state_size=state_size)
 
 
 class AgentsPPO(Trainer):
     """Plays the games and lets each group learn from its rows; see `Trainer`.
 
-    `make_agent(group, state_size, options)` makes the agent of a group, and `loss` is given that.
+    `make_agent(group, options)` makes the agent of a group, whose rows are like envs; beside a
+    central critic it is given the size of its games' states, too. `loss` is given that agent.
 
     Args:
         options: How.
         envs: The games, the caller's to close; they are reset.
-        agent: Not used: each group has one.
-        earlier: How gradients were computed, by group, in the run that goes on.
+        agent: An `nn.ModuleList` of one for each group; None makes it.
 
     Attributes:
-        agent: Agents by group.
+        agent: Agents of the groups, in their order.
         steps: Steps made by agents; those of dead ones do not count.
         learners: By group, PPO whose `envs` are the rows of its agents.
         game: States of the games, float32 (G, S), for a central critic; else None.
@@ -87,44 +67,41 @@ class AgentsPPO(Trainer):
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "eval_episodes", "num_workers"}
-    STATE: ClassVar = ("envs", "steps", "num_updates", "game")
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "num_workers"}
+    STATE = ("agent", "envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
-    def __init__(
-        self, options: Options, envs: AgentsVecEnv, agent: Any = None, earlier: Any = None
-    ) -> None:
-        super().__init__(options, envs, agent or {}, earlier)
-        self.game: Tensor | None = None
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         num_rows = sum(group.num_envs for group in envs.groups.values())
-        self.rollout_steps = options.num_steps * num_rows
-        obs = self.reset()
-        make, size = self.make_agent, 0 if self.game is None else self.game.shape[1]
-        learner = ppo.PPO.replacing(
-            make_agent=lambda group, options: make(group, size, options), loss=self.loss
-        )
-        self.learners: dict[str, ppo.PPO] = {
-            name: learner(
-                options, group, None, (earlier or {}).get(name), obs=obs[name], game=self.game
-            )
-            for name, group in envs.groups.items()
-        }
-        self.agent = {name: one.agent for name, one in self.learners.items()}
+        self.rollout_steps, self.game = options.num_steps * num_rows, None
+        self.learners: dict[str, ppo.PPO] = {}
+        self.start()
+        replaced: Any = {"loss": self.loss, "game": self.game}
+        replaced["reset"] = lambda one: self.obs[one.envs.name]
+        for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
+            learner = ppo.PPO.replacing(earlier=(self.earlier or {}).get(name), **replaced)
+            self.learners[name] = learner(options, group, one)
         self.is_captured = all(one.is_captured for one in self.learners.values())
         if self.is_captured:
             self.capture("collect")
 
-    def reset(self) -> dict[str, Any]:
-        """Reset all games; return observations by group."""
-        obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
-        self.look()
-        return obs
+    @classmethod
+    def new_agent(cls, envs: AgentsVecEnv, options: Options) -> nn.ModuleList:
+        """Make the agents of all groups on the device of the options."""
+        size = []
+        if options.critic == "central":
+            envs.reset(seed=options.seed)
+            size = [torch.as_tensor(envs.state())[0].numel()]
+        made = [cls.make_agent(group, options, *size) for group in envs.groups.values()]
+        return nn.ModuleList(made).to(options.device)
 
     def start(self) -> None:
         """Reset all games, and begin rollouts."""
-        obs = self.reset()
+        self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
+        self.look()
         for name, learner in self.learners.items():
-            learner.rollout.start(obs[name])
+            learner.rollout.start(self.obs[name])
 
     def look(self) -> None:
         """Take note of the games' states for a central critic, in memory that stays."""
@@ -135,14 +112,15 @@ class AgentsPPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all games `num_steps` times."""
-        for learner in self.learners.values():
+        learners = self.learners
+        for learner in learners.values():
             learner.begin_rollout()
         for t in range(self.options.num_steps):
-            actions = {k: learner.act(t) for k, learner in self.learners.items()}
-            slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
+            actions = {name: one.act(t) for name, one in learners.items()}
+            slots = {name: one.rollout.slot(t) for name, one in learners.items()}
             self.envs.step(actions, out=slots)
             self.look()
-        for learner in self.learners.values():
+        for learner in learners.values():
             learner.end_rollout()
 
     def update(self) -> dict[str, float]:
@@ -153,21 +131,19 @@ class AgentsPPO(Trainer):
             self.steps -= learner.steps
             means = learner.improve(before)
             self.steps += learner.steps
-            if learner.episodes:
-                mean = sum(learner.episodes) / len(learner.episodes)
-                scalars[f"{name}/episodic_return"] = mean
+            if returns := learner.episodes:
+                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
             scalars |= {f"{name}/{key}": value for key, value in means.items()}
-            self.episodes += learner.episodes
+            self.episodes += returns
         self.num_updates += 1
         return scalars
 
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
-        names = "agent", "optimizer", "rollout", "memory"
         found = super().snapshot()
-        for group, learner in self.learners.items():
-            parts = {f"{group}/{name}": getattr(learner, name) for name in names}
-            found |= {name: part for name, part in parts.items() if part is not None}
+        for group, one in self.learners.items():
+            parts = {"optimizer": one.optimizer, "rollout": one.rollout, "memory": one.memory}
+            found |= {f"{group}/{k}": part for k, part in parts.items() if part is not None}
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -182,54 +158,34 @@ class AgentsPPO(Trainer):
             kwargs["groups"] = str  # each agent a group of its own name
         if options.critic == "central":
             kwargs["central_state"] = True
-        workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+        if options.num_workers is not None:
+            kwargs["vector_kwargs"] = {"num_workers": options.num_workers}
 
-        def make(num_games: int = 1, **where: Any) -> Any:
+        def make(num_games: int, **where: Any) -> Any:
             return make_vec_agents(options.env, num_games, **where, **kwargs)
 
-        envs = make(num_envs, vector_kwargs=workers, **placed(make, options, on_device=on_device))
+        envs = make_placed(make, options, num_envs, on_device=on_device)
         # One group is an ordinary vector env of its rows; here all goes by group.
         return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
     @staticmethod
-    def player(
-        envs: AgentsVecEnv, agent: Mapping[str, ppo.Agent], options: Options
-    ) -> Callable[..., dict[str, Any]]:
+    def player(envs: AgentsVecEnv, agent: Any, options: Options) -> Callable[..., Any]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
-        Args:
-            envs: For masks, and for who has acted: a memory is of an agent's life.
-            agent: By group.
-            options: `masks` and `device`.
+        `envs` are asked for masks, and who has acted: a memory is of an agent's life.
         """
-        groups = envs.groups
-        players = {k: ppo.PPO.player(groups[k], one, options) for k, one in agent.items()}
+        groups = envs.groups.values()
+        players = [ppo.PPO.player(*pair, options) for pair in zip(groups, agent, strict=True)]
 
         def act(obs: Any, starts: Tensor, *, sample: bool = False) -> dict[str, Any]:
             found = {}
-            for name, play in players.items():
-                was_dead = torch.as_tensor(~groups[name].valid, device=starts.device)
-                begins = starts.repeat_interleave(groups[name].num_agents) | was_dead
-                found[name] = play(obs[name], begins, sample=sample)
+            for group, play in zip(groups, players, strict=True):
+                was_dead = torch.as_tensor(~group.valid, device=starts.device)
+                begins = starts.repeat_interleave(group.num_agents) | was_dead
+                found[group.name] = play(obs[group.name], begins, sample=sample)
             return found
 
         return act
-
-    @classmethod
-    def load_policy(
-        cls, options: Options, num_envs: int
-    ) -> tuple[AgentsVecEnv, Callable[..., Any]]:
-        """Return games and the policies of a run, for `vecenv play`."""
-        options = replace(options, device="cpu")
-        envs, size = cls.make_envs(options, num_envs), 0
-        if options.critic == "central":
-            envs.reset()
-            size = envs.state()[0].size
-        agents = {name: cls.make_agent(group, size, options) for name, group in envs.groups.items()}
-        state = load_checkpoint(cls.checkpoint_of(options.save))["state"]
-        for name, agent in agents.items():
-            load_weights(agent, state[f"{name}/agent"])
-        return envs, cls.player(envs, agents, options)
 
 
 load_policy, main = AgentsPPO.load_policy, AgentsPPO.main

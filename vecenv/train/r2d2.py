@@ -8,18 +8,16 @@ without its actors, its rescaled values and its noise.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from buffers import PrioritizedReplayBuffer, SequenceBatch, SharedReplayBuffer, TransitionWriter
+from buffers import SequenceBatch
 from vecenv import VecEnv
 from vecenv.train.options import EnvOptions, OptionsError, RunOptions
 from vecenv.train.replay import Replay, TargetAgent
@@ -39,16 +37,13 @@ class Options(RunOptions, EnvOptions):
     batch_size: int = 32  # sequences per update
     sequence_length: int = 24  # steps of a sequence, burn-in included
     burn_in: int = 4  # of these, steps that only bring the state up to date
-    overlap: int | None = None  # steps shared with the next sequence; None: begin anywhere
     prioritized: bool = True  # draw sequences by their errors
     eta: float = 0.9  # share of the largest error of a sequence in its priority; rest: the mean
-    refresh: bool = True  # store the states that the network has now
     recurrent: bool = True  # False: the same network without a memory
     hidden: int = 64  # units of encoder and memory
     n_step: int = 5  # rewards summed before the value of an observation
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
-    save: Path = Path("runs/r2d2")  # folder of the run: options, metrics, weights, curve
 
 
 class QNetwork(nn.Module):
@@ -76,14 +71,12 @@ class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        super().__init__()
         space, actions = envs.single_observation_space, envs.single_action_space
         is_known = isinstance(space, Box) and len(space.shape) > 0
         if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
             wanted = "Box with an axis, and Discrete from 0; use a wrapper"
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
-        self.network = QNetwork(space, int(actions.n), options)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        super().__init__(QNetwork(space, int(actions.n), options))
 
 
 def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
@@ -127,20 +120,15 @@ class R2D2(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
-    MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
-    STATE: ClassVar = (*Replay.STATE, "state")
+    STATE = (*Replay.STATE, "state")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         space, actions = envs.single_observation_space, envs.single_action_space
-        self.num_actions = int(actions.n)
-        weights = self.agent.network.parameters()
-        self.optimizer = torch.optim.Adam(weights, lr=options.learning_rate)
-        kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
-        kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
-        kept |= {"num_envs": envs.num_envs, "track_episodes": True, "seed": options.seed}
-        self.buffer = kind(options.capacity, space, actions, **kept)
-        self.writer = TransitionWriter(envs, self.buffer)
+        self.weights = list(self.agent.network.parameters())
+        self.optimizer = torch.optim.Adam(self.weights, lr=options.learning_rate)
+        column = {"state": Box(-np.inf, np.inf, (options.hidden,))}
+        self.make_buffer(space, actions, extra_columns=column, track_episodes=True)
         # Each env explores in its own way.
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
         self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
@@ -151,46 +139,43 @@ class R2D2(Replay):
         self.state.zero_()
 
     @torch.no_grad()
-    def collect(self) -> list[float]:
-        """Step all envs; return the returns of ended episodes."""
+    def choose(self, obs: Any) -> np.ndarray:
+        """Return the best actions, some of them replaced by random ones."""
         is_early = self.steps < self.options.learning_starts
-        is_random = self.rng.random(len(self.obs)) < np.where(is_early, 1.0, self.random_share)
-        random = self.rng.integers(self.num_actions, size=len(self.obs))
-        with self.timing.phase("policy"):
-            obs = torch.from_numpy(self.obs)[:, None]
-            values, states = self.agent.network(obs, self.state)
-        actions = np.where(is_random, random, values[:, 0].argmax(1).numpy())
-        result = self.obs, rewards, terminations, truncations, _ = self.envs.step(actions)
-        self.writer.step(actions, *result, state=self.state.numpy())
-        is_over = terminations | truncations
-        self.state = states[:, 0].masked_fill(torch.from_numpy(is_over)[:, None], 0.0)
-        self.steps += len(actions)
-        return self.note_returns(rewards, is_over)
+        is_random = self.rng.random(len(obs)) < np.where(is_early, 1.0, self.random_share)
+        random = self.rng.integers(self.envs.single_action_space.n, size=len(obs))
+        values, states = self.agent.network(torch.from_numpy(obs)[:, None], self.state)
+        self.noted, self.next_state = {"state": self.state.numpy()}, states[:, 0]
+        return np.where(is_random, random, values[:, 0].argmax(1).numpy())
+
+    def collect(self) -> list[float]:
+        """Step all envs; return the returns of ended episodes, which are forgotten."""
+        found = super().collect()
+        self.state = self.next_state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
+        return found
 
     def num_due(self, before: int) -> int:
         """Return how many updates are due."""
-        every = self.options.update_every
-        is_early = self.steps < self.options.learning_starts
+        every, is_early = self.options.update_every, self.steps < self.options.learning_starts
         return 0 if is_early else self.steps // every - before // every
 
     def learn(self) -> dict[str, Tensor]:
         """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
         options = self.options
-        how: Any = {"burn_in": options.burn_in, "overlap": options.overlap, "pad": True}
+        how: Any = {"burn_in": options.burn_in, "pad": True, "initial_states": "state"}
         size, length = options.batch_size, options.sequence_length
-        batch = self.buffer.sample_sequences(size, length, initial_states="state", **how)
+        batch = self.buffer.sample_sequences(size, length, **how)
         loss, found = self.loss(self.agent, batch, options)
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.agent.network.parameters(), options.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.weights, options.max_grad_norm)
         self.optimizer.step()
         self.agent.follow(options.tau)
         if options.prioritized:
             self.buffer.update_sequence_priorities(batch, found["errors"], eta=options.eta)
-        if options.refresh:
-            self.buffer.refresh_states(batch, state=found["states"])
+        self.buffer.refresh_states(batch, state=found["states"])
         return {"loss": loss.detach(), "error": found["errors"][batch.learn_mask].abs().mean()}
 
     @staticmethod
@@ -207,17 +192,14 @@ class R2D2(Replay):
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse shares of random actions that are 0, and a burn-in as long as sequences."""
         if not min(options.exploration) > 0:
             raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
-        if not 0 <= options.burn_in < options.sequence_length:
-            raise OptionsError(
-                f"--burn-in {options.burn_in}: expected 0 or more and less than "
-                f"--sequence-length {options.sequence_length}"
-            )
-        super().check_options(options)
+        if not 0 <= options.burn_in < (length := options.sequence_length):
+            wanted = f"expected 0 or more and less than --sequence-length {length}"
+            raise OptionsError(f"--burn-in {options.burn_in}: {wanted}")
 
 
 load_policy, main = R2D2.load_policy, R2D2.main

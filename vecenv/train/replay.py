@@ -9,6 +9,7 @@ envs --- step ---> TransitionWriter ---> replay buffer --- sample ---> batch ---
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.learn import Run
-from vecenv.train.networks import each
 from vecenv.train.options import EnvOptions, GradientOptions, RunOptions, is_on_device
 from vecenv.train.trainer import Trainer, title_of
 
@@ -61,6 +62,11 @@ class TargetAgent(nn.Module):
 
     FOLLOWS: ClassVar = ("network", "target")
 
+    def __init__(self, network: nn.Module | None = None) -> None:
+        super().__init__()
+        if network is not None:
+            self.network, self.target = network, copy.deepcopy(network).requires_grad_(False)
+
     @torch.no_grad()
     def follow(self, tau: float) -> None:
         """Move the target towards the network."""
@@ -72,62 +78,55 @@ class TargetAgent(nn.Module):
 class Replay(Trainer):
     """Steps envs, stores transitions, and lets the agent learn from those that are drawn.
 
-    A subclass gives `optimizer` and `choose(obs)`, the actions (N, ...) to take at observations
+    A subclass gives `optimizer` and `choose(obs)`, the actions (N, ...) to store at observations
     (N, *obs_shape), and an agent with two methods more: `follow(tau)`, which moves the targets, and
-    `errors(batch)`, (B,) or (K, B) of a batch.
-
-    Args:
-        options: How.
-        envs: The caller's to close; `train` resets them.
-        agent: On the device of the options; None makes one.
-        earlier: How gradients were computed in the run that goes on.
+    `errors(batch)`, (B,) or (K, B) of a batch. `train` resets the envs.
     """
 
     RETURN: ClassVar = "return"
     SPEED: ClassVar = "steps_per_second"
     LOG_STEPS: ClassVar = 1000
-    STATE: ClassVar[tuple[str, ...]] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
+    KEEPS_BEST: ClassVar = False  # evaluations tell, if there are any
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps"}
+    STATE: tuple[str, ...] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
     AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
 
     choose: Callable[..., Any]
+    to_env: Callable[..., Any] = staticmethod(lambda actions: actions)  # of those stored
 
-    def __init__(self, options: Any, envs: VecEnv, agent: Any = None, earlier: Any = None) -> None:
+    def __init__(self, options: Any, envs: VecEnv, agent: Any = None) -> None:
         torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
-        super().__init__(options, envs, agent, earlier)
+        super().__init__(options, envs, agent)
+        self.is_on_device, self.obs = is_on_device(envs), None
         self.rng = np.random.default_rng(options.seed)  # of random actions
         self.returns = np.zeros(envs.num_envs)  # of the open episodes
-        self.obs: Any = None
         self.scalars = dict[str, Tensor]()  # of the latest gradient
+        self.noted = dict[str, Any]()  # further columns of the next transitions
+
+    def make_buffer(self, obs_space: Any, action_space: Any, **given: Any) -> None:
+        """Make the buffer and its writer; `given` as of the buffer's class."""
+        options = self.options
+        kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
+        given |= {"num_envs": self.envs.num_envs, "seed": options.seed}
+        self.buffer = kind(options.capacity, obs_space, action_space, **given)
+        self.writer = TransitionWriter(self.envs, self.buffer)
 
     def set_up(self, obs_space: Any, action_space: Any, is_captured: bool, **given: Any) -> None:
-        """Make the gradient, the buffer, what is drawn from it, and the writer.
-
-        Args:
-            obs_space: Of one env.
-            action_space: As actions are stored.
-            is_captured: Whether updates are replayed as CUDA graphs, which wait for nothing.
-            **given: Further arguments of the buffer.
-        """
-        options = self.options
-        steps = options.total_steps - options.learning_starts
+        """Make gradient and buffer; updates that are captured as CUDA graphs wait for nothing."""
+        options, device = self.options, self.options.device
+        steps, size = options.total_steps - options.learning_starts, options.batch_size
         self.total_updates = int(options.update_ratio * steps)  # of the whole training
-        num_weights = sum(p.numel() for p in self.agent.parameters() if p.requires_grad)
-        how: Any = {"num_weights": num_weights, "may_split": options.torch_threads == 1}
-        how["deferred"] = is_captured
-        self.gradient = self.make_gradient(self.total_updates, options.batch_size, **how)
-        kind: Any = PrioritizedReplayBuffer if options.prioritized else SharedReplayBuffer
-        settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
-        settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
-        settings |= given
+        how: Any = {"may_split": options.torch_threads == 1, "deferred": is_captured}
+        how["num_weights"] = sum(p.numel() for p in self.agent.parameters() if p.requires_grad)
+        self.gradient = self.make_gradient(self.total_updates, size, **how)
+        given |= {"n_step": options.n_step, "gamma": options.gamma, "device": device}
         if options.storage == "memmap":
             folder = options.save / "replay"
             if not options.resume:  # that of a run that is overwritten
                 shutil.rmtree(folder, ignore_errors=True)
-            settings |= {"storage": "memmap", "folder": folder, "store_next": True}
-        self.buffer = kind(options.capacity, obs_space, action_space, **settings)
-        self.drawn = self.buffer.new_batch(options.batch_size)
-        self.ones = torch.ones(options.batch_size, device=options.device)
-        self.writer = TransitionWriter(self.envs, self.buffer)
+            given |= {"storage": "memmap", "folder": folder, "store_next": True}
+        self.make_buffer(obs_space, action_space, **given)
+        self.drawn, self.ones = self.buffer.new_batch(size), torch.ones(size, device=device)
 
     def start(self) -> None:
         """Reset the envs."""
@@ -146,25 +145,24 @@ class Replay(Trainer):
         """Step all envs; return the returns of ended episodes."""
         with self.timing.phase("policy"):
             actions = self.choose(self.obs)
-        result = self.obs, rewards, terminations, truncations, _ = self.envs.step(actions)
-        self.writer.step(actions, *result)
+        result = self.obs, rewards, *flags, _ = self.envs.step(self.to_env(actions))
+        self.writer.step(actions, *result, **self.noted)
         self.steps += len(actions)
-        return self.note_returns(rewards, terminations | truncations)
+        return self.note_returns(rewards, flags)
 
-    def note_returns(self, rewards: Any, is_over: Any, ids: Any = ...) -> list[float]:
+    def note_returns(self, rewards: Any, flags: Any, ids: Any = ...) -> list[float]:
         """Add rewards (N,) of the envs `ids`; return the returns of the episodes that are over."""
+        if self.is_on_device:  # whose rewards nobody waits for
+            return []
+        self.is_over = np.logical_or(*flags)
         self.returns[ids] += rewards
-        ended = np.flatnonzero(is_over) if ids is ... else ids[is_over]
+        ended = np.flatnonzero(self.is_over) if ids is ... else ids[self.is_over]
         found = self.returns[ended].tolist()
         self.returns[ended] = 0
         return found
 
     def num_due(self, before: int) -> int:
-        """Return how many updates are due.
-
-        Args:
-            before: Env steps made before the last call of `collect`.
-        """
+        """Return how many updates are due; `before` is the steps before the last `collect`."""
         due = self.options.update_ratio * (self.steps - self.options.learning_starts)
         return max(0, math.ceil(due - self.num_updates))
 
@@ -201,11 +199,6 @@ class Replay(Trainer):
         """Return the returns of ended episodes that `collect` has not waited for."""
         return []
 
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save from time to time; which checkpoint is the best, evaluations tell alone."""
-        if run.is_due(self.steps):
-            self.save(run)
-
     def finish(self, run: Run) -> None:
         """Close the buffer, and say how far the training came."""
         self.buffer.close()
@@ -217,8 +210,8 @@ class Replay(Trainer):
         begins_anew = super().restore(run, later=("buffer",), **given)
         if begins_anew is None:
             return True
-        if is_on_device(self.envs):
-            self.obs = each(self.obs, lambda part: part.to(self.options.device))
+        if self.is_on_device:
+            self.obs = leaf_by_leaf(lambda part: part.to(self.options.device), self.obs)
         self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
-        return begins_anew or "envs" not in self.snapshot()
+        return begins_anew or "envs" not in self.STATE

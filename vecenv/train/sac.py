@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,9 +19,10 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from vecenv import VecEnv
+from vecenv.core.batches import leaf_by_leaf
 from vecenv.learn import Adam
-from vecenv.train.networks import Encoders, each, rectified
-from vecenv.train.options import OptionsError, is_on_device
+from vecenv.train.networks import Encoders, rectified
+from vecenv.train.options import OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
 __all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
@@ -41,7 +40,6 @@ class Options(ReplayOptions):
     hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
-    save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
 
 
 class Linears(nn.Module):
@@ -55,9 +53,7 @@ class Linears(nn.Module):
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """Return x @ weight + bias; frozen: gradients pass to x, not to weight and bias."""
-        weight, bias = self.weight, self.bias
-        if frozen:
-            weight, bias = weight.detach(), bias.detach()
+        weight, bias = (x.detach() if frozen else x for x in (self.weight, self.bias))
         if weight.shape[2] == 1:  # libraries are slow at one column
             return (x * weight.mT).float().sum(-1, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
@@ -89,7 +85,9 @@ class Agent(TargetAgent):
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
         space: Any = envs.single_action_space
-        is_row = isinstance(space, Box) and len(space.shape) == 1 and is_bounded(space)
+        is_row = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
+        with np.errstate(over="ignore"):  # some bounds stand for none, as the largest floats
+            is_row = is_row and bool(np.isfinite(space.high - space.low).all())
         if not (is_row and space.dtype in (np.float32, np.float64)):
             wanted = "a bounded Box of floats with one axis; use a wrapper"
             raise OptionsError(f"actions are {space}, expected {wanted}")
@@ -98,20 +96,15 @@ class Agent(TargetAgent):
             raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
         num_inputs, self.num_actions = self.encoders.num_features, len(space.low)
         widths = num_inputs, *options.hidden
-        hidden = rectified(*widths)
-        last = nn.Linear(widths[-1], 2 * self.num_actions)
-        self.actor = nn.Sequential(nn.Flatten(), *hidden, last)
+        layers = *rectified(*widths), nn.Linear(widths[-1], 2 * self.num_actions)
+        self.actor = nn.Sequential(nn.Flatten(), *layers)
         self.critics = Critics(2, num_inputs + self.num_actions, *options.hidden, 1)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         log_alpha = torch.tensor(math.log(1.0 if options.alpha is None else options.alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
-    def draw(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions.
-
-        Args:
-            obs: Observations (B, *obs_shape), or a dict of these.
-            noise: Normal, float32 (B, A).
+    def draw(self, obs: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Draw actions at observations (B, ...), with normal noise, float32 (B, A).
 
         Returns:
             Actions from -1 to 1, float32 (B, A), and their log-densities, float32 (B,).
@@ -126,14 +119,12 @@ class Agent(TargetAgent):
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
-        mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
-        return (mean + noise * log_std.clamp(-20, 2).exp()).tanh()
+        return self.draw(obs, noise)[0]
 
     def errors(self, batch: Batch) -> Tensor:
-        """Return how far the critics, (2, B), are above the goals.
+        """Return how far the critics, (2, B), are above the rewards and the value after them.
 
-        A goal is the rewards and, discounted, the lower of the targets' values of an action that is
-        drawn at the next observation, and its entropy.
+        That is the lower of the targets' values of an action drawn there, and its entropy.
         """
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
@@ -165,37 +156,32 @@ class SAC(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(sac_loss)
-    MAY_CHANGE: ClassVar = Replay.MAY_CHANGE | {"total_steps", "eval_episodes"}
     LOG_STEPS: ClassVar = 200
-    STATE: ClassVar = (*Replay.STATE, "generator", "held", "num_episodes")
+    STATE = (*Replay.STATE, "generator", "held", "num_episodes")
 
-    def __init__(self, options: Options, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        super().__init__(options, envs, agent, earlier)
-        self.space, self.is_on_device = envs.single_action_space, is_on_device(envs)
+    def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        super().__init__(options, envs, agent)
         if options.first_ready and self.is_on_device:
             raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
-        space, device = self.space, torch.device(options.device)
-        is_on_gpu = device.type == "cuda"
-        is_captured = options.graphs == "on" or (options.graphs == "auto" and is_on_gpu)
-        actions = Box(-1, 1, space.shape, space.dtype)
+        space, device = envs.single_action_space, torch.device(options.device)
+        is_captured = options.graphs == "on" or (options.graphs, device.type) == ("auto", "cuda")
+        actions, rate = Box(-1, 1, space.shape, space.dtype), options.learning_rate
         self.set_up(envs.single_observation_space, actions, is_captured)
-        weights, rate = self.gradient.parameters(), options.learning_rate
-        self.optimizer = Adam(weights, lr=rate, deferred=is_captured)
+        self.optimizer = Adam(self.gradient.parameters(), lr=rate, deferred=is_captured)
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
         self.generator = torch.Generator(device).manual_seed(options.seed)
         self.ids = np.arange(envs.num_envs)
-        self.held = np.zeros_like(envs.action_space.sample())
+        self.held = np.zeros(envs.action_space.shape, space.dtype)  # random actions at the start
         self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        bounds = [torch.tensor(x, device=device) for x in (space.low, space.high)]
-        self.bounds = SimpleNamespace(low=bounds[0], high=bounds[1]) if self.is_on_device else space
+        self.bounds: Any = space.low, space.high
+        if self.is_on_device:
+            self.bounds = [torch.tensor(bound, device=device) for bound in self.bounds]
         if is_captured:  # from here on it is replayed, and waits for nothing
-            generators = [self.buffer.generator, self.generator] if is_on_gpu else []
-            self.capture("learn", generators=generators)
+            drawn_with = [self.buffer.generator, self.generator] if device.type == "cuda" else []
+            self.capture("learn", generators=drawn_with)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return what a checkpoint has; not envs that are stepping, which can't be saved."""
-        found = super().snapshot()
-        return {k: x for k, x in found.items() if k != "envs" or not self.options.first_ready}
+        if options.first_ready:  # envs that are stepping can't be saved
+            self.STATE = tuple(name for name in self.STATE if name != "envs")
 
     def start(self) -> None:
         """Reset the envs."""
@@ -205,52 +191,40 @@ class SAC(Replay):
             self.send(self.obs, self.ids)
 
     def choose(self, obs: Any, ids: Any = ...) -> Any:
-        """Return actions from -1 to 1, at the start random ones, each held for a while.
+        """Return actions from -1 to 1 of the envs `ids`, random ones at the start."""
+        options, device, held = self.options, self.noise.device, self.held
+        if self.steps < options.learning_starts:
+            if self.steps // len(self.ids) % options.hold == 0:
+                held[ids] = self.rng.uniform(-1, 1, held[ids].shape)
+            return torch.from_numpy(held[ids]).to(device) if self.is_on_device else held[ids]
+        x = leaf_by_leaf(lambda part: torch.as_tensor(part).to(device), obs)
+        noise = torch.randn(held[ids].shape, generator=self.generator, device=device)
+        actions = self.agent.act(x, noise)
+        if self.is_on_device:
+            return actions.to(self.bounds[0].dtype)
+        return actions.cpu().numpy().astype(held.dtype, copy=False)
 
-        Of observations on a device they are a tensor there.
-        """
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions from -1 to 1 into those that the env takes."""
+        return to_env(actions, *self.bounds)
+
+    def send(self, obs: Any, ids: np.ndarray) -> None:
+        """Begin steps of the envs `ids` (n,), with actions for their observations."""
         with self.timing.phase("policy"):
-            if self.steps < self.options.learning_starts:
-                if self.steps // len(self.ids) % self.options.hold == 0:
-                    self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
-                held = self.held[ids]
-                return torch.from_numpy(held).to(self.noise.device) if self.is_on_device else held
-            x = each(obs, lambda part: torch.as_tensor(part).to(self.noise.device))
-            shape: Any = len(self.held[ids]), *self.space.shape
-            noise = torch.randn(shape, generator=self.generator, device=self.noise.device)
-            actions = self.agent.act(x, noise)
-            if self.is_on_device:
-                return actions.to(self.bounds.low.dtype)
-            return actions.cpu().numpy().astype(self.held.dtype, copy=False)
-
-    def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
-        """Begin steps of some envs, with the actions for their observations.
-
-        Args:
-            obs: (n, *obs_shape).
-            ids: int64 (n,), which envs.
-        """
-        actions = self.choose(obs, ids)
-        self.envs.send(to_env(actions, self.space), ids)
+            actions = self.choose(obs, ids)
+        self.envs.send(self.to_env(actions), ids)
         self.writer.sent(actions, ids)
 
     def collect(self) -> list[float]:
         """Step all envs, or take those that are ready; return the returns of ended episodes."""
-        ids = self.ids
-        if self.options.first_ready:
-            batch = self.envs.recv(max(1, len(ids) // 2), timeout=60)
-            ids, rewards = batch.env_ids, batch.rewards
-            flags = batch.terminations, batch.truncations
-            self.writer.received(batch)
-            self.send(batch.obs, ids)
-        else:
-            actions = self.choose(self.obs, ids)
-            result = self.obs, rewards, *flags, _ = self.envs.step(to_env(actions, self.bounds))
-            self.writer.step(actions, *result)
-        self.steps += len(ids)
-        if self.is_on_device:  # whose rewards nobody waits for
-            return []
-        return self.note_returns(rewards, np.logical_or(*flags), ids)
+        if not self.options.first_ready:
+            return super().collect()
+        batch = self.envs.recv(max(1, len(self.ids) // 2), timeout=60)
+        self.writer.received(batch)
+        self.send(batch.obs, batch.env_ids)
+        self.steps += len(batch.env_ids)
+        flags = batch.terminations, batch.truncations
+        return self.note_returns(batch.rewards, flags, batch.env_ids)
 
     def ended(self) -> list[float]:
         """Wait for envs on a device, and return the newest of the returns of those that ended."""
@@ -264,10 +238,9 @@ class SAC(Replay):
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
         batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
-        seen = batch.obs, batch.next_obs, batch.actions
-        obs, next_obs, actions = (each(x, lambda part: part.float()) for x in seen)
-        more = {"actions": actions, "noise": noise[0], "next_noise": noise[1]}
-        return batch._replace(obs=obs, next_obs=next_obs, **more)
+        names = "obs", "next_obs", "actions"
+        seen = {k: leaf_by_leaf(lambda part: part.float(), getattr(batch, k)) for k in names}
+        return batch._replace(**seen, noise=noise[0], next_noise=noise[1])
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
@@ -275,36 +248,21 @@ class SAC(Replay):
         space: Any = envs.single_action_space
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
-            noise: Any = 0.0
-            if sample:
-                noise = torch.randn(envs.num_envs, math.prod(space.shape)).to(options.device)
-            return to_env(agent.act(obs, noise).cpu().numpy(), space)
+            drawn = torch.randn(envs.num_envs, *space.shape) if sample else torch.zeros(())
+            noise = drawn.to(options.device)
+            return to_env(agent.act(obs, noise).cpu().numpy(), space.low, space.high)
 
         return act
 
-    @classmethod
-    def check_options(cls, options: Options) -> None:
+    @staticmethod
+    def check_options(options: Options) -> None:
         """Refuse an entropy weight that is none."""
-        if options.alpha is not None and not options.alpha > 0:
-            wanted = "expected a number above 0; 1e-9 is nearly none"
-            raise OptionsError(f"--alpha {options.alpha}: {wanted}")
-        super().check_options(options)
+        if (alpha := options.alpha) is not None and not alpha > 0:
+            raise OptionsError(f"--alpha {alpha}: expected a number above 0; 1e-9 is nearly none")
 
 
-def is_bounded(space: Box) -> bool:
-    """Whether there is a middle between the bounds; some stand for none, as the largest floats."""
-    with np.errstate(over="ignore"):
-        return space.is_bounded() and bool(np.isfinite(space.high - space.low).all())
-
-
-def to_env(actions: Any, bounds: Any) -> Any:
-    """Turn actions from -1 to 1 into those that the env takes: arrays, or tensors on a device.
-
-    Args:
-        actions: Of shape (N, A).
-        bounds: The space, or what has its `low` and `high` (A,) as tensors.
-    """
-    low, high = bounds.low, bounds.high
+def to_env(actions: Any, low: Any, high: Any) -> Any:
+    """Turn actions (N, A) from -1 to 1 into those between bounds (A,): arrays, or tensors."""
     return (low + (actions + 1) * (0.5 * (high - low))).clip(low, high)
 
 

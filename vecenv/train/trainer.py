@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 
-from vecenv import RayVectorEnv, learn
+from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.agents import AgentsVecEnv
 from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
-from vecenv.train.options import OptionsError, is_on_device, make_envs
-from vecenv.train.policy import describe_policy, env_of, load_agent
+from vecenv.train.options import OptionsError, is_on_device, make_placed, named
+from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
 
-__all__ = ["Trainer", "means_of", "prepare", "refusing", "title_of"]
+__all__ = ["Trainer", "means_of", "title_of"]
 
 
 class Trainer:
@@ -33,7 +33,7 @@ class Trainer:
     - `loss(agent, batch, options)` returns the loss, a mean over the rows of the batch, and a dict
       of scalars to be logged. Static, as the gradient is compiled of it.
     - `collect(self)` steps the envs and stores what they return.
-    - `evaluate(self, episodes, seed)` returns an `EvaluationResult`.
+    - `evaluate(self, episodes, seed=None, sample=False)` returns an `EvaluationResult`.
 
     A trainer of another kind has `start(self)`, which resets the envs, `update(self)`, which
     collects and learns and returns scalars to be logged, and the static method
@@ -44,14 +44,12 @@ class Trainer:
         options: An `Options` of the trainer's module.
         envs: The caller's to close.
         agent: On the device of the options; None makes one.
-        earlier: `Gradient.describe` of the run that goes on, as `Run.read_json("gradient")` has it.
 
     Attributes:
         agent: The module that learns.
         steps: Env steps made; those on which autoreset resets do not count.
         num_updates: Updates made.
         episodes: Returns of the episodes that ended in the last update.
-        graphs: CUDA graphs by the names of the methods that they replay.
 
     Raises:
         OptionsError: The options do not fit the envs.
@@ -63,71 +61,69 @@ class Trainer:
     start: Callable[..., Any]
     update: Callable[..., Any]
     player: Callable[..., Any]
-    MAY_CHANGE: ClassVar = frozenset({"save", "save_every", "overwrite", "tensorboard", "profile"})
-    """Options that a resumed run may be given other values of."""
-    STATE: ClassVar[tuple[str, ...]] = ("agent", "optimizer", "envs", "steps", "num_updates")
-    """Attributes that a checkpoint has."""
-    BASELINES: ClassVar[dict[str, float] | None] = None
-    """Returns of other policies by their names, lines beside the learning curve."""
+    # Options that a resumed run may be given other values of.
+    MAY_CHANGE: ClassVar = frozenset(
+        ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
+    )
+    STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
+    BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
     RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
     SPEED: ClassVar = "charts/SPS"
     LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
     NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
+    KEEPS_BEST: ClassVar = True  # the checkpoint with the highest of these
 
-    optimizer: Any
+    earlier: Any = None  # `Gradient.describe` of the run that goes on
+    ranks = Ranks()  # processes that learn together
+    optimizer: Any = None
     gradient: Any = None
     rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
-    def __init__(self, options: Any, envs: Any, agent: Any = None, earlier: Any = None) -> None:
-        self.options, self.envs, self.earlier = options, envs, earlier
-        self.timing, self.ranks = envs.timing, Ranks()
-        if agent is None:
-            try:
-                agent = self.make_agent(envs, options).to(getattr(options, "device", "cpu"))
-            except OptionsError as error:
-                raise OptionsError(f"{name_of(options)}: {error}") from None
-        self.agent: Any = agent
+    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
+        self.options, self.envs, self.timing = options, envs, envs.timing
         self.steps = self.num_updates = 0
+        try:
+            self.agent: Any = self.new_agent(envs, options) if agent is None else agent
+        except OptionsError as error:
+            raise OptionsError(f"{name_of(options)}: {error}") from None
         self.episodes = list[float]()
         self.graphs = dict[str, Graph[Any]]()
 
     @classmethod
-    def replacing(cls, **functions: Callable[..., Any]) -> type[Self]:
+    def replacing(cls, **functions: Any) -> type[Self]:
         """Return a trainer with other functions in place of its own.
 
-        Args:
-            **functions: `make_agent` and `loss`, which are called as they are here, or any method,
-                such as `collect`, whose first argument is the trainer.
-
-        Raises:
-            ValueError: The trainer has no such function.
+        These are `make_agent` and `loss`, which are called as they are here, or any method, such as
+        `collect`, whose first argument is the trainer; ValueError if it has none of that name.
         """
         if unknown := sorted(name for name in functions if not hasattr(cls, name)):
-            raise ValueError(
-                f"{cls.__name__} has no {', '.join(unknown)} to be replaced; expected make_agent, "
-                "loss, collect, evaluate, or another method"
-            )
+            told = f"{cls.__name__} has no {', '.join(unknown)} to be replaced"
+            raise ValueError(f"{told}; expected make_agent, loss, collect, evaluate, or a method")
         static = "make_agent", "loss", "make_envs", "player"
-        found = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
-        made: Any = type(cls.__name__, (cls,), found)
+        found: Any = {k: staticmethod(f) if k in static else f for k, f in functions.items()}
+        made: Any = type(cls.__name__, (cls,), {"__module__": cls.__module__, **found})
         return made
 
     @classmethod
-    def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
-        """Make envs.
+    def new_agent(cls, envs: Any, options: Any) -> Any:
+        """Make an agent on the device of the options."""
+        return cls.make_agent(envs, options).to(getattr(options, "device", "cpu"))
 
-        Args:
-            options: Those of envs count.
-            num_envs: How many.
-            on_device: Whether they are to train in: then compiled ones are where the networks are.
-                Those to play in are on the CPU.
-        """
-        workers = {"num_workers": options.num_workers} if options.num_workers else {}
-        given: Any = {"vector_kwargs": workers | cls.vector_kwargs(options)}
+    @classmethod
+    def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
+        """Make envs to play in, on the CPU, or to train in: compiled ones where networks are."""
+        asked = {"num_workers": options.num_workers, **cls.vector_kwargs(options)}
+        given: Any = {"vector_kwargs": {name: value for name, value in asked.items() if value}}
         if on_device and cls.AUTORESET is not None:
             given["autoreset_mode"] = cls.AUTORESET
-        envs = make_envs(options, num_envs, on_device=on_device, **given)
+        if options.wrappers:
+            given["wrappers"] = [named(wrapper) for wrapper in options.wrappers]
+
+        def make(num_envs: int, **given: Any) -> Any:
+            return make_vec(options.env_id, num_envs, **given, **options.env_kwargs)
+
+        envs = make_placed(make, options, num_envs, on_device=on_device, **given)
         if on_device and (names := getattr(options, "log_infos", ())):
             if is_on_device(envs) or isinstance(envs, RayVectorEnv):
                 envs.close()
@@ -140,23 +136,19 @@ class Trainer:
 
     @staticmethod
     def vector_kwargs(options: Any) -> dict[str, Any]:
-        """Return further arguments of the backend's class."""
+        """Return further arguments of the backend's class, of which those that are set count."""
         return {}
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
-        """Return the gradient of the loss.
+        """Return the gradient of the loss, for so many calls with batches of so many rows.
 
-        Args:
-            num_calls: Calls in the whole training.
-            num_rows: Rows of a batch.
-            **given: `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
+        `given` are `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
         """
-        options, names = self.options, ("num_weights", "may_split")
-        how: Any = {name: given.pop(name) for name in names if name in given}
-        how |= {"num_calls": num_calls, "num_rows": num_rows, "earlier": self.earlier}
-        settings = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
-        settings |= learn.gradient_options(options.compile, **how)
-        return Gradient(self.agent, partial(self.loss, options=options), **settings)
+        options, how = self.options, dict[str, Any](num_calls=num_calls, num_rows=num_rows)
+        how |= {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
+        given |= learn.gradient_options(options.compile, earlier=self.earlier, **how)
+        given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
+        return Gradient(self.agent, partial(self.loss, options=options), **given)
 
     def capture(self, *names: str, **given: Any) -> None:
         """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
@@ -169,31 +161,30 @@ class Trainer:
         """Update until the steps are made, or until a signal says to stop, and save."""
         if self.restore(run):
             self.start()
-        options, size, every = self.options, self.rollout_steps, self.LOG_STEPS
-        is_first = self.ranks.rank == 0
-        shown: Any = {"rollout_steps": size, "is_shown": is_first}
-        asked: list[Any] = []  # by a callback, to stop
-        with run.progress(title_of(options), self.steps, options.total_steps, **shown) as progress:
-            while self.steps + size <= options.total_steps:
-                if any(self.ranks.gather(run.should_stop or any(asked))):
+        total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
+        how: Any = {"rollout_steps": size, "is_shown": self.ranks.rank == 0}
+        stops = False  # as a callback has asked
+        with run.progress(title_of(self.options), self.steps, total, **how) as progress:
+            while self.steps + size <= total:
+                if any(self.ranks.gather(run.should_stop or stops)):
                     break
                 before = self.steps
                 with run.updating(self.num_updates + 1, before):
                     scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
-                asked = [self.on_update(scalars), *map(self.on_episode, self.episodes)]
+                stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
                     recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
-                    rates = {"charts/learning_rate": rate} if (rate := self.learning_rate) else {}
-                    infos = self.recorded_infos()
-                    scalars = {self.RETURN: recent, self.SPEED: speed, **rates, **infos, **scalars}
-                    run.log(self.steps, scalars)
+                    shown = {self.RETURN: recent, self.SPEED: speed}
+                    if self.optimizer is not None:
+                        shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+                    run.log(self.steps, shown | self.recorded_infos() | scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 self.save_if_due(run, before)
             else:
                 progress.fill(self.steps)  # what no rollout fits into is left out
             progress.show(self.steps)
-        if is_first and self.steps + size <= options.total_steps:  # the bar would break the line
+        if how["is_shown"] and self.steps + size <= total:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
 
@@ -209,20 +200,18 @@ class Trainer:
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
 
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the last gradient step; 0 without an optimizer."""
-        groups = getattr(getattr(self, "optimizer", None), "param_groups", None)
-        return float(groups[0]["lr"]) if groups else 0.0
-
     def save_if_due(self, run: Run, before: int) -> None:
         """Save from time to time; `before` is the steps made before the last update."""
         if run.is_due(self.steps):
-            self.save(run, run.recent_return(self.NUM_RECENT))
+            self.save(run, run.recent_return(self.NUM_RECENT) if self.KEEPS_BEST else None)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
         return {name: getattr(self, name) for name in self.STATE}
+
+    def describe(self) -> Any:
+        """Return how gradients are computed, which a resumed run keeps."""
+        return self.gradient and self.gradient.describe()
 
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
@@ -231,28 +220,15 @@ class Trainer:
         if is_on_device(self.envs):
             self.envs.check()
 
-    def describe(self) -> Any:
-        """Return how gradients are computed, which a resumed run keeps; None to keep nothing."""
-        return None if self.gradient is None else self.gradient.describe()
-
     def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, after how gradients are computed.
-
-        Args:
-            run: Its folder is written to.
-            score: Of the policy, higher is better: the best checkpoint is kept, too. None for none.
-        """
+        """Write a checkpoint, as the best one too if no score was higher."""
         self.check()
-        if (how := self.describe()) is not None:
+        if how := self.describe():
             run.write_json("gradient", how)
         run.save(self.snapshot(), score=score)
 
     def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
-        """Go on where the run's checkpoint was made.
-
-        Args:
-            run: It may have been resumed.
-            later: Attributes that are left as they are.
+        """Go on where the run's checkpoint was made; attributes in `later` are left as they are.
 
         Returns:
             Whether envs could not be restored, and begin anew; None if there is no checkpoint.
@@ -285,30 +261,18 @@ class Trainer:
             of a policy without probabilities.
         """
         options = self.options
-        envs = self.make_envs(options, min(100, episodes))
-        try:
+        with closing(self.make_envs(options, min(100, episodes))) as envs:
             act = self.player(envs, self.agent, options)
-            if sample:
-                if "sample" not in inspect.signature(act).parameters:
-                    return None
-                act = partial(act, sample=True)
-            device = getattr(options, "device", "cpu")
+            if sample and "sample" not in inspect.signature(act).parameters:
+                return None
+            act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
             play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
-            return play(act, envs, episodes, seed=first, device=device)
-        finally:
-            envs.close()
+            return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
 
-    @classmethod
-    def check_options(cls, options: Any) -> None:
-        """Refuse options before anything is made.
-
-        Raises:
-            OptionsError: They do not fit each other, or the machine.
-        """
-        device = getattr(options, "device", "cpu")
-        if device != "cpu" and not torch.cuda.is_available():
-            raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
+    @staticmethod
+    def check_options(options: Any) -> None:
+        """Raise OptionsError for options that do not fit each other."""
 
     @classmethod
     def main(cls, options: Any) -> Any:
@@ -317,42 +281,39 @@ class Trainer:
         # The run has given back the signals: one is enough now.
         with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
-            sampled = None
-            if "sample" in inspect.signature(trainer.evaluate).parameters:  # not of a user's own
-                sampled = trainer.evaluate(options.eval_episodes, sample=True)
+            sampled = trainer.evaluate(options.eval_episodes, sample=True)
         numbers, told = _facts_of(result)
         if sampled is not None:
             numbers["sampled"], drawn = _facts_of(sampled)
             told += f" (drawn as in the training: {drawn})"
-        with refusing():
+        with _refusing():
             run.write_json("evaluation", numbers)
         print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
         return result
 
     @classmethod
     def run(cls, options: Any) -> tuple[Run, Self]:
-        """Train in the folder of the options, and save.
-
-        Raises:
-            SystemExit: The options, the folder or the device do not fit, or a loss is not finite;
-                it has a sentence that says so.
-        """
-        prepare(options)
-        with refusing():
+        """Train in the folder of the options, and save; what does not fit is a SystemExit."""
+        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
+        torch.set_num_threads(options.torch_threads)
+        torch.manual_seed(options.seed)
+        with _refusing():
+            if (device := getattr(options, "device", "cpu")) != "cpu" and not cuda.is_available():
+                raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
             cls.check_options(options)
             num_envs = getattr(options, "num_envs", None) or options.num_games
             return cls.run_in(options.save, options, num_envs)
 
     @classmethod
-    def run_in(cls, folder: Path, options: Any, num_envs: int, **given: Any) -> tuple[Run, Self]:
-        """Do what `run` does in a folder, with so many envs; `given` is for the constructor."""
+    def run_in(cls, folder: Path, options: Any, num_envs: int) -> tuple[Run, Self]:
+        """Do what `run` does in a folder, with so many envs."""
         settings: Any = {"tensorboard": options.tensorboard, "overwrite": options.overwrite}
         settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
         with Run(folder, options, options.resume, **settings) as run:
             earlier = run.read_json("gradient") if options.resume else None
             envs = cls.make_envs(options, num_envs, on_device=True)
-            trainer = cls(options, envs, earlier=earlier, **given)
-            run.write_json("policy", describe_policy(cls, options, envs))
+            trainer = cls.replacing(earlier=earlier)(options, envs)
+            save_spaces(folder, cls, options, envs)
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
@@ -370,14 +331,10 @@ class Trainer:
 
     @classmethod
     def load_policy(cls, options: Any, num_envs: int) -> tuple[Any, Callable[..., Any]]:
-        """Return envs and the policy of a run, for `vecenv play`; also of one that was killed.
-
-        Raises:
-            FileNotFoundError: The run has no checkpoint yet.
-        """
+        """Return envs and the policy of a run, also of one that was killed, for `vecenv play`."""
         torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
-        agent = cls.make_agent(envs, options).to(getattr(options, "device", "cpu"))
+        agent = cls.new_agent(envs, options)
         load_agent(agent, cls.checkpoint_of(options.save))
         return envs, cls.player(envs, agent, options)
 
@@ -388,7 +345,6 @@ class Trainer:
 
 
 def _facts_of(result: Any) -> tuple[dict[str, Any], str]:
-    """Return the numbers of an evaluation, and a line; of agents by group."""
     groups = result if isinstance(result, dict) else {"": result}
     numbers: dict[str, Any] = {k: {"mean": x.mean, "ci95": x.ci95} for k, x in groups.items()}
     told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
@@ -410,15 +366,8 @@ def title_of(options: Any) -> str:
     return f"{name_of(options)}, seed {options.seed}"
 
 
-def prepare(options: Any) -> None:
-    """Set torch's threads and seed."""
-    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-    torch.set_num_threads(options.torch_threads)
-    torch.manual_seed(options.seed)
-
-
 @contextmanager
-def refusing() -> Iterator[None]:
+def _refusing() -> Iterator[None]:
     """End the program with a sentence where options, a run or another rank say it can't go on."""
     try:
         yield

@@ -1,6 +1,5 @@
 """Code on disk for one layout of rows beside code that is compiled for another."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -13,59 +12,6 @@ from buffers.core import compiling
 from buffers.core.compiling import njit
 from vecenv.core import announcing
 from vecenv.core.compiling import is_jit_off
-
-PROGRAM = """
-import sys
-import numpy as np
-from gymnasium.spaces import Box, Discrete
-from buffers import SharedReplayBuffer
-
-LAYOUTS = {
-    "image": (Box(0, 255, (2, 2), np.uint8), Box(-1, 1, (2,)), {}),
-    "wide": (Box(-9, 9, (5,), np.float64), Discrete(3), {"n_step": 2, "gamma": 0.5}),
-}
-for name in sys.argv[1:]:
-    space, actions, options = LAYOUTS[name]
-    rng = np.random.default_rng(7)
-    rows = 20 * 2
-    columns = {
-        "obs": rng.integers(0, 9, (rows, *space.shape)).astype(space.dtype),
-        "next_obs": rng.integers(0, 9, (rows, *space.shape)).astype(space.dtype),
-        "actions": rng.integers(0, 2, (rows, *actions.shape)).astype(actions.dtype),
-        "rewards": np.arange(rows, dtype=np.float32),
-        "terminations": np.arange(rows) % 7 == 0,
-        "truncations": np.arange(rows) % 11 == 0,
-    }
-    buffer = SharedReplayBuffer(100, space, actions, num_envs=2, seed=3, **options)
-    buffer.add(**columns)
-    held = buffer.get(buffer.order())
-    for column in ("obs", "actions") + (() if options else tuple(columns)):
-        assert (getattr(held, column).numpy() == columns[column]).all(), (name, column)
-    if options:
-        steps = columns["rewards"] + 0.5 * np.append(columns["rewards"][2:], [0, 0])
-        over = columns["terminations"] | columns["truncations"]
-        assert (held.rewards.numpy() == np.where(over, columns["rewards"], steps)).all(), name
-    print(name, buffer.sample(9).indices.tolist(), buffer.sample(9, replace=False).obs.sum())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_layouts_do_not_disturb_one_another_in_whatever_order_they_are_compiled(tmp_path):
-    said = {}
-    for order in itertools.permutations(["image", "wide"]):
-        folder = tmp_path / order[0]  # one cache filled by two programs
-        for names in (order[:1], order):
-            ended = subprocess.run(
-                [sys.executable, "-c", PROGRAM, *names],
-                capture_output=True, text=True, timeout=300, check=False,
-                env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
-            )  # fmt: skip
-            assert ended.returncode == 0, ended.stdout + ended.stderr
-            for line in ended.stdout.splitlines():
-                said.setdefault(line.split()[0], set()).add(line)
-    assert {name: len(lines) for name, lines in said.items()} == {"image": 1, "wide": 1}
-
 
 KERNEL = """
 import numpy as np

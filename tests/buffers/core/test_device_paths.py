@@ -1,6 +1,5 @@
 """What buffers do for devices, as far as it shows without one."""
 
-import contextlib
 import copy
 from typing import Any
 
@@ -18,10 +17,8 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.core.columns import ColumnSpec, allocate_columns
-from buffers.core.guard import Guard, StreamOrder
+from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
-from buffers.core.state import _joined_on_cpu
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
@@ -191,32 +188,6 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
         assert order == ["wait", "write"]
 
 
-class Reads(TorchDispatchMode):
-    """Counts the elements of what operations read or write."""
-
-    def __init__(self):
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        views = {"view", "slice", "select", "split", "as_strided", "detach"}
-        if func.overloadpacket.__name__ not in views:
-            self.number += result.numel() if isinstance(result, torch.Tensor) else 0
-        return result
-
-
-def test_distinct_draws_look_at_little_of_a_large_buffer():
-    buffer = SharedReplayBuffer(1 << 16, OBS, ACTIONS, seed=0, staged=True)
-    for _ in range(16):
-        buffer.add(**columns(1 << 12))
-    out = buffer.new_batch(64)
-    with Reads() as reads:
-        buffer.sample(64, out, replace=False)
-    assert len(set(out.indices.tolist())) == 64
-    assert reads.number < 1 << 14
-
-
 def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
     plain, staged = (
         PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, beta=0.4, staged=is_staged)
@@ -262,10 +233,10 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
-    assert Guard(CPU).streams is None
+    assert Guard(CPU).gpu is None
     for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
         buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-        buffer._guard.streams = StreamOrder(CUDA)
+        buffer._guard.gpu = CUDA
         now["stream"] = "a"
         buffer.add(**columns(4))
         buffer.sample(8)
@@ -282,7 +253,7 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
         assert waits == [("b", "a"), ("a", "b")]
         waits.clear()
     episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    episodes._guard.streams = StreamOrder(CUDA)
+    episodes._guard.gpu = CUDA
     for name in ("a", "b"):
         now["stream"] = name
         episodes.add_episode({
@@ -290,27 +261,6 @@ def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
             "rewards": np.zeros(5, np.float32),
         })  # fmt: skip
     assert waits == [("b", "a")]
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_an_episode_for_which_memory_is_missing_changes_nothing(staged, monkeypatch):
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=staged)
-
-    def add(length):
-        buffer.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.arange(length, dtype=np.float32),
-        })  # fmt: skip
-
-    add(5)
-    with monkeypatch.context() as patch:
-        patch.setattr("buffers.core.memory.free_bytes", lambda device: 999)
-        patch.setattr("buffers.core.memory._UNSEEN_BYTES", -1)
-        with pytest.raises(BufferMemoryError, match="41 rows of episodes"):
-            add(40)
-    assert (buffer.num_episodes, len(buffer)) == (1, 5)
-    add(4)
-    assert buffer.episode(1)["rewards"].tolist() == [0, 1, 2, 3]
 
 
 def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
@@ -321,30 +271,6 @@ def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
     given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
     assert given.dtype == np.float64
     np.testing.assert_array_equal(given, actions.double().numpy())
-
-
-def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
-    """Powers of two; nothing is allocated before it was compared with what is free."""
-    asked = []
-
-    @contextlib.contextmanager
-    def allocation(what, needed, device, advice):
-        asked.append((needed, device))
-        raise BufferMemoryError("not here")
-        yield
-
-    monkeypatch.setattr("buffers.core.columns.allocation", allocation)
-    monkeypatch.setattr("buffers.core.columns.check_fits", lambda *_: None)
-    specs = [
-        ColumnSpec("a", (3, 5), np.dtype(np.float32), "both"),
-        ColumnSpec("b", (64,), np.dtype(np.uint8), "both"),
-        ColumnSpec("c", (3,), np.dtype(np.float64), "host"),
-        ColumnSpec("d", (3,), np.dtype(np.float64), "device"),
-    ]
-    for device, expected in ((CUDA, 64 + 64 + 24), (CPU, 60 + 64 + 24 + 60 + 64 + 24)):
-        with pytest.raises(BufferMemoryError):
-            allocate_columns("it", specs, device, staged=True, allocate=None, advice="")
-        assert asked.pop() == (expected, CPU)
 
 
 class Transfers(TorchDispatchMode):
@@ -427,19 +353,6 @@ class Elsewhere(torch.Tensor):
 
     def cpu(self):
         return self.as_subclass(torch.Tensor)
-
-
-def test_a_state_is_joined_on_the_host():
-    """Not on the device, which may have no room for another ring."""
-    blocks = [torch.arange(6).view(2, 3), torch.arange(9).view(3, 3)]
-    expected, names = torch.cat(blocks), Operations()
-    there = [block.as_subclass(Elsewhere) for block in blocks]
-    with names:
-        found = _joined_on_cpu(there)
-    assert found.equal(expected)
-    assert "cat" not in names.found
-    assert _joined_on_cpu(blocks).equal(expected)
-    assert _joined_on_cpu(blocks[:1]).data_ptr() != blocks[0].data_ptr()
 
 
 def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():

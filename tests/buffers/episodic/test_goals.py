@@ -68,36 +68,6 @@ def test_distances_follow_the_truncated_geometric_law(strategy, discount, over, 
     assert chi_square_fits(drawn, wanted)
 
 
-def test_bound_draws_the_pairs_of_sample():
-    buffer = filled()
-    pairs, goals = buffer.sample(40_000, 0.8), buffer.sample_goals(40_000, "bound", discount=0.8)
-    counts = []
-    for batch, offsets in ((pairs, pairs.offsets), (goals, goals.goal_offsets)):
-        keys = (batch.obs[:, 0] * 400 + batch.obs[:, 1] * 20 + offsets).long()
-        counts.append(torch.bincount(keys, minlength=1200).double())
-    first, second = counts
-    both = first + second
-    often = both > 20
-    assert ((first > 0) == (second > 0))[often].all()
-    found = ((first - second)[often] ** 2 / both[often]).sum()
-    freedom = int(often.sum())
-    assert found < freedom + 5 * np.sqrt(2 * freedom)
-
-
-def test_long_distances_pass_a_kolmogorov_smirnov_test():
-    buffer = make_buffer(5000)
-    buffer.add_episode(make_episode(0, 3000))
-    count, discount = 20_000, 0.997
-    batch = buffer.sample_goals(count, "future", discount=discount)
-    rooms = 3000 - batch.obs[:, 1].double().numpy()
-    later = batch.goal_offsets.double().numpy()
-    mass = -np.expm1(rooms * np.log(discount))
-    below, upto = (-np.expm1(k * np.log(discount)) / mass for k in (later - 1, later))
-    uniform = np.sort(below + (upto - below) * np.random.default_rng(0).random(count))
-    distance = np.abs(uniform - (np.arange(count) + 0.5) / count).max()
-    assert distance < 2.2 / np.sqrt(count)  # 1 in 8000
-
-
 @pytest.mark.parametrize("strategy, discount", [
     ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
 ])  # fmt: skip
@@ -180,18 +150,6 @@ def test_nested_goals_are_exchanged_with_rewards_and_ends(staged):
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_a_few_columns_of_pairs_are_those_of_all_whatever_their_bytes(size, staged):
-    whole, part = nested_buffer(staged=staged), nested_buffer(staged=staged)
-    for columns in (("terminations",), ("effort", "truncations"), ("future_obs", "terminations")):
-        expected, found = whole.sample(size), part.sample(size, columns=columns)
-        names = set(columns) | {"offsets"}
-        assert set(found._asdict()) | set(found.extras) == names
-        for name in names:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
 @pytest.mark.parametrize("columns", [
     ("obs",), ("next_obs", "rewards"), ["rewards"], {"terminations", "effort"}, ("actions",),
     ("goal_obs", "truncations"), ("goal_offsets",), ("rewards", "terminations", "obs", "effort"),
@@ -240,7 +198,7 @@ def test_what_says_where_episodes_end_is_a_flag(value):
 
 
 def test_goals_that_are_not_alike_are_refused():
-    with pytest.raises(BufferMisuseError, match="observation and desired_goal are nested diff"):
+    with pytest.raises(BufferMisuseError, match=r"observation has the parts .*, but desired_goal"):
         nested_buffer().sample_goals(8, achieved="observation")
     with pytest.raises(BufferMisuseError, match="none with a later one in its bound"):
         buffer = make_buffer()
@@ -248,176 +206,14 @@ def test_goals_that_are_not_alike_are_refused():
         buffer.sample_goals(4, "bound")
 
 
-# Functions as goal environments have them, of batches (B, 6) or of single goals (6,).
-
-PLACES = spaces.Box(-9, 9, (6,), np.float64)
-GOALS = spaces.Dict(observation=PLACES, achieved_goal=PLACES, desired_goal=PLACES)
-WEIGHTS = [1.0, 0.3, 0.0, 0.0, 0.02, 0.02]
-
-
-def distance(achieved, desired):
-    assert achieved.shape == desired.shape
-    return np.linalg.norm(achieved - desired, axis=-1)
-
-
-def reach_or_not(achieved, desired, info):
-    return -(distance(achieved, desired) > 2.5).astype(np.float32)
-
-
-def reach_closer(achieved, desired, info):
-    return -distance(achieved, desired)
-
-
-def push_or_not(achieved, desired, info):
-    return -np.array(distance(achieved, desired) > 2.5, dtype=np.float64)
-
-
-def maze(achieved, desired, info):
-    return np.exp(-np.linalg.norm(achieved - desired, axis=-1))
-
-
-def park(achieved, desired, info, p=0.5):
-    return -np.power(np.dot(np.abs(achieved - desired), np.array(WEIGHTS)), p)
-
-
-def turn_in_hand(achieved, desired, info):
-    apart = np.zeros_like(desired[..., 0])
-    apart[...] = np.linalg.norm(achieved[..., :3] - desired[..., :3], axis=-1)
-    angle = 2 * np.arccos(np.clip(achieved[..., 3:] / 9, -1.0, 1.0).max(axis=-1))
-    return -(10.0 * apart + angle)
-
-
-def two_ends_of_a_rope(achieved, desired, info):
-    shape = (*achieved.shape[:-1], 2, 3)
-    achieved, desired = achieved.reshape(shape), desired.reshape(shape)
-    straight = np.linalg.norm(achieved - desired, axis=-1).max(-1)
-    turned = np.linalg.norm(np.flip(achieved, axis=-2) - desired, axis=-1).max(-1)
-    return -np.minimum(straight, turned)
-
-
-def farthest_axis(achieved, desired, info):
-    return -np.max(np.abs(achieved - desired), axis=-1)
-
-
-def copied_first(achieved, desired, info):
-    wanted = desired.copy()
-    wanted[..., 2] = achieved[..., 2]  # height does not count
-    return -np.sum(np.square(achieved - wanted), axis=-1)
-
-
-def in_place(achieved, desired, info):
-    achieved -= desired
-    achieved *= achieved
-    return -np.sqrt(achieved.sum(axis=-1))
-
-
-def of_each_size(achieved, desired, info):
-    count = achieved.size // 6
-    rows = achieved.reshape(count, 6) - desired.reshape(count, 6)
-    made = -np.abs(rows).mean(axis=1)
-    return made if achieved.ndim > 1 else made.item()
-
-
-def one_by_one(achieved, desired, info):
-    if achieved.ndim == 1:
-        return float(-np.linalg.norm(achieved - desired))
-    return [one_by_one(*pair, info) for pair in zip(achieved, desired, strict=True)]
-
-
-def paid_for_effort(achieved, desired, info):
-    info["effort"] *= 2
-    desired[...] = np.where(np.isnan(desired), 0, desired)
-    return reach_or_not(achieved, desired, info) - info["effort"] * info.get("price", 1.0)
-
-
-def written_into(achieved, desired, info):
-    np.clip(achieved, -1, 1, out=achieved)
-    made = np.empty(achieved.shape[:-1], dtype=achieved.dtype)
-    np.sum(achieved, axis=-1, out=made)
-    return np.broadcast_to(made, (2, *made.shape))[0]  # read-only
-
-
-STYLES = [
-    reach_or_not, reach_closer, push_or_not, maze, park, turn_in_hand, two_ends_of_a_rope,
-    farthest_axis, copied_first, in_place, of_each_size, one_by_one, paid_for_effort, written_into,
-]  # fmt: skip
-
-
-def drawn_places(staged=False, **options):
-    """A batch of goals, always the same."""
-    extra = {"effort": spaces.Box(0, 9, (), np.float64)}
-    buffer = EpisodicReplayBuffer(
-        100, GOALS, ACTIONS, extra_columns=extra, seed=0, staged=staged
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    for length in (8, 5):
-        obs = {key: rng.uniform(-2, 2, (length + 1, 6)) for key in GOALS}
-        actions, efforts = np.zeros(length, int), rng.random(length)
-        buffer.add_episode(
-            {"obs": obs, "actions": actions, "rewards": np.ones(length), "effort": efforts}
-        )
-    return buffer.sample_goals(40, relabel_ratio=1.0, **options)
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-@pytest.mark.parametrize("function", STYLES)
-def test_functions_of_goal_environments_compute_rewards(function, staged):
-    expected = drawn_places(staged)
-    pairs = (expected.next_obs[key].numpy() for key in ("achieved_goal", "desired_goal"))
-    made = [
-        function(a.copy(), d.copy(), {"effort": effort})
-        for a, d, effort in zip(*pairs, expected.extras["effort"].tolist(), strict=True)
-    ]
-    expected.rewards[:] = torch.from_numpy(np.float32(made))
-    expected.terminations[:] = True  # by another function, which sees what was drawn
-    found = drawn_places(
-        staged,
-        compute_reward=function,
-        compute_terminated=lambda a, d, extras: reach_closer(a, d, {}) == closeness(expected),
-    )
-    assert expected._asdict().keys() == found._asdict().keys()
-    torch.testing.assert_close(found._asdict(), expected._asdict(), rtol=1e-6, atol=1e-6)
-
-
-def closeness(batch):
-    goals = (batch.next_obs[key].numpy() for key in ("achieved_goal", "desired_goal"))
-    return reach_closer(*goals, {})
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-def test_functions_of_tensors_get_tensors_of_their_own(staged):
-    def compute_reward(achieved, desired, extras):
-        assert all(type(part) is torch.Tensor for part in (achieved, desired, extras["effort"]))
-        return -achieved.sub_(desired).norm(dim=-1) - extras["effort"].mul_(0)
-
-    found, before = (
-        drawn_places(staged, compute_reward=compute_reward, pass_tensors=True), drawn_places(staged)
-    )  # fmt: skip
-    np.testing.assert_allclose(found.rewards, closeness(before), rtol=1e-6)
-    for name in ("obs", "next_obs", "extras"):
-        torch.testing.assert_close(getattr(found, name), getattr(before, name), rtol=0, atol=0)
-
-
-def test_a_function_of_single_steps_is_refused_with_the_way_to_pass_it():
-    def compute_terminated(achieved, desired, info):
-        return bool(np.linalg.norm(achieved - desired) < 2.5)
-
-    with pytest.raises(BufferMisuseError, match=r"returned shape \(\).* f of single steps pass `"):
-        drawn_places(compute_terminated=compute_terminated)
-    batch = drawn_places(
-        compute_terminated=lambda achieved, desired, _: [
-            compute_terminated(a, d, {}) for a, d in zip(achieved, desired, strict=True)
-        ]
-    )
-    assert batch.terminations.tolist() == (closeness(batch) > -2.5).tolist()
-
-
 @pytest.mark.parametrize("draw", [
     lambda b: b.sample_goals(4), lambda b: b.sample_goals(4, "bound"), lambda b: b.sample(4),
     lambda b: b.sample_sequences(4, 2), lambda b: b.sample_stacks(4, 2),
 ], ids=["goals", "bound", "pairs", "sequences", "stacks"])  # fmt: skip
 def test_without_a_whole_episode_the_draw_says_so(draw):
-    buffer = EpisodicReplayBuffer(100, PLACES, ACTIONS, num_envs=2, seed=0)
+    buffer = EpisodicReplayBuffer(
+        100, spaces.Box(-9, 9, (6,), np.float64), ACTIONS, num_envs=2, seed=0
+    )
     obs, no = np.zeros((2, 6)), np.zeros(2, bool)
     for _ in range(3):
         buffer.add(

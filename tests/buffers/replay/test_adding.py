@@ -1,7 +1,6 @@
 """Adds of columns in any form leave the same rows, and refuse the same."""
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -61,41 +60,6 @@ def test_both_ways_leave_the_same(store_next):
             for other in drawn[1:]:
                 expected = getattr(drawn[0], name)
                 torch.testing.assert_close(getattr(other, name), expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ["obs", "next_obs", "actions", "rewards", "terminations"])
-def test_a_buffer_reads_columns_of_any_form(name):
-    """Columns of another byte order, with gaps, unaligned or read-only give the same rows."""
-
-    def swap(array):
-        return array.astype(array.dtype.newbyteorder("S"))
-
-    def spread(array):
-        return np.repeat(array, 2, 0)[::2]
-
-    def shift(array):
-        memory = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-        memory[:] = array
-        return memory
-
-    def freeze(array):
-        array = array.copy()
-        array.flags.writeable = False
-        return array
-
-    rng = np.random.default_rng(0)
-    buffer, expected = (SharedReplayBuffer(60, Box(-9, 9, (3,)), Discrete(5)) for _ in range(2))
-    for form in (swap, spread, shift, freeze, lambda array: pickle.loads(pickle.dumps(array))):
-        obs = rng.standard_normal((2, 4, 3)).astype(np.float32)
-        step = {
-            "obs": obs[0], "next_obs": obs[1], "actions": rng.integers(5, size=4),
-            "rewards": rng.random(4), "terminations": rng.random(4) < 0.5,
-            "truncations": np.zeros(4, bool),
-        }  # fmt: skip
-        expected.add(**step)
-        buffer.add(**{**step, name: form(step[name])})
-    for path, rows in expected.rows().items():
-        assert np.array_equal(buffer.rows()[path], rows), path
 
 
 def test_what_does_not_fit_changes_nothing():
@@ -162,18 +126,6 @@ def test_kernels_read_and_write_memory_that_has_moved_and_that_of_a_copy(space):
     assert torch.equal(twin.order()[: len(order)], order)
     assert once.num_added == whole.num_added == 300
     torch.testing.assert_close(once.sample(100).next_obs, whole.sample(100).next_obs)
-
-
-@pytest.mark.parametrize("store_next", [True, False])
-def test_arrays_are_no_observations_of_a_space_without_any(store_next):
-    buffer = SharedReplayBuffer(9, Dict(), Discrete(3), num_envs=1, store_next=store_next)
-    for count in (0, 2):
-        flags = np.zeros(count, bool)
-        with pytest.raises(BufferMisuseError, match="obs must be a dict"):
-            buffer.add(
-                obs=np.zeros(count, np.int64), next_obs=np.zeros(count), actions=np.zeros(count),
-                rewards=np.zeros(count), terminations=flags, truncations=flags,
-            )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["one process", "several"])

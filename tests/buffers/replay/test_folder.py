@@ -1,13 +1,9 @@
 """Buffers whose rows are files: as those in memory, and whole after kills and full disks."""
 
 import errno
-import gc
 import json
 import os
 import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +30,6 @@ from buffers import (
 )
 from buffers.replay import folder as folders
 from buffers.replay import table as tables
-from buffers.replay.priorities import SumTree
 from buffers.replay.table import write_columns
 
 CLASSES = {
@@ -122,7 +117,7 @@ def test_an_add_of_several_pieces_and_laps(tmp_path, monkeypatch):
     check(buffer, model)
 
 
-@pytest.mark.parametrize("stage", ["begun", "half a row", "links", "written"])
+@pytest.mark.parametrize("stage", ["begun", "half a row", "written"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
     kind, stage, tmp_path, monkeypatch
@@ -131,7 +126,6 @@ def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
     buffer = make(tmp_path / "f", kind)
     fill([buffer], envs, model, 6)
     table = buffer._table
-    link = table._link
 
     def die(*_):
         raise Died
@@ -140,13 +134,9 @@ def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
         write_columns(dict([*columns.items()][:3]), *rest)
         raise Died
 
-    def die_behind(*arguments):
-        link(*arguments)
-        raise Died
-
     owner, name, instead = {
         "begun": (table, "_write", die), "half a row": (tables, "write_columns", write_half),
-        "links": (table, "_link", die_behind), "written": (table, "_commit", die),
+        "written": (table, "_commit", die),
     }[stage]  # fmt: skip
     made = envs.random_steps(range(3))
     with monkeypatch.context() as patch, pytest.raises(Died):
@@ -281,17 +271,6 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     assert len(other) == 90
 
 
-def test_what_was_never_flushed_is_gone_after_a_power_loss(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f")
-    fill([buffer], CountingEnvs(3))
-    del buffer
-    monkeypatch.setattr(folders, "_boot_id", lambda: "another start")
-    with pytest.warns(UserWarning, match="was stopped"):
-        buffer = make(tmp_path / "f")
-    with pytest.raises(BufferMisuseError, match="empty"):
-        buffer.sample(2)
-
-
 def test_readers_see_what_is_written_and_never_half_of_it(tmp_path):
     envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
     with pytest.raises(BufferMisuseError, match="holds no buffer"):
@@ -383,16 +362,6 @@ def test_a_folder_has_one_writer(tmp_path):
     with pytest.raises(BufferMisuseError, match="was closed"):
         buffer.sample(1)
     make(tmp_path / "own")
-
-
-def test_a_fork_may_not_write_to_a_folder(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f")
-    with monkeypatch.context() as patch:
-        patch.setattr(buffer._folder, "_pid", -1)  # as in a fork
-        with pytest.raises(BufferMisuseError, match=r"was forked"):
-            fill([buffer], CountingEnvs(3), steps=1)
-    fill([buffer], CountingEnvs(3), steps=1)
-    buffer.close()
 
 
 @pytest.mark.slow
@@ -496,7 +465,7 @@ def test_counts_that_cannot_be_are_refused(tmp_path):
 def test_a_disk_that_is_full_is_found_before_anything_is_made(tmp_path, monkeypatch):
     rows = 2 * shutil.disk_usage(tmp_path).free // (8 * 2**20)
     space = Box(-1, 1, (2**20,))
-    with pytest.raises(BufferMemoryError, match=r"the disk has only .* left; a capacity of about"):
+    with pytest.raises(BufferMemoryError, match=r"No space left on device; use a smaller capacity"):
         SharedReplayBuffer(rows, space, ACTIONS, storage="memmap", folder=tmp_path / "f")
     assert os.listdir(tmp_path / "f") == ["lock"]
 
@@ -509,14 +478,6 @@ def test_a_disk_that_is_full_is_found_before_anything_is_made(tmp_path, monkeypa
             make(tmp_path / "f")
     assert os.listdir(tmp_path / "f") == ["lock"]
     make(tmp_path / "f")
-
-
-def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
-    make(tmp_path / "f").close()
-    monkeypatch.setattr(folders.os, "access", lambda *_: False)  # as of anybody but root
-    with pytest.raises(PermissionError, match="may not be written to; open it with read_only=True"):
-        make(tmp_path / "f")
-    assert len(make(tmp_path / "f", read_only=True)) == 0
 
 
 def test_states_lead_to_the_folder(tmp_path):
@@ -541,71 +502,17 @@ def test_states_lead_to_the_folder(tmp_path):
     other.load(tmp_path / "small")
 
 
-def test_arguments_that_do_not_go_together(tmp_path):
-    for options, text in (
-        ({"storage": "disk"}, "'memory' or 'memmap'"),
-        ({"folder": tmp_path}, "need storage='memmap'"),
-        ({"storage": "memmap"}, "needs folder"),
-        ({"storage": "memmap", "folder": ""}, "needs folder"),
-        ({"storage": "memmap", "folder": "a\0b"}, "needs folder"),
-        ({"storage": "memmap", "folder": tmp_path / "f", "staged": True}, "staged"),
-        ({"storage": "memmap", "folder": tmp_path / "f", "store_next": False}, "store_next=True"),
-        ({"storage": "memmap", "folder": tmp_path / "f", "frame_stack": 1}, "frame_stack needs"),
-    ):
-        with pytest.raises(BufferMisuseError, match=text):
-            SharedReplayBuffer(7, PICTURE, ACTIONS, num_envs=2, **options)
-    assert not (tmp_path / "f").exists()
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(OSError):
-        make(tmp_path / "file")
-
-
-def test_an_attempt_that_failed_holds_no_folder_and_no_files(tmp_path, monkeypatch):
-    make(tmp_path / "f").close()
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(BufferMisuseError, match="capacity") as kept:
-        make(tmp_path / "f", capacity=8)
-    buffer = make(tmp_path / "f")
-    assert kept.value.__traceback__ is not None  # which leads to the buffer that was refused
-    for _ in range(2):
-        with pytest.raises(BufferMisuseError, match="another buffer"):
-            make(tmp_path / "f")
-    buffer.close()
-    del buffer, kept
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_one_of_many_threads_gets_the_folder(tmp_path, monkeypatch):
-    make(tmp_path / "f").close()
-    lock = folders.fcntl.flock
-
-    def late(*arguments):  # so that all threads are as far as that
-        time.sleep(0.05)
-        lock(*arguments)
-
-    monkeypatch.setattr(folders.fcntl, "flock", late)
-
-    def attempt(_):
-        try:
-            return make(tmp_path / "f")
-        except BufferMisuseError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(attempt, range(4)))
-    assert sum(isinstance(buffer, SharedReplayBuffer) for buffer in found) == 1
-
-
-def test_the_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [
+    {"storage": "disk"}, {"folder": "f"}, {"read_only": True}, {"storage": "memmap"},
+    {"storage": "memmap", "folder": "a\0b"}, {"storage": "memmap", "folder": "f", "staged": True},
+    {"storage": "memmap", "folder": "f", "store_next": False},
+    {"storage": "memmap", "folder": "f", "frame_stack": 1},
+])  # fmt: skip
+def test_arguments_that_do_not_go_together(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    buffer = make("f")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    fill([buffer], CountingEnvs(3))
-    buffer.close()
-    assert len(make(tmp_path / "f")) == 3
+    with pytest.raises(BufferMisuseError, match="need storage='memmap', which needs device='cpu'"):
+        SharedReplayBuffer(7, PICTURE, ACTIONS, num_envs=2, **options)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -623,46 +530,6 @@ def test_calls_after_close_are_refused(kind, tmp_path):
             call()
     if kind == "prioritized":
         assert other.priorities.max() == 1
-
-
-def test_readers_count_and_order_what_was_added_since(tmp_path):
-    buffer = make(tmp_path / "f", "per env")
-    reader = make(tmp_path / "f", "per env", read_only=True)
-    fill([buffer], CountingEnvs(3))
-    assert reader.counts.tolist() == [1, 1, 1]
-    fill([buffer], CountingEnvs(3))
-    assert len(reader.order()) == 6
-
-
-def test_readers_of_folders_larger_than_memory(tmp_path, monkeypatch):
-    size = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    picture = Box(0, 255, (1 << 22,), np.uint8)
-    options = {"storage": "memmap", "folder": tmp_path / "f"}
-    # Blocks are made when they are written, so that it takes no such disk.
-    monkeypatch.setattr(folders.os, "posix_fallocate", lambda file, _, n: os.ftruncate(file, n))
-    disk = SimpleNamespace(free=2**60)
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: disk)
-    buffer = SharedReplayBuffer(size >> 23, picture, ACTIONS, **options)
-    reader = SharedReplayBuffer(size >> 23, picture, ACTIONS, read_only=True, **options)
-    obs, flags = np.full((1, 1 << 22), 7, np.uint8), np.zeros(1, bool)
-    steps = {"actions": np.zeros((1, *ACTIONS.shape), ACTIONS.dtype), "rewards": np.ones(1)}
-    buffer.add(obs=obs, next_obs=obs, terminations=flags, truncations=flags, **steps)
-    assert (reader.sample(2).next_obs == 7).all()
-
-
-def test_priorities_that_were_half_restored_are_those_of_new_rows(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f", "prioritized")
-    fill([buffer], CountingEnvs(3))
-    buffer.update_priorities([1], [5.0])
-    buffer.close()
-
-    def die(*arguments):
-        raise Died
-
-    with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(SumTree, "update", die)
-        make(tmp_path / "f", "prioritized")
-    assert make(tmp_path / "f", "prioritized").priorities[:3].min() > 1
 
 
 def test_after_a_power_loss_no_row_is_left_out_of_draws(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Discrete, Text
 from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, columns_of
 
 from buffers import (
@@ -58,15 +58,6 @@ def test_columns_that_do_not_fit(changes, message):
     buffer = SharedReplayBuffer(3, OBS, ACTIONS, num_envs=2, seed=0)
     buffer.add(**GOOD)
     check_refused(buffer, message, {**GOOD, **changes})
-
-
-@pytest.mark.parametrize("store_next", [True, False])
-@pytest.mark.parametrize("cls", RINGS)
-def test_nothing_is_changed_by_what_does_not_fit(cls, store_next):
-    buffer = cls(3, OBS, ACTIONS, num_envs=2, seed=0, store_next=store_next)
-    buffer.add(**GOOD)
-    check_refused(buffer, "rewards", {**GOOD, "rewards": WITH_NAN})
-    check_refused(buffer, "env_ids has 2", {**GOOD, "env_ids": [0, 1, 2, 0]})
 
 
 def test_rows_that_are_no_whole_steps():
@@ -147,39 +138,3 @@ def test_nbytes_at_equal_numbers_of_transitions_are_equal():
     per_env = PerEnvReplayBuffer(20, space, Discrete(7), num_envs=2048)
     assert shared.memory()["rows"] == per_env.memory()["rows"]
     assert abs(per_env.nbytes / shared.nbytes - 1) < 0.01
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_views_of_the_buffers_own_rows_can_be_added(is_nested):
-    plain = Box(-9, 9, (3,))
-    space = Dict({"a": plain, "b": plain}) if is_nested else plain
-
-    def rows(first, second):
-        first, second = (np.full((1, 3), value, np.float32) for value in (first, second))
-        return {"a": first, "b": second} if is_nested else first
-
-    buffer = SharedReplayBuffer(1, space, Discrete(9), seed=0)
-    buffer.add(
-        obs=rows(1, 2), next_obs=rows(3, 4), actions=np.array([5]), rewards=np.ones(1, np.float32),
-        terminations=np.zeros(1, bool), truncations=np.zeros(1, bool),
-    )  # fmt: skip
-    held = buffer.rows()
-
-    def leaf(column, name):
-        return (column[name] if is_nested else column).numpy()
-
-    swapped = {
-        "obs": {name: leaf(held["next_obs"], name) for name in "ab"},
-        "next_obs": {name: leaf(held["obs"], name) for name in "ab"},
-    }
-    if not is_nested:
-        swapped = {name: column["a"] for name, column in swapped.items()}
-    buffer.add(
-        **swapped, actions=held["actions"].numpy(), rewards=held["rewards"].numpy(),
-        terminations=held["terminations"].numpy(), truncations=held["truncations"].numpy(),
-    )  # fmt: skip
-    batch = buffer.get([0])
-    assert (leaf(batch.obs, "a") == 3).all() and (leaf(batch.next_obs, "a") == 1).all()
-    if is_nested:
-        assert (leaf(batch.obs, "b") == 4).all() and (leaf(batch.next_obs, "b") == 2).all()
-    assert batch.actions.tolist() == [5]

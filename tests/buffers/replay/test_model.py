@@ -102,15 +102,6 @@ def test_many_final_observations_make_room_for_themselves(kind, staged):
     assert buffer.nbytes > before
 
 
-def test_the_order_of_rows_is_that_of_adding():
-    buffer = make("shared", 10, 1, "plain")
-    envs = CountingEnvs(1)
-    buffer.add(**columns_of(envs.random_steps([0] * 23)))
-    assert buffer.order().tolist() == [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert buffer.num_added == 23
-    assert buffer.rows()["obs"].shape == (10, 3)
-
-
 class ReplayMachine(RuleBasedStateMachine):
     """Any sequence of adds, cuts and checkpoints leaves what the lists have."""
 

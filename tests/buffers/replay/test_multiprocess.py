@@ -1,12 +1,6 @@
 """Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
 
-import concurrent.futures
-import contextlib
-import os
 import pickle
-import threading
-import time
-import warnings
 from collections import Counter
 
 import gymnasium
@@ -56,7 +50,7 @@ def numbers_in(batch):
 def die(writer):
     """Let a writer of this process be one whose process has ended."""
     writer._release.detach()
-    writer._memory.give_back_slot(writer.index)
+    writer._memory.slots["pid"][writer.index] = 0
     writer._pid = 0
 
 
@@ -143,7 +137,7 @@ def test_all_committed_rows_are_drawn_alike_and_no_others():
         again.sample(20, columns=("weights",))
 
 
-@pytest.mark.parametrize("stage", ["begun", "half written", "links", "written"])
+@pytest.mark.parametrize("stage", ["begun", "half written", "written"])
 def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkeypatch):
     options = {"num_envs": 1, "n_step": 3, "gamma": 1.0}
     buffer, torn = simple(48, **options), rows(*[-3] * 6)
@@ -156,19 +150,14 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
         raise SystemExit
 
     table = writer._table
-    link = table._link
 
     def write_half(columns, *rest):
         write_columns(dict([*columns.items()][:3]), *rest)
         stop()
 
-    def stop_behind(*args):
-        link(*args)
-        stop()
-
     owner, name, instead = {
         "begun": (table, "_write", stop), "half written": (tables, "write_columns", write_half),
-        "links": (table, "_link", stop_behind), "written": (table, "_commit", stop),
+        "written": (table, "_commit", stop),
     }[stage]  # fmt: skip
     monkeypatch.setattr(owner, name, instead)
     with pytest.raises(SystemExit):
@@ -270,22 +259,6 @@ def test_the_learner_and_writers_wait_for_one_another_and_say_why():
     assert min(sizes.values()) > 50
 
 
-def test_a_waiting_learner_goes_on_when_another_thread_adds():
-    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
-    writer = buffer.writer()
-
-    def add():
-        for number in range(200):
-            writer.add(**rows(number))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    for _ in range(100):
-        numbers_in(buffer.sample(2))
-    thread.join(30)
-    assert not thread.is_alive() and buffer.num_sampled == buffer.num_added == 200
-
-
 def test_batches_drawn_ahead_are_those_of_sample():
     buffer, other = simple(64), simple(64)
     for each in (buffer, other):
@@ -303,80 +276,16 @@ def test_batches_drawn_ahead_are_those_of_sample():
         assert len(next(batches).indices) == 8
 
 
-def test_batches_drawn_ahead_wait_for_writers_and_nothing_waits_for_them():
-    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
-    batches, writer = buffer.prefetch(2, depth=4), buffer.writer()
-
-    def add():
-        for number in range(100):
-            writer.add(**rows(number))
-
-    thread = threading.Thread(target=add)
-    thread.start()
-    for _ in range(45):
-        numbers_in(next(batches))
-    batches.close()
-    while buffer.num_added < 100:
-        with contextlib.suppress(TimeoutError):
-            buffer.sample(1, timeout=0.01)
-    thread.join(30)
-    waiting = buffer.prefetch(64, depth=1)
-    with pytest.raises(BufferMisuseError, match="another prefetch of this buffer is open"):
-        buffer.prefetch(1)
-    ended = []
-
-    def take():
-        with pytest.raises(BufferMisuseError, match="closed"):
-            for _ in waiting:  # one draw goes beyond the limit
-                pass
-        ended.append(True)
-
-    taker = threading.Thread(target=take)
-    taker.start()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
-        if (child := os.fork()) == 0:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    buffer.close()  # ends the draw that waits
-    taker.join(10)
-    assert ended
-    with pytest.raises(BufferMisuseError, match="closed"):
-        next(waiting)
-
-
-def test_a_draw_that_nobody_waited_for_is_made_again():
-    buffer = simple(64, min_size_to_sample=10, timeout=0.05)
-    writer = buffer.writer()
-    writer.add(**rows(*range(10)))
-    with buffer.prefetch(4, depth=1) as batches:
-        next(batches)
-        concurrent.futures.wait(batches._work._asked, 10)  # the second one
-        buffer._header["min_size"] = 20  # so that the thread waits in vain for the third
-        next(batches)
-        time.sleep(0.3)
-        writer.add(**rows(*range(10, 20)))
-        for _ in range(3):
-            assert len(next(batches)) == 4
-
-
-def test_a_buffer_draws_by_its_prefetch_alone():
-    buffer = simple(64)
-    buffer.writer().add(**rows(*range(10)))
-    with buffer.prefetch(4) as batches:
-        with pytest.raises(BufferMisuseError, match="take batches from that, or close it first"):
-            buffer.sample(4)
-        assert len(next(batches)) == 4
-    assert len(buffer.sample(4)) == 4
-
-
 def test_a_draw_ahead_that_waits_too_long_says_why():
     buffer = simple(64, min_size_to_sample=10)
     with buffer.prefetch(4, timeout=0.05) as batches:
         with pytest.raises(TimeoutError, match=r"0 of min_size_to_sample=10 .* writers: 0: none"):
             next(batches)
         buffer.writer().add(**rows(*range(10)))
-        assert len(next(batches)) == 4
+        assert len(next(batches)) == len(buffer.sample(4)) == 4
+        assert len(next(buffer.prefetch(1, depth=1))) == 1
+        with pytest.raises(BufferMisuseError, match="closed"):
+            next(batches)
     with pytest.raises(BufferMisuseError, match="depth must be a positive integer"):
         buffer.prefetch(4, depth=0)
     with pytest.raises(BufferMisuseError, match="columns is 'obs'"):
@@ -385,14 +294,17 @@ def test_a_draw_ahead_that_waits_too_long_says_why():
 
 def test_bad_arguments_are_refused():
     for options, text in (
-        ({"num_writers": 3}, "capacity is 100, expected a multiple of num_writers = 3.*take 102"),
-        ({"capacity": 2, "num_writers": 2}, "take 4"),
+        ({"num_writers": 3}, "capacity is 100, expected a multiple of num_writers = 3"),
+        ({"capacity": 2, "num_writers": 2}, "two transitions for each"),
         ({"num_writers": 0}, "num_writers must be a positive integer"),
         ({"samples_per_insert": 0}, "samples_per_insert is 0"),
         ({"samples_per_insert": np.nan}, "samples_per_insert is nan"),
-        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer is 7, expected at least 8"),
-        ({"error_buffer": 7}, "needs samples_per_insert"),
-        ({"min_size_to_sample": 101}, "at most the capacity, 100"),
+        (
+            {"samples_per_insert": 8, "error_buffer": 7},
+            "error_buffer 7, expected more than 0, and at least 8",
+        ),
+        ({"error_buffer": 7}, "samples_per_insert is 0 and error_buffer 7"),
+        ({"min_size_to_sample": 101}, "min_size_to_sample is 101, expected at most 100"),
         ({"timeout": -1}, "timeout is -1"),
         ({"n_step": 2}, "n_step=2 needs gamma"),
     ):
@@ -408,9 +320,8 @@ def test_bad_arguments_are_refused():
         buffer.writer(2)
     with pytest.raises(BufferMisuseError, match=r"filled by writers"):
         buffer.add(**rows(1))
-    for refused in (lambda: pickle.dumps(buffer), lambda: buffer.save("file")):
-        with pytest.raises(BufferMisuseError, match="not copied, pickled or saved"):
-            refused()
+    with pytest.raises(BufferMisuseError, match="not copied, pickled or saved"):
+        pickle.dumps(buffer)
     with pytest.raises(BufferMisuseError, match="batch_size"):
         buffer.sample(0)
     writer = buffer.writer()
@@ -447,9 +358,9 @@ def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_kn
         assert third.index == 0 and third.num_added == 2
     assert buffer.writer_pids[0] == 0
     address, (capacity, spaces, *rest), *more = third._given
-    for space in (Box(-1, 1, (5,)), Box(0, 255, (4,), np.int32)):
-        with pytest.raises(BufferMisuseError, match="another layout of rows"):
-            module.ReplayWriter(address, (capacity, (space, spaces[1]), *rest), *more).open()
+    with pytest.raises(BufferClosedError, match="is gone"):
+        other = Box(-1, 1, (500,)), spaces[1]
+        module.ReplayWriter(address, (capacity, other, *rest), *more).open()
     for wrong in (address._replace(token=1), address._replace(start=1), address._replace(file=0)):
         with pytest.raises(BufferClosedError, match="is gone"):
             module.ReplayWriter(wrong, third._given[1], *more).open()
@@ -577,12 +488,6 @@ for pid in writers.values():
 print(num_torn, buffer.num_added, buffer.num_sampled)
 """
 )
-
-
-@pytest.mark.slow
-def test_kills_of_writers_tear_no_row():
-    _, added, sampled = map(int, printed(KILLS, 2, 8, kind="buffers"))
-    assert added > 8 * 7 and sampled > 8 * 64
 
 
 @pytest.mark.slow

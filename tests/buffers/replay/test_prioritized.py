@@ -70,21 +70,6 @@ def test_new_rows_get_the_largest_priority_and_rows_not_there_are_never_drawn(st
 
 
 @STAGED
-def test_rows_and_weights_belong_together_past_many_laps(staged):
-    buffer = filled(7, 0, staged=staged, num_envs=1, n_step=2, gamma=0.9)
-    envs, rng = CountingEnvs(1), np.random.default_rng(0)
-    for _ in range(60):
-        buffer.add(**columns_of(envs.random_steps([0] * int(rng.integers(1, 10)))))
-        batch = buffer.sample(16)
-        again = buffer.get(batch.indices)
-        assert batch.obs.equal(again.obs)
-        assert batch.next_obs.equal(again.next_obs)
-        assert batch.discounts.equal(again.discounts)
-        assert bool((batch.weights > 0).all())
-        buffer.update_priorities(batch.indices, rng.random(16))
-
-
-@STAGED
 @pytest.mark.parametrize(
     ("indices", "priorities", "message"),
     [
@@ -134,17 +119,6 @@ def test_sums_do_not_drift_in_a_million_updates():
     assert tree.total == pytest.approx(500)
 
 
-@STAGED
-def test_exponents_go_on_as_they_were_saved(staged):
-    saved, buffer = filled(8, 4, staged, alpha=0.5, beta=0.3), filled(8, 0, staged)
-    saved.update_priorities([0, 1, 2], [4.0, 0.0, 9.0])
-    buffer.load_state_dict(saved.state_dict())
-    assert (buffer.alpha, buffer.beta) == (0.5, 0.3)
-    assert torch.equal(buffer.priorities, saved.priorities)
-    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 4)))
-    assert buffer.priorities[4:8].tolist() == pytest.approx([3.0] * 4)  # the largest so far
-
-
 @pytest.mark.parametrize(
     ("row", "priority"), [(500, 7.0), (-1, 7.0), (0, math.nan), (0, -1.0), (0, 1e300)]
 )
@@ -160,23 +134,6 @@ def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, pr
     sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
     assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
-
-
-def test_rows_of_a_device_are_drawn_as_often_as_their_priority_says():
-    sums = DeviceValues(3000, torch.device("cpu"))
-    sums.alpha.fill_(1.0)
-    sums.bound.fill_(4.0)
-    for first, stop, value in [(0, 1500, 1.0), (1500, 2900, 1.0), (2100, 2200, 3.0)]:
-        sums.set_numbers(first, stop, value)
-    live = torch.tensor([0]), torch.tensor([2900])
-    sums.update(torch.tensor([2500]), torch.tensor([4.0]), live)  # the bound itself is taken
-    assert int(sums.num_refused) == 0
-    found, weights = torch.zeros(6206, dtype=torch.int64), torch.zeros(6206)
-    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
-    counts = np.bincount(found.numpy(), minlength=3000)
-    law = np.repeat([1.0, 3.0, 1.0, 0.0], [2100, 100, 700, 100])
-    law[2500] = 4.0
-    assert abs(counts - 2 * law).max() <= 1  # one point of each 6206th of a sum of 3103
 
 
 def test_priorities_of_batches_of_another_state_are_refused():
@@ -204,12 +161,3 @@ def test_every_pattern_of_zeros_in_a_node_keeps_the_law():
     priorities = (bits * [1.0, 3.0, 2.0, 5.0]).reshape(-1)
     buffer.update_priorities(np.arange(256), priorities)
     check_law(drawn(buffer, 60, 400), priorities)
-
-
-def test_the_largest_priority_that_errors_name_can_be_set():
-    buffer = filled(4, alpha=1.0)
-    most = buffer._largest_priority()
-    buffer.update_priorities([1], [most])
-    assert buffer.priorities[1] == most
-    with pytest.raises(BufferMisuseError, match=r"priorities\[0\]"):
-        buffer.update_priorities([1], [np.nextafter(most, np.inf)])

@@ -75,24 +75,6 @@ def test_per_env_draws(over, staged):
     check_law(counts_of(buffer), weights.reshape(-1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "staged"),
-    fast_are([("shared", False), ("per_env", True)], product(["shared", "per_env"], [False, True])),
-)
-def test_draws_without_replacement_are_different_and_uniform(kind, staged):
-    buffer = filled(kind, rows=27, capacity=20, staged=staged)
-    everything = buffer.sample(len(buffer), replace=False).indices
-    assert sorted(everything.tolist()) == sorted(buffer.order().tolist())
-    total = np.zeros(len(buffer.rows()["rewards"]))
-    for _ in range(2000):
-        drawn = buffer.sample(3, replace=False).indices.tolist()
-        assert len(set(drawn)) == 3
-        total[drawn] += 1
-    held = np.isin(np.arange(len(total)), buffer.order().numpy())
-    check_law(total, held.astype(float))
-
-
 @pytest.mark.parametrize(
     ("kind", "staged"),
     fast_are([("shared", True), ("per_env", False)], product(["shared", "per_env"], [False, True])),
@@ -178,11 +160,11 @@ def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path
 OTHERS = {
     "capacity": ({"capacity": 21}, "capacity is 20, expected 21"),
     "store_next": ({"store_next": False}, "store_next is True, expected False; "),
-    "shape": ({"space": NESTED}, "field obs is float32 .3,., expected None"),
+    "shape": ({"space": NESTED}, "fields obs is float32 .3,. at byte 0, expected None"),
     "num_envs": ({"num_envs": 3}, "num_envs is 2, expected 3"),
     "kind": ({"kind": "per_env"}, "Shared.*expected .*PerEnv"),
     "gamma": ({"gamma": 0.9}, "gamma is None, expected 0.9"),
-    "n_step": ({"gamma": 0.9, "n_step": 2}, "n_step is 1, expected 2; gamma is None, expected 0.9"),
+    "n_step": ({"gamma": 0.9, "n_step": 2}, "n_step is 1, expected 2; .*gamma is None"),
 }
 
 

@@ -369,16 +369,6 @@ def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
     assert buffer._sequences._kept.step_of[batch.indices[-2:].numpy()].tolist() == [2, 4]
 
 
-def chi_square_fits(counts, law):
-    """Whether counts are within five standard deviations of what the law gives."""
-    assert counts[law == 0].sum() == 0
-    counts, law = counts[law > 0], law[law > 0]
-    expected = counts.sum() * law / law.sum()
-    assert expected.min() > 5
-    freedom = len(counts) - 1
-    return ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
-
-
 def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
     """A buffer of two envs whose episodes have 7 and 9 steps, and its model."""
     buffer, rng = make(kind, capacity, num_envs, **options), np.random.default_rng(0)
@@ -392,62 +382,6 @@ def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
         buffer.add(**as_columns(steps))
         model.add(steps, was_cut)
     return buffer, model
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        pytest.param("shared", (4, 0, None, False), marks=pytest.mark.slow),
-        ("per env", (5, 2, 3, True)),
-        pytest.param("staged", (5, 2, 3, True), marks=pytest.mark.slow),
-    ],
-)
-def test_new_sequences_are_uniform(kind, options):
-    buffer, model = filled(kind)
-    length, burn_in, overlap, pad = options
-    counts = np.zeros(len(buffer.rows()["rewards"]))
-    for size in [1] * 100 + [7] * 250:  # stratified; the law is that of each place of a batch
-        batch = buffer.sample_sequences(
-            size, length, burn_in=burn_in, overlap=overlap, pad=pad, initial_states=["hidden"]
-        )
-        counts[batch.indices[:, 0].numpy()] += 1
-    law = np.zeros(len(counts))
-    law[[step.row for step in model.starts(*options)]] = 1
-    assert 0 < law.sum() < len(model.held())
-    assert chi_square_fits(counts, law)
-
-
-@pytest.mark.slow
-def test_sequences_are_drawn_by_their_priorities():
-    buffer, model = filled("prioritized")
-    starts = model.starts(4, 0, None, False)
-    wanted = {step.row: 0.5 + k % 5 for k, step in enumerate(starts)}
-    for _ in range(200):
-        batch = buffer.sample_sequences(4, 4)
-        errors = [[wanted[rows[0]] * sign for sign in (1, -1, 1, -1)] for rows in
-                  batch.indices.tolist()]  # fmt: skip
-        buffer.update_sequence_priorities(batch, errors)
-    counts = np.zeros(40)
-    for _ in range(1000):
-        counts[buffer.sample_sequences(6, 4).indices[:, 0].numpy()] += 1
-    law = np.zeros(40)
-    law[list(wanted)] = np.array(list(wanted.values())) ** 0.7
-    assert chi_square_fits(counts, law)
-
-
-def test_what_was_overwritten_since_the_draw_is_left_alone():
-    buffer, _ = filled("prioritized")
-    batch = buffer.sample_sequences(8, 4)
-    rng, model = np.random.default_rng(1), Model(40, 2, False)
-    for _ in range(20):
-        buffer.add(**as_columns(model.columns([0, 1], rng, 0.0)))
-    hidden = buffer.rows()["hidden"].clone()
-    buffer.sample_sequences(1, 4)
-    leaves = buffer._sequences.tree.leaves.copy()
-    buffer.update_sequence_priorities(batch, np.full((8, 4), 100.0))
-    buffer.refresh_states(batch, hidden=np.full((8, 4, 2), -5.0))
-    np.testing.assert_array_equal(buffer._sequences.tree.leaves, leaves)
-    assert torch.equal(buffer.rows()["hidden"], hidden)
 
 
 def test_stacks_stored_frame_by_frame_are_drawn_in_sequences():
@@ -533,7 +467,7 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
         SharedReplayBuffer(10, **made, track_episodes=True)
     with pytest.raises(BufferMisuseError, match="summed by the learner"):
         SharedReplayBuffer(10, **made, num_envs=1, n_step=2, gamma=0.9, track_episodes=True)
-    with pytest.raises(BufferMisuseError, match="needs storage='memory'"):
+    with pytest.raises(BufferMisuseError, match="track_episodes=False"):
         SharedReplayBuffer(
             10, **made, num_envs=1, track_episodes=True, storage="memmap", folder=tmp_path / "f"
         )

@@ -86,15 +86,6 @@ def test_memory_that_a_captured_draw_reads_does_not_move(kind, monkeypatch):
     assert set(buffer.sample(64).next_obs["time"].reshape(-1).tolist()) == {50.0}
 
 
-def test_final_observations_are_reserved_only_where_they_are_kept_apart():
-    buffer = SharedReplayBuffer(100, PADDED, Discrete(2))
-    before = buffer.nbytes
-    buffer.reserve_final_obs(1000)
-    assert buffer.nbytes == before
-    with pytest.raises(BufferMisuseError, match="number must be a positive integer"):
-        buffer.reserve_final_obs(0)
-
-
 def nothing_of(space, num_rows):
     if isinstance(space, Dict):
         return {name: nothing_of(part, num_rows) for name, part in space.items()}
@@ -152,12 +143,3 @@ def test_observations_without_a_number_are_taken(kind, space, options, staged, t
         assert list(found._asdict())[:2] == ["obs", "next_obs"]
         assert other.sample(7, columns=("next_obs",)).next_obs is not None
     assert "kept" not in buffer.memory()
-
-
-@pytest.mark.parametrize("store_next", [True, False])
-def test_files_hold_observations_without_a_number(store_next, tmp_path):
-    options = {"num_envs": 2, "store_next": store_next, "storage": "memmap", "folder": tmp_path}
-    buffer = SharedReplayBuffer(15, Dict(), Discrete(3), **options)
-    buffer.add(**{**at_step(0), "obs": {}, "next_obs": {}})
-    assert buffer.sample(3).next_obs == {}
-    buffer.close()

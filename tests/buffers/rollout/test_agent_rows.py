@@ -1,8 +1,5 @@
 """Rows of agents that die and come: what is learned from, against lists of the agents' lives."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staged_rollouts import make_rollout
 
-from buffers import BufferMisuseError, RolloutBuffer
+from buffers import BufferMisuseError
 from buffers.rollout.storage import UNWRITTEN_FLAG
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -207,15 +204,6 @@ def test_rollouts_learn_from_what_agents_did_and_nothing_else(
         learner.rollout.advance()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_many_rows_too(mode):
-    learner = Learner(AgentGames(mode, 40, 3, 1), 16)  # the other form of the kernel
-    for _ in range(2):
-        learner.collect()
-        check(learner)
-        learner.rollout.advance()
-
-
 def filled(rollout, valid=None, terminations=False, truncations=False):
     """Fill all steps; valid (T, N) if given."""
     num_envs = rollout.num_envs
@@ -237,51 +225,6 @@ def made(mode=NEXT_STEP, num_steps=4, num_envs=3, **options):
     return rollout
 
 
-def test_valid_is_written_into_the_given_memory():
-    taken = []
-
-    def allocate(shape, dtype):
-        taken.append(np.zeros(shape, dtype))
-        return taken[-1]
-
-    rollout = made(allocate=allocate)
-    slot = rollout.slot(0)
-    assert slot.valid.dtype == np.bool_
-    assert slot.valid.shape == (3,)
-    assert slot.valid is slot.valid
-    assert sum(np.shares_memory(slot.valid, memory) for memory in taken) == 1
-    assert not np.shares_memory(slot.valid, rollout.valid_pages)
-
-
-def test_an_env_that_does_not_write_valid_is_read_as_before():
-    ends = np.zeros((4, 3), bool)
-    ends[1] = True
-    plain, looked_at = filled(made(), terminations=ends), made()
-    assert all(looked_at.slot(t).valid.shape == (3,) for t in range(4))  # as a debugger might
-    filled(looked_at, terminations=ends)
-    for rollout in (plain, looked_at):
-        rollout.compute_advantages(torch.zeros(3))
-    assert looked_at.valid.equal(plain.valid)
-    assert looked_at.valid[2].tolist() == [False] * 3
-    assert looked_at.advantages.equal(plain.advantages)
-    for t in range(5):
-        assert looked_at.is_first_at(t).equal(plain.is_first_at(t))
-
-
-def test_valid_of_an_earlier_rollout_is_not_read():
-    valid = np.ones((4, 3), bool)
-    valid[:, 1] = False
-    rollout = filled(made(), valid)
-    rollout.compute_advantages(torch.zeros(3))
-    assert rollout.num_valid == 8
-    rollout.advance()
-    filled(rollout).compute_advantages(torch.zeros(3))  # another env: it knows of no such thing
-    assert rollout.num_valid == 12
-    rollout.advance()
-    filled(rollout, ~valid).compute_advantages(torch.zeros(3))
-    assert rollout.num_valid == 4
-
-
 @pytest.mark.parametrize("method", ["compute_advantages", "episodes", "advance"])
 def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
     rollout = filled(made(), np.ones((4, 3), bool))
@@ -299,18 +242,6 @@ def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
     getattr(rollout, method)(*arguments)
 
 
-def test_rows_that_the_user_leaves_out_stay_left_out_beside_those_that_did_not_act():
-    valid = np.ones((4, 3), bool)
-    valid[2:, 0] = False
-    rollout = filled(made(), valid)
-    rollout.valid_pages[1, 2] = False
-    rollout.compute_advantages(torch.zeros(3))
-    expected = valid.copy()
-    expected[1, 2] = False
-    assert (rollout.valid.numpy() == expected).all()
-    assert rollout.is_first_at(2).tolist() == [False] * 3  # the agent's life went on
-
-
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_a_missing_final_value_of_a_game_that_was_reset_is_named(mode):
     ends, valid = np.zeros((4, 3), bool), np.ones((4, 3), bool)
@@ -325,98 +256,6 @@ def test_a_missing_final_value_of_a_game_that_was_reset_is_named(mode):
     rollout.values[2] = 9.0
     rollout.compute_advantages(torch.zeros(3))  # again, after values have changed
     assert rollout.final_values[1, [0, 2]].tolist() == [9.0, 7.0]
-
-
-def test_a_cut_life_in_the_last_step_is_worth_what_the_last_observation_is():
-    ends = np.zeros((4, 3), bool)
-    ends[3, 0] = True
-    rollout = filled(made(SAME_STEP, gamma=1.0, gae_lambda=1.0), np.ones((4, 3), bool), False, ends)
-    rollout.compute_advantages(torch.tensor([5.0, 6.0, 7.0]))
-    assert rollout.returns[3].tolist() == [6.0, 7.0, 8.0]
-
-
-def test_values_of_the_dead_need_not_be_written():
-    valid = np.ones((4, 3), bool)
-    valid[1:, 1], valid[:2, 2] = False, False
-    ends = np.zeros((4, 3), bool)
-    ends[0, 1] = True
-    rollout = made()
-    for t in range(4):
-        slot = rollout.slot(t)
-        slot.obs[:], slot.rewards[:], slot.terminations[:], slot.valid[:] = 0, 1, ends[t], valid[t]
-        slot.truncations[:] = False
-        rows = np.flatnonzero(valid[t] | (ends[t - 1] if t else False))
-        rollout.log_probs[t, rows] = -1.0
-        rollout.values[t, rows if t < 3 else rows[:1]] = 0.5
-    with pytest.raises(BufferMisuseError, match="env 2 in step 3 had no values"):
-        rollout.compute_advantages(torch.zeros(3))
-    rollout.values[3, 2] = 0.5
-    rollout.compute_advantages(torch.zeros(3))
-    assert rollout.values.isfinite().all()
-
-
-def test_nobody_acted_at_all():
-    rollout = filled(made(), np.zeros((4, 3), bool))
-    rollout.compute_advantages(torch.zeros(3))
-    assert rollout.num_valid == 0
-    assert not rollout.advantages.any()
-    assert list(rollout.minibatches(2)) == list(rollout.minibatches(2, fixed=True)) == []
-    assert list(rollout.sequences(2)) == []
-    assert rollout.episodes().lengths.tolist() == []
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))])
-def test_copies_know_which_rows_acted(copied):
-    games = AgentGames(SAME_STEP, 3, 2, 5)
-    learner = Learner(games, 6)
-    for t in range(3):
-        learner.rollout.put(
-            t, actions=np.zeros(6, int), log_probs=np.zeros(6), values=learner.values(t),
-            hidden=learner.before, state=np.zeros((3, 2)),
-        )  # fmt: skip
-        learner.write(t, games.step())
-    other = copied(learner.rollout)
-    for t in range(4):
-        assert other.is_first_at(t).equal(learner.rollout.is_first_at(t))
-    assert (other.slot(2).valid == learner.rollout.slot(2).valid).all()
-    assert not np.shares_memory(other.slot(2).valid, learner.rollout.slot(2).valid)
-
-
-def test_states_between_rollouts_go_on():
-    games = AgentGames(NEXT_STEP, 3, 3, 2)
-    learner = Learner(games, 7)
-    learner.collect()
-    learner.rollout.advance()
-    saved = learner.rollout.state_dict()
-    other = Learner(AgentGames(NEXT_STEP, 3, 3, 2), 7)
-    other.rollout.load_state_dict(saved)
-    other.games, other.memory = games, learner.memory
-    other.collect()
-    check(other)
-
-
-def test_the_buffer_does_not_keep_the_vector_env_that_allocates():
-    class Envs:
-        def allocate(self, shape, dtype):
-            return np.zeros(shape, dtype)
-
-    rollout = made(allocate=Envs().allocate)
-    slot = rollout.slot(0)
-    assert slot.valid.shape == (3,)  # of the buffer's own memory, as the envs are gone
-
-
-def test_game_columns_are_stored_once_per_game():
-    spaces = OBS, ACTIONS
-    options = {"game_columns": {"state": Box(-1, 1, (10,))}, "agents_per_game": 4}
-    rollout = make_rollout(5, 8, *spaces, autoreset_mode=SAME_STEP, **options)
-    assert rollout.extras["state"].shape == (5, 2, 10)
-    assert rollout.memory()["state"] == 5 * 2 * 10 * 4
-    sizes = [
-        RolloutBuffer.nbytes_for(5, 8, *spaces, autoreset_mode=SAME_STEP, **given)
-        for given in (options, {})
-    ]
-    assert sizes[0] - sizes[1] == 5 * 2 * 10 * 4
-    assert rollout.nbytes == sizes[0]
 
 
 @pytest.mark.parametrize(
@@ -450,3 +289,13 @@ def test_game_columns_have_a_row_per_game_and_are_no_initial_states():
     rollout.compute_advantages(torch.zeros(6))
     with pytest.raises(BufferMisuseError, match=r"initial_states has 's', expected names of extra"):
         rollout.sequences(1, initial_states="s")
+
+
+def test_nobody_acted_at_all():
+    rollout = filled(made(), np.zeros((4, 3), bool))
+    rollout.compute_advantages(torch.zeros(3))
+    assert rollout.num_valid == 0
+    assert not rollout.advantages.any()
+    assert list(rollout.minibatches(2)) == list(rollout.minibatches(2, fixed=True)) == []
+    assert list(rollout.sequences(2)) == []
+    assert rollout.episodes().lengths.tolist() == []

@@ -8,7 +8,7 @@ from staged_rollouts import make_rollout
 
 from buffers import BufferMisuseError
 from buffers.core import kernels as core_kernels
-from buffers.rollout import rows as rollout_rows
+from buffers.rollout import minibatches
 from buffers.rollout.minibatches import _normalize
 
 RATES = [0.0, 0.3, 1.0]
@@ -78,15 +78,6 @@ def test_the_first_missing_final_value_is_named(seed):
         rollout.compute_advantages(np.zeros(2), policy_outputs=False)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 50])
-def test_shuffle_permutes(load_kernels, size):
-    rows, generator = np.arange(size), np.array([3, 0], np.uint64)
-    load_kernels(rollout_rows).shuffle(rows, generator)
-    assert sorted(rows.tolist()) == list(range(size))
-    assert size < 50 or rows.tolist() != list(range(size))
-    assert generator.tolist() == [3, max(0, size - 1)]
-
-
 def test_words_are_those_of_splitmix64(load_kernels):
     """Whose first words of the seed 0 are published; with the key 0 a word is a mixed counter."""
     words = [16294208416658607535, 7960286522194355700, 487617019471545679]
@@ -104,7 +95,7 @@ def test_shuffle_is_fair():
     draws = 24_000
     for _ in range(draws):
         rows[:] = range(4)
-        rollout_rows.shuffle(rows, generator)
+        minibatches.shuffle(rows, generator)
         counts[np.arange(4), rows] += 1
     assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
 

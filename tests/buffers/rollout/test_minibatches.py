@@ -17,8 +17,6 @@ NESTED = Dict(
         "bits": MultiBinary(3),
     }
 )
-DTYPES = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
-DTYPES += ["float16", "float32", "float64"]
 
 
 def filled(num_steps=4, num_envs=3, obs_space=None, action_space=None, *, valid=None, **options):
@@ -177,39 +175,6 @@ def test_advantages_are_normalised_by_the_rows_of_each_batch(parts, fixed, stage
     assert rollout.advantages.equal(kept)
 
 
-def test_a_weighted_mean_over_fixed_batches_is_that_of_the_rows():
-    """As a learner uses them: the same gradients with padding as without."""
-    plain, fixed = (filled(6, 5, valid=np.arange(30).reshape(6, 5) % 4 > 0) for _ in range(2))
-    for left, right in zip(plain.minibatches(4), fixed.minibatches(4, fixed=True), strict=True):
-        assert left.weights is None
-        gradients = []
-        for batch in (left, right):
-            weight = torch.ones(2, requires_grad=True)
-            errors = (batch.obs @ weight - batch.returns).square()
-            weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
-            ((weights * errors).sum() / weights.sum()).backward()
-            gradients.append(weight.grad)
-        torch.testing.assert_close(*gradients)
-        assert right.weights.sum() == len(left) < len(right)
-
-
-@pytest.mark.parametrize("space", [None, Box(-1, 1, (16384,))])
-def test_weights_of_a_batch_are_its_own(space):
-    rollout = filled(6, 5, space)
-    kept = list(rollout.minibatches(4, fixed=True))
-    weights = [batch.weights.clone() for batch in kept]
-    kept[0].weights.zero_()
-    for _ in range(3):
-        for batch in rollout.minibatches(4, fixed=True):
-            assert batch.weights.sum() == (batch.weights > 0).sum() >= 7
-    for batch, expected in zip(kept[1:], weights[1:], strict=True):
-        assert batch.weights.equal(expected)
-    held = rollout.nbytes
-    for _ in rollout.minibatches(4, fixed=True):
-        pass
-    assert rollout.nbytes == held
-
-
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize(
     "action_space",
@@ -268,77 +233,12 @@ def test_chosen_columns_are_those_of_whole_batches(chosen, staged):
                     assert leaf.dtype is other.dtype
 
 
-def test_columns_that_were_not_chosen_are_named_when_asked_for():
-    batch = next(with_extras().minibatches(2, columns=("obs", "costs")))
-    with pytest.raises(AttributeError, match="no 'actions'; if it was drawn with columns="):
-        _ = batch.actions
-    with pytest.raises(AttributeError, match="has no 'state'; its columns are obs, indices"):
-        _ = batch.state
-    with pytest.raises(AttributeError, match="no 'actions'"):
-        list(batch)
-
-
-def test_memory_of_chosen_columns_is_used_again():
-    rollout = with_extras()
-    for _ in range(2):
-        for batch in rollout.minibatches(4, columns=("actions", "returns")):
-            assert batch.actions.tolist() == batch.indices.tolist()
-    held = rollout.nbytes
-    for _ in range(20):
-        for batch in rollout.minibatches(4, columns=["returns", "actions"]):
-            assert batch.actions.tolist() == batch.indices.tolist()
-    assert rollout.nbytes == held
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(dtype):
-    space = Box(0, 100, (2,), np.dtype(dtype))
-    rollout = filled(3, 2, space, Box(0, 100, (1,), np.dtype(dtype)))
-    assert rollout.obs.dtype is getattr(torch, dtype)
-    assert sorted(row for rows in drawn(rollout, 2) for row in rows) == list(range(6))
-
-
 def test_a_seed_gives_one_order_and_epochs_differ():
     first, second = filled(seed=5), filled(seed=5)
     orders = [drawn(first, 2) for _ in range(3)]
     assert [drawn(second, 2) for _ in range(3)] == orders
     assert orders[0] != orders[1] != orders[2]
     assert drawn(filled(seed=6), 2) != orders[0]
-
-
-def test_no_seed_gives_another_order_each_time():
-    orders = {str(drawn(filled(8, 8, seed=None), 1)) for _ in range(3)}
-    assert len(orders) == 3
-
-
-def test_other_random_generators_are_not_touched():
-    torch.manual_seed(0)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  # the global one
-    drawn(filled(), 2)
-    assert torch.get_rng_state().equal(before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
-
-
-LARGE = Box(-1, 1, (16384,))  # of which no two batches are gathered together
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("space", [None, LARGE])
-def test_batches_that_are_kept_stay_as_they_are(space, staged):
-    rollout = filled(6, 5, space, staged=staged)
-    kept = list(rollout.minibatches(3)) + list(rollout.minibatches(2))
-    assert sorted(torch.cat([b.log_probs for b in kept[:3]]).tolist()) == list(range(30))
-    assert sorted(torch.cat([b.log_probs for b in kept[3:]]).tolist()) == list(range(30))
-    assert all(batch.indices.equal(batch.log_probs.long()) for batch in kept)
-    parts = [batch.obs[:2, 0] for batch in kept]  # views alone keep the memory too
-    indices = [batch.indices[1:] for batch in kept]
-    expected = [part.clone() for part in (*parts, *indices)]
-    del kept
-    for _ in range(3):
-        for _ in rollout.minibatches(3):
-            pass
-    for part, copy in zip((*parts, *indices), expected, strict=True):
-        assert part.equal(copy)
 
 
 def test_changing_a_batch_in_place_leaves_the_gradients_of_others_alone():
@@ -352,20 +252,6 @@ def test_changing_a_batch_in_place_leaves_the_gradients_of_others_alone():
     loss.backward()
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad, expected)
-
-
-def test_a_late_backward_sees_its_own_batch():
-    rollout = filled(4, 3, LARGE)
-    batches = rollout.minibatches(1)
-    weight = torch.ones(1, requires_grad=True)
-    batch = next(batches)
-    loss, expected = (weight * batch.advantages).sum(), batch.advantages.sum().item()
-    del batch
-    for _ in range(3):
-        for _ in rollout.minibatches(1):
-            pass
-    loss.backward()
-    assert weight.grad.item() == expected
 
 
 @pytest.mark.parametrize("change", ["pass", "advantages", "rollout"])
@@ -384,12 +270,6 @@ def test_going_on_with_minibatches_that_are_over_is_refused(change):
     if change == "rollout":
         with pytest.raises(BufferMisuseError, match="these minibatches are over"):
             next(unused)
-
-
-def test_many_sizes_of_batches_are_all_right():
-    rollout = filled(8, 5)
-    for number in range(1, 41):
-        assert sorted(row for rows in drawn(rollout, number) for row in rows) == list(range(40))
 
 
 def test_no_valid_row_gives_no_batch():

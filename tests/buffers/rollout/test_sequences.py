@@ -1,7 +1,5 @@
 """Sequences of a rollout: each valid row once, states where episodes begin, one shape always."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -186,17 +184,6 @@ def test_where_episodes_begin_is_part_of_the_state(mode):
             assert second.is_first_at(1).equal(first.is_first_at(1))
 
 
-def test_a_seed_gives_one_order_and_passes_differ():
-    orders = []
-    for _ in range(2):
-        rollout, envs = made("SameStep", 4, 6, 3), Ages("SameStep", 6, 0)
-        rollout.start(envs.obs())
-        rollout.compute_advantages(collect(rollout, envs, Policy(), torch.zeros(6, 4))[0])
-        orders.append([[b.indices.tolist() for b in rollout.sequences(3)] for _ in range(3)])
-    assert orders[0] == orders[1]
-    assert orders[0][0] != orders[0][1] != orders[0][2]
-
-
 def complete(**options):
     rollout, envs = made("NextStep", 6, 4, 0, **options), Ages("NextStep", 4, 1)
     rollout.start(envs.obs())
@@ -212,66 +199,6 @@ def test_advantages_are_normalised_over_the_rows_of_weight_1(staged):
         own = raw[batch.weights > 0]
         expected = (raw - own.mean()) / (own.std() + 1e-8)
         torch.testing.assert_close(batch.advantages.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_sequences_that_are_kept_stay_as_they_are_and_memory_does_not_grow():
-    rollout = complete()
-    options = {"length": 2, "initial_states": "hidden"}
-    kept = list(rollout.sequences(4, **options))
-    copies = [(b.obs["age"].clone(), b.initial_states["hidden"].clone()) for b in kept]
-    other = pickle.loads(pickle.dumps(kept[0]))
-    assert other.initial_states["hidden"].equal(copies[0][1])
-    assert len(other) == len(kept[0]) == other.weights.shape[1]
-    assert repr(other) == repr(kept[0])
-    held = rollout.nbytes
-    for _ in range(3):
-        for _ in rollout.sequences(4, **options):
-            pass
-    for batch, (ages, states) in zip(kept, copies, strict=True):
-        assert batch.obs["age"].equal(ages)
-        assert batch.initial_states["hidden"].equal(states)
-    del kept, batch
-    for _ in range(3):
-        for _ in rollout.sequences(4, **options):
-            pass
-    assert rollout.nbytes == held
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize(
-    "chosen", [["obs"], ["is_first"], ["masks"], ["indices"], ["advantages", "actions", "hidden"]]
-)
-def test_chosen_columns_are_those_of_whole_sequences(chosen, staged):
-    whole, part = complete(staged=staged), complete(staged=staged)
-    for names in ([], ["hidden"]):
-        options = {"length": 4, "initial_states": names}
-        options["normalize_advantages"] = "advantages" in chosen
-        batches = list(part.sequences(3, columns=chosen, **options))
-        for batch, expected in zip(batches, whole.sequences(3, **options), strict=True):
-            assert len(batch) == len(expected)
-            own = {*batch._asdict(), *batch.extras} - {"indices", "weights", "initial_states"}
-            assert own == {*chosen, "is_first"} - {"indices", *names}
-            for name in (*own, "indices", "weights", "initial_states"):
-                found, other = getattr(batch, name), getattr(expected, name)
-                assert_same(found, other)
-
-
-def assert_same(found, other):
-    if isinstance(found, dict):
-        assert list(found) == list(other)
-        for name, part in found.items():
-            assert_same(part, other[name])
-    else:
-        assert found.equal(other)
-
-
-def test_no_valid_row_gives_no_sequence():
-    rollout, envs = made("NextStep", 6, 4, 0), Ages("NextStep", 4, 1)
-    rollout.start(envs.obs())
-    last_values, _ = collect(rollout, envs, Policy(), torch.zeros(4, 4))
-    rollout.valid_pages[:] = False
-    rollout.compute_advantages(last_values)
-    assert list(rollout.sequences(2)) == []
 
 
 def test_what_is_over_is_refused_and_what_was_not_written_is_zero():

@@ -66,14 +66,6 @@ def test_a_restored_buffer_goes_on_alike():
         assert left[1] == right[1]
 
 
-def test_state_is_a_copy():
-    rollout = started()
-    state = rollout.state_dict()
-    run_rollout(rollout, 2)
-    assert state["obs"].sum() == 0
-    assert state["running_lengths"].sum() == 0
-
-
 def test_state_is_refused_within_a_rollout():
     rollout = started(1, 2)
     rollout.slot(0)
