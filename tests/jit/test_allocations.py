@@ -51,6 +51,20 @@ def zeros_step(state, action, rng):
     return marks[0], False, False
 
 
+def list_step(state, action, rng):
+    marks = [action] * 3  # here
+    return marks[0], False, False
+
+
+def comprehending_step(state, action, rng):
+    marks = [action + k for k in range(3)]  # here
+    return marks[0], False, False
+
+
+def copying_step(state, action, rng):
+    return state.hand.copy()[0], False, False  # here
+
+
 @njit
 def sorted_card(state):
     return np.sort(state.hand)[0]  # here
@@ -66,6 +80,9 @@ def step_with_helper(state, action, rng):
         (clipping_step, "np.clip in clipping_step allocates .*; use min and max on numbers"),
         (quantile_step, "np.quantile .* keep such memory in a field.* many seconds to compile"),
         (zeros_step, "np.zeros in zeros_step allocates memory each time that kernel step gets"),
+        (list_step, "a list in list_step allocates"),
+        (comprehending_step, "a list in comprehending_step allocates"),
+        (copying_step, "the method copy in copying_step allocates"),
         (step_with_helper, "np.sort in sorted_card allocates memory each time that kernel step"),
     ],
 )

@@ -1,5 +1,7 @@
 """Bundled envs one by one: what `gymnasium.make` makes of their ids."""
 
+import copy
+import pickle
 import re
 
 import gymnasium as gym
@@ -85,3 +87,13 @@ def test_ids_are_made_as_before_by_vector_and_by_single_envs_where_asked():
     spec = gym.spec("JitGridDoorKey-v0")
     env = gym.make(type(spec).from_json(spec.to_json()), debug=True)
     assert env.observation_space.shape == (7, 7, 3)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_copies_of_a_single_env_go_on_from_where_it_was(again):
+    env = gym.make("JitTaxi-v4", debug=True)
+    env.reset(seed=2)
+    env.step(1)
+    other = again(env)
+    for action in (0, 3, 1, 2):
+        assert env.step(action) == other.step(action)

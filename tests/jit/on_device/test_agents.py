@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agents.toy_games import CHASE, NUM_CATS, WALK, mask
+from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from choices import fast_are, product
-from gymnasium.error import ResetNeeded
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 
 import vecenv
 from vecenv import ActionError, ObservationError, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot
-from vecenv.core.errors import SlotError
+from vecenv.core.errors import NoActionMaskError, SlotError
 from vecenv.core.masks import sample_actions
 
 MODES = ("NextStep", "SameStep", "Disabled")
-GAMES, T = 3, 8
+GAMES = 3
 
 
 def mask_of_dead_and_alive(state, agent, out):
@@ -352,3 +352,36 @@ def test_masks_are_asked_for_by_rows_that_are_there():
             group.action_masks(alive.astype(bool))
         with pytest.raises(TypeError, match="got dtype float64"):
             group.action_masks([0.0])
+
+
+def test_results_may_be_numpy_arrays_and_what_is_not_there_is_said():
+    cpu, _ = pair(WALK)
+    device: Any = make_vec_agents(
+        WALK, GAMES, device="cuda", debug=True, vector_kwargs={"results": "numpy"}
+    )
+    obs, _ = device.reset(seed=3)
+    assert isinstance(obs, np.ndarray)
+    same(obs, cpu.reset(seed=3)[0])
+    zeros = np.zeros((9, 2), np.float32)
+    assert all(isinstance(part, np.ndarray) for part in device.step(zeros)[:4])
+    with pytest.raises(NoActionMaskError, match="Walk has no action_mask kernel"):
+        device.action_masks()
+    with pytest.raises(ValueError, match="Walk has no central state: give its EnvKernels"):
+        make_vec_agents(WALK, GAMES, device="cuda", central_state=True)
+    with pytest.raises(ValueError, match="no central state: make the env with"):
+        device.state()
+    with pytest.raises(ValueError, match="one by one on the CPU, and device is 'cuda'"):
+        make_vec_agents(WALK, GAMES, device="cuda", backend="async")
+    with pytest.raises(ValueError, match="results is 'lists'"):
+        make_vec_agents(WALK, GAMES, device="cuda", vector_kwargs={"results": "lists"})
+    given = []
+
+    def in_python(device):  # an argument of its own
+        given.append(device)
+        return PythonGame(WALK)
+
+    make_vec_agents(in_python, 1, backend="sync", device="cuda").close()
+    assert set(given) == {"cuda"}
+    device.close()
+    with pytest.raises(ClosedEnvironmentError):
+        device.step(zeros)
