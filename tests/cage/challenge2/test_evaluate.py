@@ -128,6 +128,8 @@ def test_a_function_is_a_policy():
     ("options", "error", "message"),
     [
         ({"episodes": 1}, ValueError, "episodes is 1"),
+        ({"policy": 3}, TypeError, "policy is 3"),
+        ({"red_agents": []}, ValueError, "red_agents is empty"),
         ({"seed": -1}, ValueError, "seed is -1"),
         ({"red_agents": ["bline"]}, ValueError, "red_agents has 'bline'"),
         (

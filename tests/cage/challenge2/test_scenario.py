@@ -148,6 +148,9 @@ def with_plan_step(index, **changes):
 
 
 BAD_TABLES = {
+    "subnet twice": (replace(CAGE2, subnets=("User", *CAGE2.subnets)), r"subnets\[3\] is 'User'"),
+    "decoy of no process": (replaced("decoys", 1, process=""), r"decoys\[1\].process"),
+    "plan that verifies nothing": (with_plan(verify_step=15), "b_line.verify_step is 15"),
     "subnet nobody is in": (
         replace(CAGE2, subnets=(*CAGE2.subnets, "Guests")),
         r"subnets\[3\] is 'Guests', but no host is in it",
