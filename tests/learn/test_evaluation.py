@@ -90,7 +90,7 @@ def test_games_of_one_group_are_played_by_masks():
     with pytest.raises(ValueError, match="games is 0"):
         evaluate_games(act, envs, 0)
     envs.close()
-    with pytest.raises(TypeError, match="expected what make_vec_agents returns"):
+    with pytest.raises(ValueError, match="expected what make_vec_agents returns"):
         evaluate_games(act, "CartPole-v1")
 
 

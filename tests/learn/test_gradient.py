@@ -78,21 +78,6 @@ def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
     assert_gradients_equal(module, gradients_of(make_mlp(), squared_error, batch))
 
 
-def test_parameter_groups_and_schedules_are_those_of_torch():
-    module, batch = make_mlp(), make_batch()
-    before = copy.deepcopy(module.state_dict())
-    gradient = Gradient(module, squared_error)
-    groups = [{"params": module[0].parameters(), "lr": 0.0}, {"params": module[2].parameters()}]
-    optimizer = Adam(groups, lr=0.1)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=2)
-    gradient(batch)
-    optimizer.step()
-    schedule.step()
-    assert torch.equal(module[0].weight, before["0.weight"])
-    assert not torch.equal(module[2].weight, before["2.weight"])
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
-
-
 def test_parameters_without_a_gradient_are_named_unless_allowed():
     module, batch = make_mlp(), make_batch()
     module.spare = nn.Linear(2, 2)
@@ -135,45 +120,6 @@ def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
         assert torch.equal(value, before[name])
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda module, batch: module(batch["x"]), r"shape \(12, 3\), expected a tensor \(\)"),
-        (lambda module, batch: 1.0, "expected a tensor"),
-        (
-            lambda module, batch: (module(batch["x"]).mean(), {"a": batch["y"]}),
-            r"scalar 'a' of the loss has shape \(12, 3\)",
-        ),
-    ],
-)
-def test_a_loss_of_another_shape_is_an_error(loss, message):
-    with pytest.raises(ValueError, match=message):
-        Gradient(make_mlp(), loss)(make_batch())
-
-
-def test_a_module_moved_afterwards_is_an_error():
-    module = make_mlp()
-    gradient = Gradient(module, squared_error)
-    module.double()
-    with pytest.raises(RuntimeError, match=r"^0\.weight, 0\.bias.*: .* moved \(by \.to\(\)"):
-        gradient(make_batch())
-
-
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_loss_may_change_the_batch_in_place_once_a_call(compile):
-    def loss(module, batch):
-        batch["y"].mul_(2)
-        return squared_error(module, batch)
-
-    module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, loss, compile=compile)
-    gradient(batch)
-    torch.testing.assert_close(batch["y"], make_batch()["y"] * 2)
-    gradient(batch)
-    torch.testing.assert_close(batch["y"], make_batch()["y"] * 4)
-    assert gradient.path == "autograd"
-
-
 class RunningMean(nn.Module):
     """Puts other tensors in the place of its buffers, as `self.mean = ...` does."""
 
@@ -207,95 +153,68 @@ def test_a_module_may_replace_its_buffers_once_a_call(compile):
     assert ("changes the buffer mean" in gradient.reason) == compile
 
 
-def test_hooks_on_gradients_of_parameters_are_called():
-    """By autograd, which takes over where they make a difference in a call that is compared."""
-
-    def hooked(module):
-        module[0].weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-        module[2].weight.register_post_accumulate_grad_hook(halve)
-        return module
-
-    def halve(parameter):
-        parameter.grad.div_(2)
-
-    module, reference = hooked(make_mlp()), hooked(make_mlp())
-    gradient = Gradient(module, squared_error, compile=True)
-    for scale in (0.01, 100.0):
-        batch = {name: scale * column for name, column in make_batch().items()}
-        gradient(batch)
-        reference.zero_grad()
-        squared_error(reference, batch)[0].backward()
-        expected = {name: p.grad for name, p in reference.named_parameters()}
-        assert_gradients_equal(module, expected)
-    assert gradient.path == "autograd"
-    if "has no AOTInductor" not in gradient.reason:  # before torch 2.6
-        assert gradient.reason.startswith("as in call 1 the gradient")
-
-
-def test_sparse_gradients_of_an_embedding_become_those_of_backward():
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Embedding(6, 5, sparse=True), nn.Linear(5, 3))
-    batch = {"x": torch.tensor([1, 4, 4]), "y": make_batch(3)["y"]}
-    found = gradients_of(module, squared_error, batch)
-    expected = {name: gradient.to_dense() for name, gradient in found.items()}
-    gradient = Gradient(module, squared_error)
-    for _ in range(2):
-        gradient(batch)
-        assert_gradients_equal(module, expected)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda module, batch: module(batch["x"]), r"shape \(12, 3\), expected a tensor \(\)"),
+        (lambda module, batch: 1.0, "expected a tensor"),
+        (lambda module, batch: (module(batch["x"]).mean(), {"a": batch["y"]}), "'a' of the loss"),
+    ],
+)
+def test_a_loss_of_another_shape_is_an_error(loss, message):
+    with pytest.raises(ValueError, match=message):
+        Gradient(make_mlp(), loss)(make_batch())
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_a_buffer_of_a_module_may_be_sparse(compile):
-    class Spread(nn.Linear):
-        def __init__(self):
-            super().__init__(5, 3)
-            self.register_buffer("edges", torch.eye(5).roll(1, 0).to_sparse())
+def test_a_loss_may_change_the_batch_in_place_once_a_call(compile):
+    def loss(module, batch):
+        batch["y"].mul_(2)
+        return squared_error(module, batch)
 
-        def forward(self, x):
-            return super().forward((self.edges @ x.T).T)
+    gradient, batch = Gradient(make_mlp(), loss, compile=compile), make_batch()
+    for factor in (2, 4):
+        gradient(batch)
+        torch.testing.assert_close(batch["y"], make_batch()["y"] * factor)
+    assert gradient.path == "autograd"
 
+
+class Sparse(nn.Module):
+    """Has sparse gradients, and a sparse buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.linear = nn.Embedding(6, 5, sparse=True), nn.Linear(5, 3)
+        self.register_buffer("edges", torch.eye(5).roll(1, 0).to_sparse())
+
+    def forward(self, x):
+        return self.linear((self.edges @ self.rows(x).T).T)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_sparse_gradients_and_buffers_are_those_of_backward(compile):
     torch.manual_seed(0)
-    module, batch = Spread(), make_batch()
-    expected = gradients_of(module, squared_error, batch)
+    module, batch = Sparse(), {"x": torch.tensor([1, 4, 4]), "y": make_batch(3)["y"]}
+    found = gradients_of(module, squared_error, batch)
+    expected = {name: gradient.to_dense() for name, gradient in found.items()}
     gradient = Gradient(module, squared_error, compile=compile)
     for _ in range(2):
         gradient(batch)
         assert_gradients_equal(module, expected)
 
 
-def exchanged(module):
-    module[0].bias = nn.Parameter(torch.zeros(8))
-
-
-def assigned(module):
-    module.load_state_dict(make_mlp().state_dict(), assign=True)
-
-
-def frozen(module):
-    module[2].requires_grad_(False)
-
-
-def added(module):
-    module.append(nn.Linear(3, 3))
-
-
-def filled(module):
-    module[1].register_parameter("slope", nn.Parameter(torch.ones(())))
-
-
-def extended(module):
-    module[1].inner = nn.Linear(8, 8)
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (filled, r"1\.slope: "),
-        (extended, r"1\.inner\.weight, 1\.inner\.bias: "),
-        (exchanged, r"0\.bias: "),
-        (assigned, r"0\.weight, 0\.bias, 2\.weight, 2\.bias: "),
-        (frozen, r"2\.weight, 2\.bias: "),
-        (added, r"3\.weight, 3\.bias: "),
+        (lambda m: m[1].register_parameter("slope", nn.Parameter(torch.ones(()))), r"1\.slope: "),
+        (lambda m: setattr(m[0], "bias", nn.Parameter(torch.zeros(8))), r"0\.bias: "),
+        (
+            lambda m: m.load_state_dict(m.state_dict(), assign=True),
+            r"0\.weight, 0\.bias, 2\.weight",
+        ),
+        (lambda m: m[2].requires_grad_(False), r"2\.weight, 2\.bias: "),
+        (lambda m: m.append(nn.Linear(3, 3)), r"3\.weight, 3\.bias: "),
+        (lambda m: m.double(), r"0\.weight, 0\.bias, 2\.weight, 2\.bias: .* moved \(by \.to\(\)"),
     ],
 )
 def test_parameters_that_change_afterwards_are_an_error(change, names):
@@ -303,28 +222,8 @@ def test_parameters_that_change_afterwards_are_an_error(change, names):
     gradient = Gradient(module, squared_error)
     gradient(make_batch())
     change(module)
-    with pytest.raises(RuntimeError, match=f"^{names}frozen, unfrozen, exchanged or added"):
+    with pytest.raises(RuntimeError, match=f"^{names}"):
         gradient(make_batch())
-
-
-def test_parameters_that_are_unfrozen_afterwards_are_an_error():
-    module = make_mlp()
-    module[0].requires_grad_(False)
-    gradient = Gradient(module, squared_error)
-    gradient(make_batch())
-    module[0].weight.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"^0\.weight: frozen, unfrozen"):
-        gradient(make_batch())
-
-
-def test_modules_without_parameters_may_be_exchanged():
-    module, batch = make_mlp(), make_batch()
-    gradient = Gradient(module, squared_error)
-    gradient(batch)
-    module[1] = nn.ReLU()
-    for _ in range(2):
-        gradient(batch)
-        assert_gradients_equal(module, gradients_of(module, squared_error, batch))
 
 
 def test_a_copy_of_the_module_is_independent_and_one_of_the_gradient_is_refused():
@@ -338,6 +237,5 @@ def test_a_copy_of_the_module_is_independent_and_one_of_the_gradient_is_refused(
             duplicate[0].weight.zero_()
         assert module[0].weight.abs().min() > 0
         assert_gradients_equal(duplicate, gradients_of(module, squared_error, batch))
-    for duplicated in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="can't be copied or pickled: copy its module"):
-            duplicated(gradient)
+    with pytest.raises(RuntimeError, match="after Gradient was made; make another"):
+        copy.deepcopy(gradient)(batch)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import torch
 from envs import counters
 from equality import assert_same
 
-from vecenv import SyncVectorEnv, make_vec
+from vecenv import SyncVectorEnv
 from vecenv.learn import (
     CheckpointError,
     Moments,
@@ -29,7 +29,6 @@ from vecenv.learn import (
     load_checkpoint,
     load_options,
 )
-from vecenv.learn import run as run_module
 from vecenv.learn.checkpoint import FORMAT, save_checkpoint
 
 MARK = "\0what"  # of what is no plain value
@@ -61,76 +60,6 @@ def lines(options):
     return [json.loads(line) for line in text.splitlines()]
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
-class Kind(Enum):
-    FAST = 1
-    SLOW = 2
-
-
-@dataclass
-class Inner:
-    widths: tuple[int, ...] = (1, 2)
-
-
-@dataclass
-class ManyOptions:
-    path: Path = Path("a/b")
-    maybe: Path | None = None
-    also: Path | None = Path("c")
-    text_or_path: str | Path = "d"
-    pair: tuple[int, str] = (1, "x")
-    nested: tuple[tuple[float, ...], ...] = ((1.0, 2.5), ())
-    kind: Kind = Kind.SLOW
-    choice: Literal["one", "two"] = "two"
-    rate: float = 3
-    inner: Inner = field(default_factory=lambda: Inner((7,)))
-    by_name: dict[str, tuple[int, int]] = field(default_factory=lambda: {"a": (1, 2)})
-    by_number: dict[int, float] = field(default_factory=lambda: {3: 0.5})
-    names: set[str] = field(default_factory=lambda: {"b", "a"})
-    plain: list[int] = field(default_factory=lambda: [1])
-    anything: Any = None
-    number: Any = field(default_factory=lambda: np.float32(0.5))
-
-
-def test_options_come_back_as_they_were(tmp_path):
-    given = ManyOptions()
-    Run(tmp_path, given).close()
-    found = load_options(tmp_path, ManyOptions)
-    assert found == given
-    assert type(found.rate) is float
-    assert json.loads((tmp_path / "options.json").read_text())["path"] == "a/b"
-
-
-@dataclass
-class Fewer:
-    path: Path = Path()
-
-
-@dataclass
-class Otherwise(ManyOptions):
-    pair: tuple[int, int] = (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [(Fewer, "has no also, anything"), (Otherwise, "'x' is no int"), (int, "options of int")],
-)
-def test_options_of_another_program_are_refused(kind, message, tmp_path):
-    Run(tmp_path, ManyOptions()).close()
-    with pytest.raises(ValueError, match=message):
-        load_options(tmp_path, kind)
-
-
-def test_options_that_are_no_plain_values_are_refused_and_no_folder_is_made(tmp_path):
-    with pytest.raises(TypeError, match="option number is object, expected numbers"):
-        Run(tmp_path / "x", ManyOptions(number=object()))
-    with pytest.raises(TypeError, match="options is int"):
-        Run(tmp_path / "x", 3)
-    assert not (tmp_path / "x").exists()
-
-
 # -- metrics ---------------------------------------------------------------------------------------
 
 
@@ -138,6 +67,9 @@ def test_scalars_are_lines_of_json(options):
     with begin(options) as run:
         run.log(8, {"loss": torch.ones((), requires_grad=True), "kl": np.float32(0.5)})
         run.log(16, {"loss": float("nan"), "kl": 2})
+        run.write_json("evaluation", {"mean": 1.5, "ci95": math.nan, "all": (math.inf, 2)})
+        text = (run.folder / "evaluation.json").read_text()
+    assert json.loads(text) == {"mean": 1.5, "ci95": None, "all": [None, 2]}
     first, second = lines(options)
     assert (first["steps"], first["loss"], first["kl"]) == (8, 1, 0.5)
     assert (second["steps"], second["loss"], second["kl"]) == (16, None, 2)
@@ -155,15 +87,17 @@ def test_lines_and_episodes_after_the_checkpoint_are_cut(options):
         file.write(b'{"steps": 40')
     with resume(options) as run:
         assert run.restore({}) == {"steps": 20}
-        assert run.curve_steps.tolist() == [10, 10, 20, 20]
-        assert run.curve_returns.tolist() == [1, 10, 1, 20]
+        assert run.curve_steps == [10, 10, 20, 20]
+        assert run.curve_returns == [1, 10, 1, 20]
         assert run.recent_return(2) == 10.5
         run.log(30, {"x": 31})
         assert run.seconds > lines(options)[1]["seconds"]
     assert [line["x"] for line in lines(options)] == [10, 20, 31]
 
 
-def test_scalars_go_to_tensorboard_too(options):
+def test_scalars_go_to_tensorboard_too_or_the_log_says_that_it_is_missing(
+    options, monkeypatch, caplog
+):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -173,17 +107,12 @@ def test_scalars_go_to_tensorboard_too(options):
         run.log(20, {"losses/x": 0.25})
     with resume(options, tensorboard=True) as run:
         run.log(20, {"losses/x": 0.125})
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch.utils.tensorboard", None)
+        resume(options, tensorboard=True).close()
+    assert caplog.text.count("tensorboard is missing: pip install") == 1
     events = EventAccumulator(str(options.folder)).Reload().Scalars("losses/x")
     assert [(event.step, event.value) for event in events] == [(10, 0.5), (20, 0.125)]
-
-
-def test_without_tensorboard_the_log_says_so(options, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with begin(options, tensorboard=True) as run:
-        run.log(10, {"x": 1})
-        run.log(20, {"x": 1})
-    assert caplog.text.count("tensorboard is missing: pip install") == 1
-    assert len(lines(options)) == 2
 
 
 def test_the_curve_is_drawn_from_all_episodes(options, monkeypatch):
@@ -208,38 +137,6 @@ def test_the_curve_is_drawn_from_all_episodes(options, monkeypatch):
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-class Colour(StrEnum):
-    RED = "red"
-
-
-def test_values_come_back_with_their_types(tmp_path):
-    record = np.zeros(3, np.dtype([("x", "<f4", (2,)), ("in", [("flag", "?"), ("n", "<i8")])]))
-    record["in"]["n"] = 1, 2, 3
-    content = {
-        "tensors": [
-            torch.arange(6).view(2, 3).t(),
-            torch.tensor(1.5, dtype=torch.bfloat16),
-            torch.randn(2, dtype=torch.complex64),
-            torch.zeros(0, 3, dtype=torch.bool),
-            torch.ones(2, requires_grad=True),
-        ],
-        "arrays": (record, np.array("text"), np.float16(0.5), np.array(["2020"], "M8[Y]")),
-        "numbers": {1: 2**130, (2, "a"): -0.5, None: float("inf"), False: ""},
-        "bytes": b"\0\1",
-        "enum": Colour.RED,
-    }
-    save_checkpoint(tmp_path / "x", content)
-    found = load_checkpoint(tmp_path / "x")
-    for tensor, other in zip(content["tensors"], found["tensors"], strict=True):
-        assert tensor.dtype == other.dtype
-        assert torch.equal(tensor, other)
-        assert not other.requires_grad
-    assert_same(found["arrays"], content["arrays"])
-    assert found["arrays"][0].flags.writeable
-    assert found["numbers"] == content["numbers"]
-    assert (found["bytes"], found["enum"]) == (b"\0\1", "red")
-
-
 @pytest.mark.parametrize(
     "value", [object(), {1, 2}, np.array([None]), print, torch.eye(2).to_sparse()]
 )
@@ -247,61 +144,6 @@ def test_what_cannot_be_saved_is_named(value, tmp_path):
     with pytest.raises(TypeError, match=r"state\['a'\]\[0\]\['b'\] is "):
         save_checkpoint(tmp_path / "x", {"a": [{"b": value}]})
     assert not (tmp_path / "x").exists()
-
-
-def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path / "x", {"a": b"mine"})
-    key = next((Path(os.environ["XDG_DATA_HOME"])).rglob("*.key"))
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert load_checkpoint(tmp_path / "x") == {"a": b"mine"}
-    for place in ("another user's", "nobody's"):
-        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / place))
-        if place == "another user's":
-            save_checkpoint(tmp_path / "other", {"a": b"theirs"})
-        assert load_checkpoint(tmp_path / "x") == {"a": None}
-        assert load_checkpoint(tmp_path / "x", allow_pickle=True) == {"a": b"mine"}
-
-
-def test_changed_bytes_are_not_believed(tmp_path):
-    save_checkpoint(tmp_path / "x", {"a": b"mine"})
-    saved = torch.load(tmp_path / "x", weights_only=True)
-    saved["content"]["a"][MARK][1].copy_(torch.tensor([*b"evil"]))
-    torch.save(saved, tmp_path / "x")
-    assert load_checkpoint(tmp_path / "x") == {"a": None}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is no checkpoint, or damaged"),
-        (b"PK\3\4" + bytes(100), "is no checkpoint, or damaged"),
-        ({"format": "vecenv checkpoint 9"}, "has the format 'vecenv checkpoint 9', expected"),
-        ({"format": FORMAT}, "is no checkpoint, or damaged"),
-        ({"format": FORMAT, "content": 3}, "it is no dict"),
-        ({"format": FORMAT, "content": {"a": torch.zeros(1).expand(9)}}, "without so much memory"),
-        ({"format": FORMAT, "content": {"a": torch.float32}}, "it has a dtype"),
-        ({"format": FORMAT, "content": {"a": Path("a")}}, "is no checkpoint, or damaged"),
-        ({"format": FORMAT, "content": {MARK: ("eval", "1")}}, "damaged"),
-        (
-            {
-                "format": FORMAT,
-                "content": {
-                    MARK: ("array", [("x", "|O")], (1,), torch.zeros(8, dtype=torch.uint8))
-                },
-            },
-            "damaged",
-        ),
-    ],
-)
-def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
-    path = tmp_path / "last.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_checkpoint(path)
-    assert str(path) in str(caught.value)
 
 
 def make_parts(width=4):
@@ -341,85 +183,6 @@ def test_parts_go_on_from_where_they_were_with_all_random_streams(options):
         assert_same(rest, {"steps": 7, "more": [1.5, None], "obs": np.ones(2)})
         assert run.not_restored == {}
         assert_same([use(parts) for _ in range(4)], expected)
-
-
-@pytest.mark.parametrize(
-    ("make_changes", "message"),
-    [
-        (
-            lambda: {"module": torch.nn.Linear(3, 4)},
-            r"fit module: its weights are not of this Linear: it lacks weight, bias; it has bes",
-        ),
-        (
-            lambda: {"module": make_parts(5)["module"]},
-            r"of another shape are 1.weight \(\(4, 3\), expected \(5, 3\)\)",
-        ),
-        (
-            lambda: {"envs": SyncVectorEnv(counters([1] * 3))},
-            "envs: it has number of envs 2, expected 3",
-        ),
-        (
-            lambda: {"envs": make_vec("CartPole-v1", 2, backend="sync")},
-            r"envs: it has observation space Box\(-1.* expected Box\(",
-        ),
-        (
-            lambda: {"envs": SyncVectorEnv(counters([1] * 2), autoreset_mode="SameStep")},
-            "has autoreset mode .*NEXT_STEP, expected .*SAME_STEP",
-        ),
-        (
-            lambda: {"noise": np.random.Generator(np.random.MT19937())},
-            "noise: state must be for a MT19937",
-        ),
-        (
-            lambda: {"optimizer": torch.optim.Adam([torch.zeros(1)])},
-            "optimizer: it has 2 parameters, expected 1",
-        ),
-        (lambda: {"draws": 3}, "draws: 'int' object has no attribute 'load_state_dict'"),
-        (lambda: {"critic": torch.nn.Linear(1, 1)}, "has no critic, only module, optimizer"),
-    ],
-)
-def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_file(
-    make_changes, message, options
-):
-    parts, changes = make_parts(), make_changes()
-    parts["envs"].reset(seed=1)
-    with begin(options) as run:
-        run.save({**parts, "steps": 1})
-    with resume(options) as run, pytest.raises(CheckpointError, match=message) as caught:
-        run.restore(make_parts() | changes)
-    assert str(options.folder / "checkpoint/last.pt") in str(caught.value)
-    assert "\n" not in str(caught.value).split(":")[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("numpy", lambda state: state | {"state": "key"}),
-        ("numpy", lambda state: [state]),
-        ("numpy", lambda state: state | {"state": state["state"] | {"pos": -1}}),
-        ("python", lambda state: "twister"),
-        ("torch", lambda state: state[:9]),
-    ],
-)
-def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options):
-    with begin(options) as run:
-        path = run.save({"steps": 1})
-    found = load_checkpoint(path)
-    found["random"][name] = change(found["random"][name])
-    save_checkpoint(path, found)
-    with resume(options) as run, pytest.raises(CheckpointError, match="has other random streams"):
-        run.restore({})
-
-
-@pytest.mark.parametrize("steps", [math.inf, math.nan, "many", None])
-def test_a_checkpoint_without_a_number_of_steps_is_refused_in_a_sentence(steps, options):
-    with begin(options) as run:
-        path = run.save({"steps": 1})
-    found = load_checkpoint(path)
-    found["state"]["steps"] = steps
-    save_checkpoint(path, found)
-    with pytest.raises(CheckpointError, match="is no checkpoint of Run"):
-        resume(options)
 
 
 def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, caplog):
@@ -487,7 +250,7 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
     with begin(options) as run:
         run.save({"steps": 1}, score=1.0)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("vecenv.learn.run._give_name", killed)
+            patched.setattr("shutil.copyfile", killed)
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
     with resume(options) as run:
@@ -531,16 +294,6 @@ def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_a_run_with_an_option_that_is_nan_goes_on(tmp_path):
-    options = {"scale": math.nan, "limits": [math.nan, 1.0]}
-    with Run(tmp_path / "run", options) as run:
-        run.save({"steps": 1})
-    with Run(tmp_path / "run", options, resume=True) as run:
-        assert run.restore({}) == {"steps": 1}
-    with pytest.raises(RunError, match=r"scale = nan, this one has 1\.0"):
-        Run(tmp_path / "run", {**options, "scale": 1.0}, resume=True).__enter__()
-
-
 def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
     with begin(options) as run:
         run.log(1, {"x": 1})
@@ -574,21 +327,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
     assert lines(options) == []
 
 
-def test_what_a_killed_save_has_left_is_removed(options):
-    begin(options).close()
-    left = options.folder / "checkpoint/.last.0123456789abcdef.pt"
-    left.write_bytes(b"half")
-    resume(options).close()
-    assert not left.exists()
-
-
 def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeypatch):
     with begin(options) as run:
         run.save({"steps": 1})
     monkeypatch.setattr("vecenv.__version__", "9.9")
     with resume(options) as run:
         assert run.restore({}) == {"steps": 1}
-    assert "was written with vecenv 0.1.0" in caplog.text and "not bit for bit" in caplog.text
+    assert "was written with {'vecenv': '0.1.0'" in caplog.text and "not bit for bit" in caplog.text
 
 
 def test_a_training_that_is_refused_leaves_a_folder_to_begin_in_again(options):
@@ -601,71 +346,6 @@ def test_a_training_that_is_refused_leaves_a_folder_to_begin_in_again(options):
     assert lines(options)[0]["loss"] == 1
     with pytest.raises(RunError, match="has a run already"):
         begin(options)
-
-
-def test_a_folder_that_cannot_be_made_is_a_sentence(options, tmp_path):
-    (tmp_path / "file").touch()
-    options.folder = tmp_path / "file" / "run"
-    with pytest.raises(RunError, match=r"file.*Not a directory; choose another folder with --save"):
-        begin(options)
-    options.folder = tmp_path / "new" / "run"
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "run").symlink_to(tmp_path / "nowhere" / "deep")
-    with pytest.raises(RunError, match="choose another folder with --save"):
-        begin(options)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
-
-
-@pytest.mark.parametrize(
-    ("may_change", "how"),
-    [
-        ({"total_steps"}, "to train on, give a larger --total-steps"),
-        ((), "to train on, begin in another folder, with --save and a larger --total-steps"),
-    ],
-)
-def test_a_finished_run_says_how_to_train_on(options, may_change, how):
-    with begin(options) as run:
-        assert run.finished_note(100, 100) == ""  # it was not resumed
-        run.save({"steps": 96})
-    with resume(options, may_change=may_change) as run:
-        assert run.finished_note(96, 100) == run.finished_note(0, 0) == ""
-        note = f"{options.folder} is finished, at step 96 of 100; {how}"
-        assert run.finished_note(96 + 5, 100) == note
-
-
-def test_a_bar_says_if_no_steps_are_left_or_none_can_be_made(options, capsys):
-    note = "--total-steps is less than one rollout, 101: nothing is learned\n"
-    with begin(options) as run:
-        run.progress("CartPole", 0, 100, rollout_steps=101)
-        assert capsys.readouterr().out == note
-        run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False)
-        run.save({"steps": 96})
-    with resume(options) as run:
-        run.progress("CartPole", 96, 100, rollout_steps=4)
-        assert capsys.readouterr().out == ""
-        run.progress("CartPole", 96, 100, rollout_steps=5)
-        assert capsys.readouterr().out == f"{run.finished_note(100, 100)}\n"
-
-
-def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys, monkeypatch):
-    clock = iter([5.0, 7.0])
-    with begin(options) as run:
-        with run.progress("CartPole", 100, 1000) as bar:
-            bar.show(400, "return 9.5")
-            bar.print("a line above")
-            bar.show(500)
-        assert "a line above" in (out := capsys.readouterr().out)
-        assert "CartPole: return 9.5" in out and "50%" in out
-        with run.progress("CartPole", 0, 1000) as bar:
-            bar.show(500)
-            bar.fill(500)
-        assert "100%" in capsys.readouterr().out
-        with run.progress("CartPole", 0, 1000, is_shown=False) as bar:
-            bar.show(500, "return 9.5")
-            bar.print("a line above")
-        assert capsys.readouterr().out == ""
-        monkeypatch.setattr(run_module.time, "perf_counter", lambda: next(clock))
-        assert run_module.StepsBar("CartPole", 100, 1000).speed(400) == 150
 
 
 def test_an_update_without_numbers_ends_the_program_with_a_sentence(options):
@@ -709,17 +389,252 @@ def test_the_first_signal_asks_for_the_end_and_the_second_acts_as_before(options
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_files_of_facts_are_json_also_where_numbers_are_none(options):
-    with begin(options) as run:
-        run.write_json("evaluation", {"mean": 1.5, "ci95": math.nan, "all": (math.inf, 2)})
-        text = (run.folder / "evaluation.json").read_text()
-    assert "NaN" not in text
-    assert json.loads(text) == {"mean": 1.5, "ci95": None, "all": [None, 2]}
-
-
 def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["examples/ppo.py", "--folder", "a b"])
     with begin(options) as run:
         assert run.resume_command.endswith(" examples/ppo.py --folder 'a b' --resume")
         monkeypatch.setattr(sys, "argv", ["/some/where/vecenv/__main__.py", "train", "CartPole-v1"])
         assert run.resume_command.endswith(" -m vecenv train CartPole-v1 --resume")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass
+class Inner:
+    widths: tuple[int, ...] = (1, 2)
+
+
+@dataclass
+class ManyOptions:
+    path: Path = Path("a/b")
+    also: Path | None = Path("c")
+    maybe: Path | None = None
+    text_or_path: str | Path = "d"
+    pair: tuple[int, str] = (1, "x")
+    nested: tuple[tuple[float, ...], ...] = ((1.0, 2.5), ())
+    kind: Kind = Kind.SLOW
+    choice: Literal["one", "two"] = "two"
+    rate: float = 3
+    inner: Inner = field(default_factory=lambda: Inner((7,)))
+    by_name: dict[str, tuple[int, int]] = field(default_factory=lambda: {"a": (1, 2)})
+    anything: Any = None
+
+
+@dataclass
+class Fewer:
+    path: Path = Path()
+
+
+@dataclass
+class Otherwise(ManyOptions):
+    pair: tuple[int, int] = (1, 2)
+
+
+def test_options_come_back_as_they_were_and_those_of_another_program_are_refused(tmp_path):
+    given = ManyOptions()
+    Run(tmp_path, given).close()
+    found = load_options(tmp_path, ManyOptions)
+    assert found == given and type(found.rate) is float
+    assert json.loads((tmp_path / "options.json").read_text())["path"] == "a/b"
+    wrong = {Fewer: "has no also, anything", Otherwise: "'x' is no int", int: "options of int"}
+    for kind, message in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            load_options(tmp_path, kind)
+    for wrong_options in (ManyOptions(anything=object()), 3):
+        with pytest.raises(TypeError, match="option"):
+            Run(tmp_path / "x", wrong_options)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_with_an_option_that_is_nan_goes_on(tmp_path):
+    options = {"scale": math.nan, "limits": [math.nan, 1.0]}
+    Run(tmp_path / "run", options).close()
+    Run(tmp_path / "run", options, resume=True).close()
+    with pytest.raises(RunError, match=r"scale = nan, this one has 1\.0"):
+        Run(tmp_path / "run", {**options, "scale": 1.0}, resume=True)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_values_come_back_with_their_types(tmp_path):
+    record = np.zeros(3, np.dtype([("x", "<f4", (2,)), ("in", [("flag", "?"), ("n", "<i8")])]))
+    record["in"]["n"] = 1, 2, 3
+    content = {
+        "tensors": [
+            torch.arange(6).view(2, 3).t(),
+            torch.tensor(1.5, dtype=torch.bfloat16),
+            torch.zeros(0, 3, dtype=torch.bool),
+            torch.ones(2, requires_grad=True),
+        ],
+        "arrays": (record, np.array("text"), np.float16(0.5), np.array(["2020"], "M8[Y]")),
+        "numbers": {1: 2**130, (2, "a"): -0.5, None: float("inf"), False: ""},
+        "bytes": b"\0\1",
+    }
+    save_checkpoint(tmp_path / "x", content)
+    found = load_checkpoint(tmp_path / "x")
+    for tensor, other in zip(content["tensors"], found["tensors"], strict=True):
+        assert tensor.dtype == other.dtype
+        assert torch.equal(tensor, other) and not other.requires_grad
+    assert_same(found["arrays"], content["arrays"])
+    assert found["arrays"][0].flags.writeable
+    assert (found["numbers"], found["bytes"]) == (content["numbers"], b"\0\1")
+
+
+def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "x", {"a": b"mine"})
+    key = next((Path(os.environ["XDG_DATA_HOME"])).rglob("*.key"))
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert load_checkpoint(tmp_path / "x") == {"a": b"mine"}
+    for place in ("another user's", "nobody's"):
+        with monkeypatch.context() as patched:
+            patched.setenv("XDG_DATA_HOME", str(tmp_path / place))
+            if place == "another user's":
+                save_checkpoint(tmp_path / "other", {"a": b"theirs"})
+            assert load_checkpoint(tmp_path / "x") == {"a": None}
+            assert load_checkpoint(tmp_path / "x", allow_pickle=True) == {"a": b"mine"}
+    saved = torch.load(tmp_path / "x", weights_only=True)
+    saved["content"]["a"][MARK][1].copy_(torch.tensor([*b"evil"]))
+    torch.save(saved, tmp_path / "x")
+    assert load_checkpoint(tmp_path / "x") == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no checkpoint, or damaged"),
+        (b"PK\3\4" + bytes(100), "is no checkpoint, or damaged"),
+        ({"format": "vecenv checkpoint 9"}, "has the format 'vecenv checkpoint 9', expected"),
+        ({"format": FORMAT, "content": 3}, "it is no dict"),
+        ({"format": FORMAT, "content": {"a": torch.zeros(1).expand(9)}}, "without so much memory"),
+        ({"format": FORMAT, "content": {"a": torch.float32}}, "it has a dtype"),
+        ({"format": FORMAT, "content": {"a": Path("a")}}, "is no checkpoint, or damaged"),
+        ({"format": FORMAT, "content": {MARK: ("eval", "1")}}, "damaged"),
+    ],
+)
+def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
+    path = tmp_path / "last.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make_changes", "message"),
+    [
+        (lambda: {"module": torch.nn.Linear(3, 4)}, r"fit module: its weights .* it lacks weight, bias"),
+        (
+            lambda: {"module": make_parts(5)["module"]},
+            r"of another shape are 1.weight \(\(4, 3\), expected \(5, 3\)\)",
+        ),
+        (
+            lambda: {"envs": SyncVectorEnv(counters([1] * 3))},
+            "envs: it is of envs with .*: 2, .*: 3,",
+        ),
+        (
+            lambda: {"envs": SyncVectorEnv(counters([1] * 2), autoreset_mode="SameStep")},
+            "NEXT_STEP.* expected .*SAME_STEP",
+        ),
+        (lambda: {"noise": np.random.Generator(np.random.MT19937())}, "noise: state must be for a"),
+        (lambda: {"optimizer": torch.optim.Adam([torch.zeros(1)])}, "fit optimizer: loaded state"),
+        (
+            lambda: {"optimizer": torch.optim.Adam(make_parts(5)["module"].parameters())},
+            r"optimizer: exp_avg is torch.float32 \(4, 3\), expected \(5, 3\)",
+        ),
+        (lambda: {"draws": 3}, "draws: 'int' object has no attribute 'load_state_dict'"),
+        (lambda: {"critic": torch.nn.Linear(1, 1)}, "does not fit critic: it has no 'critic'"),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_file(
+    make_changes, message, options
+):
+    parts, changes = make_parts(), make_changes()
+    parts["envs"].reset(seed=1)
+    use(parts)
+    with begin(options) as run:
+        run.save({**parts, "steps": 1})
+    with resume(options) as run, pytest.raises(CheckpointError, match=message) as caught:
+        run.restore(make_parts() | changes)
+    assert str(options.folder / "checkpoint/last.pt") in str(caught.value)
+    assert "\n" not in str(caught.value).split(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("numpy", lambda state: [state]),
+        ("numpy", lambda state: state | {"state": state["state"] | {"pos": -1}}),
+        ("python", lambda state: "twister"),
+        ("torch", lambda state: state[:9]),
+    ],
+)
+def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options):
+    with begin(options) as run:
+        path = run.save({"steps": 1})
+    found = load_checkpoint(path)
+    found["random"][name] = change(found["random"][name])
+    save_checkpoint(path, found)
+    with resume(options) as run, pytest.raises(CheckpointError, match="fit the random streams"):
+        run.restore({})
+    found["state"]["steps"] = math.inf
+    save_checkpoint(path, found)
+    with pytest.raises(CheckpointError, match="is no checkpoint of Run"):
+        resume(options)
+
+
+# -- what is told ----------------------------------------------------------------------------------
+
+
+def test_a_bar_says_if_no_steps_are_left_and_how_to_train_on(options, capsys):
+    with begin(options) as run:
+        run.progress("CartPole", 0, 100, rollout_steps=101)
+        note = "--total-steps is less than one rollout, 101: nothing is learned\n"
+        assert capsys.readouterr().out == note
+        run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False)
+        run.progress("CartPole", 100, 100)
+        assert capsys.readouterr().out == ""  # it was not resumed
+        run.save({"steps": 96})
+    for may_change, how in (((), "begin in another folder with"), (["total_steps"], "give")):
+        with resume(options, may_change=may_change) as run:
+            run.progress("CartPole", 96, 100, rollout_steps=4)
+            run.progress("CartPole", 0, 0)
+            assert capsys.readouterr().out == ""
+            run.progress("CartPole", 96, 100, rollout_steps=5)
+            note = f"{options.folder} is finished, at step 96 of 100; to train on, {how} a larger"
+            assert capsys.readouterr().out == f"{note} --total-steps\n"
+
+
+def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys):
+    with begin(options) as run:
+        with run.progress("CartPole", 100, 1000) as bar:
+            bar.show(400, "return 9.5")
+            bar.print("a line above")
+            bar.show(500)
+            assert bar.speed(400) > 0
+        assert "a line above" in (out := capsys.readouterr().out)
+        assert "CartPole: return 9.5" in out and "50%" in out
+        with run.progress("CartPole", 0, 1000) as bar:
+            bar.show(500)
+            bar.fill(500)
+        assert "100%" in capsys.readouterr().out
+        with run.progress("CartPole", 0, 1000, is_shown=False) as bar:
+            bar.show(500, "return 9.5")
+            bar.print("a line above")
+        assert capsys.readouterr().out == ""
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(options, tmp_path):
+    (tmp_path / "file").touch()
+    options.folder = tmp_path / "file" / "run"
+    with pytest.raises(RunError, match=r"file.*Not a directory; choose another folder with --save"):
+        begin(options)

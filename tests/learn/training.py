@@ -90,7 +90,7 @@ def train(options, after_save=lambda run, steps: None):
                 run.save({**parts, "steps": steps}, score=run.recent_return())
                 after_save(run, steps)
         run.save({**parts, "steps": steps})
-        curve = run.curve_returns
+        curve = np.array(run.curve_returns)
     envs.close()
     weights = {name: tensor.numpy() for name, tensor in agent.state_dict().items()}
     return weights | {"torch": torch.rand(3).numpy(), "numpy": rng.random(3), "curve": curve}

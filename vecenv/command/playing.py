@@ -371,8 +371,8 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
         names = set(json.loads((home / OPTIONS_FILE).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{home / OPTIONS_FILE} can't be read: {error!s:.200}") from None
-    known = [_trained_by(home)] if algorithm is None else [algorithm]
-    for candidate in ALGORITHMS if known == [None] else known:
+    known = algorithm or _trained_by(home)
+    for candidate in ALGORITHMS if known is None else (known,):
         module = load(candidate)
         if names <= {field.name for field in dataclasses.fields(module.Options)}:
             return module, _without_trial(load_options(home, module.Options))

@@ -12,16 +12,13 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(_needed, name="torch") from None
 
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
-from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
-from vecenv.learn.gradient import Gradient
+from vecenv.learn.gradient import Gradient, gradient_options, quick_products
 from vecenv.learn.graphs import Graph, describe_graphs
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
-from vecenv.learn.options import load_options
 from vecenv.learn.ranks import RankError, Ranks
-from vecenv.learn.run import Run
-from vecenv.learn.sizes import gradient_options, quick_products
+from vecenv.learn.run import Run, draw_curve, load_options
 
 __all__ = [
     "Adam",

@@ -18,12 +18,12 @@ import random
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from torch import nn
+from torch import Tensor, nn
 
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
@@ -50,10 +50,8 @@ class CheckpointError(RunError):
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
 
-    Args:
-        path: The file.
-        content: Dicts, lists and tuples of tensors, arrays without Python objects, numbers,
-            strings, bools, bytes and None. Tensors may be on any device.
+    `content` are dicts, lists and tuples of tensors, arrays without Python objects, numbers,
+    strings, bools, bytes and None.
 
     Raises:
         TypeError: It holds something else, which is named.
@@ -89,20 +87,16 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if (found := saved["format"]) != FORMAT:
-            raise CheckpointError(
-                f"{path} has the format {found!r:.99}, expected {FORMAT!r}: it was written by "
-                "another version of vecenv; go on with that one"
-            )
+            raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
         content = _unpack(saved["content"], allow_pickle)
         if not isinstance(content, dict):
             raise ValueError("it is no dict")
     except Exception as error:  # torch raises many kinds
-        is_elsewhere = isinstance(error, OSError) and error.errno != errno.EINVAL  # not cut off
-        if isinstance(error, CheckpointError) or is_elsewhere:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a cut file gives
             raise
         raise CheckpointError(
-            f"{path} is no checkpoint, or damaged ({error!s:.200}); take another one, such as "
-            "best.pt beside it"
+            f"{path} is no checkpoint, or damaged, or of another version of vecenv "
+            f"({error!s:.200}); take another one, such as best.pt beside it"
         ) from error
     return content
 
@@ -112,14 +106,16 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 
 def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the states of parts and of global random generators, and why envs have none."""
-    states, unsaved = {}, {}
+    states, unsaved, kinds = {}, {}, {}
     for name, part in parts.items():
         try:
-            states[name] = _state_of(part)
+            states[name] = state = _state_of(part)
         except EnvStateError as error:
-            states[name], unsaved[name] = None, str(error)
-        for entry, tensor in states[name].items() if isinstance(part, nn.Module) else ():
-            if isinstance(tensor, torch.Tensor) and not torch.isfinite(tensor).all():
+            states[name], unsaved[name], state = None, str(error), {}
+        if isinstance(part, VectorEnv):
+            kinds[name] = _kind_of(part)
+        for entry, tensor in state.items() if isinstance(part, nn.Module) else ():
+            if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
                 raise CheckpointError(
                     f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the one "
                     "before is kept: go on from it with other options (a lower learning rate)"
@@ -131,43 +127,35 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         streams["cuda"] = torch.cuda.get_rng_state_all()
-    kinds = {name: _kind_of(part) for name, part in parts.items() if isinstance(part, VectorEnv)}
     return {"state": states, "kinds": kinds, "unsaved": unsaved, "random": streams}
 
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Bring parts and random generators into their states; return why envs have to be reset."""
-    states, streams, not_restored = saved["state"], saved["random"], {}
-    if missing := sorted(set(parts) - set(states)):
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
-            "program that wrote it"
-        )
-    for name, part in parts.items():
-        reason, state = saved["unsaved"].get(name), states.pop(name)
-        try:
-            if reason is None:
-                _restore(part, state, saved["kinds"].get(name))
-        except EnvStateError as error:
-            reason = str(error)
-        except Exception as error:  # any class's load_state_dict
-            problem = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{path} does not fit {name}: {problem:.500}; make {name} as it was, or begin "
-                "anew in another folder"
-            ) from error
-        if reason is not None:
-            not_restored[name] = reason
-            _logger.warning("%s: not as they were, so reset them: %s", name, reason)
+    not_restored, name = {}, "the random streams"
     try:
+        for name, part in parts.items():
+            try:
+                state = saved["state"].pop(name)
+                if name in saved["unsaved"]:
+                    raise EnvStateError(saved["unsaved"][name])
+                _restore(part, state, saved["kinds"].get(name))
+            except EnvStateError as error:
+                not_restored[name] = str(error)
+                _logger.warning("%s: not as they were, so reset them: %s", name, error)
+        name, streams = "the random streams", saved["random"]
         _require_numpy_state(streams["numpy"])
         torch.set_rng_state(streams["torch"])
         np.random.set_state(streams["numpy"])  # noqa: NPY002
         random.setstate(streams["python"])
         if "cuda" in streams and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
-    except Exception as error:  # whatever the generators' own setters say of a damaged file
-        raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+    except Exception as error:  # any class's load_state_dict, or setter of a random stream
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{path} does not fit {name}: {' '.join(problem.split()):.500}; make {name} as it was, "
+            "or begin anew in another folder"
+        ) from error
     return not_restored
 
 
@@ -195,22 +183,25 @@ def _kind_of(envs: VectorEnv) -> dict[str, Any]:
 
 def _restore(part: Any, state: Any, kind: Any) -> None:
     """Bring a part into a state; if it does not fit, its class says so in whatever way."""
+    if isinstance(part, VectorEnv) and kind != _kind_of(part):
+        raise ValueError(f"it is of envs with {kind!s:.400}, expected {_kind_of(part)!s:.400}")
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
         _require_numpy_state(state)
         part.bit_generator.state = state
     else:
-        are_envs = isinstance(part, VectorEnv)
-        for key, own in _kind_of(part).items() if are_envs else ():
-            if (found := (kind or {}).get(key)) != own:
-                raise ValueError(f"it has {key} {found!s:.300}, expected {own!s:.300}")
-        if isinstance(part, torch.optim.Optimizer):
-            _require_optimizer_state(part, state)
         if isinstance(part, nn.Module):
             load_weights(part, state)
         else:
-            part.load_state_dict(state)
+            cast("Any", part).load_state_dict(state)
+    found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
+    for p, of_parameter in found.items():
+        for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
+            shape = () if name == "step" else p.shape
+            if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
+                found.clear()
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {tuple(shape)}")
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -248,22 +239,6 @@ def _shape(part: Any) -> Any:
     return tuple(getattr(part, "shape", ()))
 
 
-def _require_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Compare shapes, which torch's fused kernels take for right, and would write beyond."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    if len(indices) != len(parameters):
-        raise ValueError(f"it has {len(indices)} parameters, expected {len(parameters)}")
-    for number, (index, parameter) in enumerate(zip(indices, parameters, strict=True)):
-        for name, tensor in state["state"].get(index, {}).items():
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            shape = () if name == "step" else parameter.shape
-            if tensor.shape != shape or (name == "step" and tensor.dtype != torch.float32):
-                found = f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise ValueError(f"{name} of parameter {number} is {found}, expected {shape}")
-
-
 def _require_numpy_state(state: Any) -> None:
     """Look at the places in a generator's numbers, which NumPy takes over, and reads, unchecked."""
     place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
@@ -278,26 +253,21 @@ def _pack(value: Any, where: str) -> Any:
     """Return a state of tensors and plain values alone."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+    if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().resolve_conj().resolve_neg()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
         return plain.clone() if is_part else plain  # torch writes the whole memory
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         file = io.BytesIO()
         np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {_MARK: (kind, _as_tensor(file.getvalue()))}
+        return {_MARK: (isinstance(value, np.generic), _as_tensor(file.getvalue()))}
     if isinstance(value, bytes):
-        return {_MARK: ("bytes", _as_tensor(value), _signature(value, create=True))}
+        return {_MARK: (_signature(value, create=True), _as_tensor(value))}
     if isinstance(value, Mapping):
         return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, str):  # of a subclass, such as an enum's, as are these numbers
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
     found = getattr(value, "layout", getattr(value, "dtype", ""))
     raise TypeError(
         f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
@@ -306,7 +276,7 @@ def _pack(value: Any, where: str) -> Any:
     )
 
 
-def _as_tensor(content: bytes) -> torch.Tensor:
+def _as_tensor(content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
 
 
@@ -314,7 +284,7 @@ def _unpack(packed: Any, allow_pickle: bool) -> Any:
     """Undo `_pack`; bytes that are not signed become None unless they are allowed."""
     if isinstance(packed, list | tuple):
         return type(packed)(_unpack(item, allow_pickle) for item in packed)
-    if isinstance(packed, torch.Tensor):
+    if isinstance(packed, Tensor):
         size = packed.numel() * packed.element_size()
         if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
             raise ValueError(f"a tensor {tuple(packed.shape)} without so much memory")
@@ -325,13 +295,13 @@ def _unpack(packed: Any, allow_pickle: bool) -> Any:
         raise ValueError(f"it has a {type(packed).__name__}")
     if _MARK not in packed:
         return {name: _unpack(item, allow_pickle) for name, item in packed.items()}
-    kind, tensor, *signed = packed[_MARK]
+    kind, tensor = packed[_MARK]
     content = _unpack(tensor, allow_pickle).numpy().tobytes()
-    if kind == "bytes":
-        is_own = any(signed) and hmac.compare_digest(str(*signed), _signature(content))
+    if isinstance(kind, str):
+        is_own = kind and hmac.compare_digest(kind, _signature(content))
         return content if allow_pickle or is_own else None
     array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array[()] if kind == "scalar" else array
+    return array[()] if kind else array
 
 
 def _signature(content: bytes, *, create: bool = False) -> str:

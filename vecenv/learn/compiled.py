@@ -10,15 +10,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
-import platform
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vecenv.learn.batches import PLAIN, exchange, row_weights
 from vecenv.learn.private_torch import compile_graph, load_package, no_validation
 from vecenv.learn.watching import Watch
 
-__all__ = ["CompiledGradient", "Refusal", "first_line", "read_result"]
+__all__ = ["CompiledGradient", "Refusal", "columns_of", "first_line", "read_result", "row_weights"]
 
+_PLAIN = (bool, int, float, str, type(None))
 _KEPT = 200  # packages in the cache folder, of a megabyte or two
 _LAST_S = 600.0  # longest wait for half of a gradient
 
@@ -42,22 +41,62 @@ class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
-def read_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and the scalars of what a loss function returned.
+# -- batches and losses ----------------------------------------------------------------------------
+
+
+def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
+    """Return what a nest holds: keys, whole names, values; None of what is no nest."""
+    if isinstance(batch, Mapping):
+        return [(key, f"{name}[{key!r}]", x) for key, x in batch.items()]
+    if dataclasses.is_dataclass(batch) or hasattr(batch, "_asdict"):  # of `buffers`, named tuples
+        own = getattr(batch, "_asdict", lambda: vars(batch))()
+        extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
+        return [(key, f"{name}.{key}", x) for key, x in {**own, **extras}.items()]
+    if isinstance(batch, tuple | list):
+        return [(key, f"{name}[{key}]", x) for key, x in enumerate(batch)]
+    return None
+
+
+def columns_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Go through tensors and other values in any nest of dicts, tuples and objects, by name."""
+    if (parts := _parts_of(batch, name)) is None:
+        yield name, batch
+    for _, inner_name, x in parts or ():
+        yield from columns_of(x, inner_name)
+
+
+def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -> Any:
+    """Return a batch of the same nesting with other columns."""
+    if (parts := _parts_of(batch, name)) is None:
+        return columns.get(name, batch)
+    found = {key: _with_columns(x, columns, inner_name) for key, inner_name, x in parts}
+    if isinstance(batch, Mapping):
+        return found
+    if hasattr(batch, "_replace"):
+        return batch._replace(**found)
+    if isinstance(batch, tuple | list):
+        return type(batch)(found.values())
+    return dataclasses.replace(batch, **found)
+
+
+def row_weights(columns: Mapping[str, Any]) -> Any:
+    """Return the column by which rows count, if there is one."""
+    return columns.get("batch.weights", columns.get("batch['weights']"))
+
+
+def read_result(result: Any) -> dict[str, Tensor]:
+    """Return what a loss function returned, by name.
 
     Raises:
-        ValueError: One of these is no scalar.
+        ValueError: It is neither a scalar nor a pair of one and a dict of scalars.
     """
     loss, scalars = result if isinstance(result, tuple) else (result, {})
-    if not (isinstance(loss, Tensor) and loss.ndim == 0):
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
-        raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
-    scalars = {name: torch.as_tensor(x) for name, x in scalars.items() if name != "loss"}
-    for name, x in scalars.items():
-        if x.ndim:
-            shape = tuple(x.shape)
-            raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
-    return loss, scalars
+    found = {"loss": loss, **{k: torch.as_tensor(x) for k, x in scalars.items() if k != "loss"}}
+    for name, x in found.items():
+        if not isinstance(x, Tensor) or x.ndim:
+            what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x)}"
+            raise ValueError(f"{name!r} of the loss has {what}, expected a tensor (): use .mean()")
+    return found
 
 
 class _Called(nn.Module):
@@ -72,10 +111,10 @@ class _Called(nn.Module):
 
 
 class CompiledGradient:
-    """A compiled gradient of batches like the one that it is made for, see `take_apart`.
+    """A compiled gradient of batches with columns like those of the one that it is made for.
 
-    It raises `Refusal` if the gradient can't be compiled. `names` are those of the loss and the
-    scalars; `num_parts` parts of the rows have a thread each; `note` says how it was made.
+    It raises `Refusal` if there is none. `num_parts` parts of the rows have a thread each; `note`
+    says how it was made.
     """
 
     def __init__(
@@ -83,163 +122,147 @@ class CompiledGradient:
         module: nn.Module,
         loss: Callable[[Any, Any], Any],
         weights: Any,
-        batch: tuple[Any, Mapping[str, Tensor], Mapping[str, Any]],
+        batch: Any,
         *,
         dtype: torch.dtype,
         threads: int,
         log: Callable[[str], Any],
     ):
-        template, leaves, others = batch
-        for name, (kind, _) in others.items():
-            if kind not in PLAIN:
-                raise Refusal(f"{name} is a {kind.__name__}, expected tensors, numbers, and nests")
-        columns = list(leaves.values())
-        self._leaf_names, self._others, self.names = list(leaves), others, list[str]()
-        self._state = _state_of(module)
-        parts = _split(columns, threads if weights.device.type == "cpu" else 1)
-        self.num_parts = len(parts)
-        inputs = [weights.values, *self._tensors_of_state(), *parts[0]]
+        columns, self._names = dict(columns_of(batch)), list[str]()
+        for name, x in columns.items():
+            if not isinstance(x, (Tensor, *_PLAIN)):
+                kind = type(x).__name__
+                raise Refusal(f"{name} is a {kind}, expected tensors, numbers, and nests of them")
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+        paths = [*frozen, *(name for name, _ in module.named_buffers())]
+        splits = [(path, *path.rpartition(".")) for path in paths]
+        self._state = {path: (module.get_submodule(of), name) for path, of, _, name in splits}
+        self._weights = weights
+        parts = self._split(columns, threads)
+        self.num_parts, inputs = len(parts), self._inputs(parts[0])
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
-        graph = _trace(self._function(module, loss, weights, template, dtype), inputs)
+        graph = _trace(self._function(module, loss, batch, dtype), inputs)
         self._watch = Watch(loss, module)
-        _refuse_unsafe(graph, weights)
-        self._kinds = [*map(_kind_of, [*self._tensors_of_state(), *columns])]
+        _refuse_unsafe(graph)
+        self._kinds = self._kinds_of(columns)
         started = time.perf_counter()
-        with _one_thread(self.num_parts):
-            self._runs, is_new = _runs_of(graph, inputs, self.num_parts, log)
-        self.note = f"{'compiled' if is_new else 'loaded'} in {time.perf_counter() - started:.1f} s"
-        if self.num_parts > 1:
-            self.note += ", two halves of the rows by two threads"
-        elif threads > 1:
-            self.note += "; one thread, as the rows can't be split in two equal halves on the CPU"
-        self._helper: ThreadPoolExecutor | None = None
-        self._process = 0
+        self._runs, how = _runs_of(graph, inputs, self.num_parts, log)
+        self.note = f"{how} in {time.perf_counter() - started:.1f} s"
+        if threads > 1:
+            why = "one thread: two need equal halves of rows, on the CPU, and set_num_threads(1)"
+            self.note += f", {why if len(parts) == 1 else 'two halves of the rows by two threads'}"
 
-    def _tensors_of_state(self) -> list[Any]:
-        return [getattr(part, name, None) for part, name, _ in self._state]
+    def _inputs(self, columns: Sequence[Any]) -> list[Tensor]:
+        """Return weights, frozen parameters, buffers, and columns."""
+        state: Any = [getattr(holder, name, None) for holder, name in self._state.values()]
+        return [self._weights.values, *state, *columns]
+
+    def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
+        """Return what has to be the same in each call."""
+        return [*columns, *map(_kind_of, self._inputs([*columns.values()]))]
+
+    def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Sequence[Tensor]]:
+        """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
+        tensors = [x for x in columns.values() if isinstance(x, Tensor)]
+        sizes = {len(x) for x in tensors if x.ndim}
+        has_cores = self._weights.values.device.type == "cpu" and torch.get_num_threads() == 1
+        if num_parts == 1 or not has_cores or len(sizes) != 1 or sizes.pop() % num_parts:
+            return [tensors]
+        cut = [x.chunk(num_parts) if x.ndim else (x,) * num_parts for x in tensors]
+        return [*zip(*cut, strict=True)]
 
     def _function(
-        self, module: nn.Module, user_loss: Any, weights: Any, template: Any, dtype: torch.dtype
+        self, module: nn.Module, user_loss: Any, batch: Any, dtype: torch.dtype
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
-        It sets `names` when it is called, and returns the vector of the gradient (W,), and float32
-        (2 + S,) of the loss, the scalars, and the weight of the rows. Where halves have weights,
-        all are multiplied by the sum of these.
+        It returns the vector of the gradient (W,), and float32 (2 + S,) of the loss, the scalars,
+        and the weight of the rows. Where halves have weights, all are multiplied by their sum.
         """
-        state, called, is_cast = self._state, _Called(module), dtype != weights.dtype
+        called, num_state = _Called(module), len(self._state)
+        names = [name for name, x in columns_of(batch) if isinstance(x, Tensor)]
 
         def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-            tensors, columns = others[: len(state)], others[len(state) :]
-            leaves = dict(zip(self._leaf_names, columns, strict=True))
-            given = {f"module.{path}": x for (*_, path), x in zip(state, tensors, strict=True)}
+            given = dict(zip(self._state, others[:num_state], strict=True))
+            columns = dict(zip(names, others[num_state:], strict=True))
 
             def loss_of(module: nn.Module) -> Any:
-                batch = exchange(template, leaves.get)
-                result = user_loss(module, batch)
-                for (part, name, path), x in zip(state, tensors, strict=True):
-                    if getattr(part, name) is not x:
+                result = user_loss(module, _with_columns(batch, columns))
+                for path, (holder, name) in self._state.items():
+                    if getattr(holder, name) is not given[path]:
                         raise Refusal(f"computing the loss changes the buffer {path}")
                 return result
 
             def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-                with torch.autocast(vector.device.type, dtype) if is_cast else nullcontext():
-                    result = functional_call(called, {**params, **given}, (loss_of,))
-                    loss, scalars = read_result(result)
-                if not loss.requires_grad:
+                exchanged = {f"module.{name}": x for name, x in {**params, **given}.items()}
+                is_cast, kind = dtype != vector.dtype, vector.device.type
+                with torch.autocast(kind, dtype) if is_cast else nullcontext():
+                    found = read_result(functional_call(called, exchanged, (loss_of,)))
+                if not found["loss"].requires_grad:
                     raise Refusal("the loss gives no gradient to the weights")
-                self.names = ["loss", *scalars]
-                values = [value.to(vector.device).float() for value in (loss, *scalars.values())]
-                return loss, torch.stack(values)
+                self._names = [*found]
+                return found["loss"], torch.stack([x.to(vector) for x in found.values()])
 
-            params = {f"module.{name}": piece for name, piece in weights.named(vector)}
+            params = dict(self._weights.named(vector))
             grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
-            gradient, weight = weights.joined(grads.values()), torch.ones(1, device=vector.device)
-            if self.num_parts > 1 and (weighted_by := row_weights(leaves)):
-                weight = leaves[weighted_by].sum().float().view(1)
+            gradient = torch.cat([grad.reshape(-1) for grad in grads.values()])
+            weight = vector.new_ones(1)
+            if self.num_parts > 1 and (of_rows := row_weights(columns)) is not None:
+                weight = of_rows.sum().to(vector).view(1)
                 gradient = torch.where(weight > 0, gradient * weight, 0.0)
                 values = torch.where(weight > 0, values * weight, 0.0)
             return gradient, torch.cat([values, weight])
 
         return gradient_of
 
-    def why_not(self, leaves: Mapping[str, Tensor], others: Mapping[str, Any]) -> str:
+    def why_not(self, columns: Mapping[str, Any]) -> str:
         """Return why it can't compute the gradient of a batch, or ""."""
-        kinds = [*map(_kind_of, [*self._tensors_of_state(), *leaves.values()])]
-        if kinds != self._kinds or others != self._others or list(leaves) != self._leaf_names:
+        if self._kinds_of(columns) != self._kinds:
             return "sizes, nesting, numbers or dtypes of batch or buffers differ from the first"
         changed = self._watch.changed()
         return changed and f"{changed} is not what it was when the loss was compiled"
 
     @torch.no_grad()
-    def __call__(self, vector: Tensor, leaves: Sequence[Tensor], out: Tensor) -> Tensor:
-        """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
-        fixed = [vector, *self._tensors_of_state()]
-        if self.num_parts == 1:
-            gradient, values = self._runs[0](*fixed, *leaves)
-            out.copy_(gradient)
-            return values[:-1]
-        if self._helper is None or self._process != os.getpid():  # a fork has no threads
-            self._helper = ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
-            self._process = os.getpid()
-        with _one_thread(2):
-            first, second = _split(leaves, 2)
-            other = self._helper.submit(self._runs[1], *fixed, *second)
-            gradient, values = self._runs[0](*fixed, *first)
-            other_gradient, other_values = other.result(_LAST_S)
-            values += other_values
-            torch.add(gradient, other_gradient, out=out)
-            out /= values[-1]
-            return values[:-1] / values[-1]
+    def __call__(self, columns: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Write the gradient; return the loss and the scalars."""
+        first, *others = map(self._inputs, self._split(columns, self.num_parts))
+        waiting = [_helper(os.getpid()).submit(self._runs[1], *inputs) for inputs in others]
+        gradient, values = self._runs[0](*first)
+        self._weights.gradient.copy_(gradient)
+        for half in waiting:
+            gradient, more = half.result(_LAST_S)
+            values += more
+            self._weights.gradient.add_(gradient).div_(values[-1])
+            values = values / values[-1]
+        return dict(zip(self._names, values[:-1].unbind(), strict=True))
 
 
-@contextmanager
-def _one_thread(num_parts: int) -> Iterator[None]:
-    """Keep torch's own threads from halves, which have a thread each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if num_parts > 1 else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@cache  # of a process, as a fork has no threads
+def _helper(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
 
 
-def _state_of(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
-    """Frozen parameters and buffers: their module, their name there, and their whole name."""
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    paths = [*frozen, *(name for name, _ in module.named_buffers())]
-    splits = [(path, *path.rpartition(".")) for path in paths]
-    return [(module.get_submodule(holder), name, path) for path, holder, _, name in splits]
+def _kind_of(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return type(value), value if isinstance(value, _PLAIN) else id(value)
+    return value.shape, value.stride(), value.dtype, value.device
 
 
-def _split(leaves: Sequence[Tensor], num_parts: int) -> list[Sequence[Tensor]]:
-    """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
-    sizes = {len(leaf) for leaf in leaves if leaf.ndim}
-    if num_parts == 1 or len(sizes) != 1 or sizes.pop() % num_parts:
-        return [leaves]
-    cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
-    return [*zip(*cut, strict=True)]
-
-
-def _kind_of(tensor: Tensor | None) -> Any:
-    if tensor is None or tensor.layout != torch.strided:
-        return id(tensor)
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+# -- graphs ----------------------------------------------------------------------------------------
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Return the graph of a function; what it does to tensors is done to copies."""
-    device = inputs[0].device
-    table = {torch.ops.aten.tanh.default: _tanh} if device.type == "cpu" else {}
+    is_on_cpu, copies = inputs[0].device.type == "cpu", [x.detach().clone() for x in inputs]
+    table = {torch.ops.aten.tanh.default: _tanh} if is_on_cpu else {}
     try:
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.random.fork_rng([] if is_on_cpu else [inputs[0].device]),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             no_validation(),
         ):
-            copies = [x.detach().clone() for x in inputs]
             graph = make_fx(function, decomposition_table=table)(*copies)
     except Refusal:
         raise
@@ -261,19 +284,21 @@ def _tanh(x: Tensor) -> Tensor:
         return NotImplemented
     limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
     square = limited * limited
-    above: Any = -2.76076847742355e-16
+    above: Any = 0.0
+    below: Any = 0.0
     for coefficient in (
-        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
         1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
     ):  # fmt: skip
         above = above * square + coefficient
-    below: Any = 1.19825839466702e-06
-    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+    for coefficient in (
+        1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03,
+    ):  # fmt: skip
         below = below * square + coefficient
     return (limited * above / below).to(x.dtype)
 
 
-def _refuse_unsafe(graph: Any, weights: Any) -> None:
+def _refuse_unsafe(graph: Any) -> None:
     """Refuse a graph whose results depend on more than its inputs: random numbers, tensors."""
     fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
     for node in graph.graph.nodes:
@@ -281,12 +306,9 @@ def _refuse_unsafe(graph: Any, weights: Any) -> None:
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
         tensor = getattr(graph, node.target) if node.op == "get_attr" else None
         if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
-            for name, parameter in zip(weights.names, weights.parameters, strict=True):
-                if tensor.data_ptr() == parameter.data_ptr():
-                    raise Refusal(f"the loss reads {name} not from the module that it is given")
             raise Refusal(
-                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module nor "
-                "in the batch; make it a buffer of the module, or a column of the batch"
+                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module that "
+                "it is given nor in the batch; make it a buffer of the module, or a column"
             )
 
 
@@ -295,32 +317,31 @@ def _refuse_unsafe(graph: Any, weights: Any) -> None:
 
 def _runs_of(
     graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
-) -> tuple[list[Callable[..., Any]], bool]:
+) -> tuple[list[Callable[..., Any]], str]:
     """Load a graph's package so many times, compiled now if it is not in the cache folder."""
     folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
             os.utime(kept)
-            return [load_package(kept, device) for _ in range(count)], False
+            return [load_package(kept, device) for _ in range(count)], "loaded"
         except Exception:  # the file is damaged
             kept.unlink(missing_ok=True)
     log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
-    aside = Path(tempfile.mkdtemp(dir=folder))  # where no other process looks
     try:
-        compile_graph(graph, [x.detach().clone() for x in inputs], aside / "gradient.pt2")
-        os.replace(aside / "gradient.pt2", kept)
+        with tempfile.TemporaryDirectory(dir=folder) as aside:  # where no other process looks
+            file = Path(aside, "gradient.pt2")
+            compile_graph(graph, [x.detach().clone() for x in inputs], file)
+            os.replace(file, kept)
         runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
         reason = first_line(error)
         if "InvalidCxxCompiler" in reason:
             reason = "no C++ compiler was found: install g++, or set CXX"
         raise Refusal(f"the loss does not compile ({reason})") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     for old in sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
         old.unlink(missing_ok=True)
-    return runs, True
+    return runs, "compiled"
 
 
 def _cache_folder() -> Path:
@@ -339,25 +360,16 @@ def _cache_folder() -> Path:
 
 def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
     """Hash of all that machine code depends on."""
-    constants = [
-        (name, x.tolist() if isinstance(x, Tensor) else x) for name, x in graph.named_buffers()
-    ]
+    cpuinfo = Path("/proc/cpuinfo")  # of the first processor; another one may share the folder
+    lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.is_file() else []
+    named = "model name", "flags", "Features", "CPU part"
     parts = (
-        graph.code, [*map(_kind_of, inputs)], constants, torch.__version__, _processor(),
-        torch.get_num_threads(), torch.get_float32_matmul_precision(),
+        graph.code, [*map(_kind_of, inputs)], [(k, x.tolist()) for k, x in graph.named_buffers()],
+        torch.__version__, torch.get_num_threads(), torch.get_float32_matmul_precision(),
+        torch.backends.cpu.get_cpu_capability(), [line for line in lines if line.startswith(named)],
         torch.cuda.get_device_name() if inputs[0].is_cuda else "",
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
-
-
-@cache
-def _processor() -> str:
-    """Describe the processor, with its instructions: another one may share the cache folder."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.is_file() else []
-    named = ("model name", "flags", "Features", "CPU part")
-    found = [line for line in lines if line.startswith(named)]
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {found}"
 
 
 def first_line(error: BaseException) -> str:

@@ -61,16 +61,8 @@ class EvaluationResult:
 def evaluating(what: str, log: Callable[[str], Any] | None = None) -> Iterator[None]:
     """Say that an evaluation begins; Ctrl-C inside of ``with`` ends the program with a sentence.
 
-    For the end of a program that has saved everything: its exit status is 130 then.
-
-    Args:
-        what: Such as "100 episodes".
-        log: Takes the sentences; None prints them.
-
-    Example:
-        >>> with evaluating("2 episodes"):
-        ...     pass
-        evaluating 2 episodes; Ctrl-C leaves that out
+    For the end of a program that has saved everything: its exit status is 130 then. `what` is such
+    as "100 episodes"; `log` takes the sentences, which are printed if it is None.
     """
     log = log or partial(print, flush=True)
     log(f"evaluating {what}; Ctrl-C leaves that out")
@@ -96,22 +88,19 @@ def evaluate(
     """Play whole episodes with a policy, and return their mean return with its uncertainty.
 
     Every env plays its first episodes, the same number of them (the first envs one more, where it
-    does not divide), however long they take. To stop at so many finished episodes instead would
-    favour short ones.
+    does not divide), however long they take: the first to finish would be the short ones.
 
     Args:
-        act: Returns actions for observations: `act(obs)`, with obs as tensors (N, *obs_shape),
-            nested as the observation space is, the policy's to keep. Actions are a tensor or an
-            array, as `envs.step` takes them. It is called in inference mode. If it has a parameter
-            `starts`, it is given bool (N,), True where obs begins an episode, for policies with a
-            memory; if it has one `action_masks`, what `envs.action_masks()` returns, as a tensor.
-            What `vecenv.load_policy` returns is such a function, its `masks` are given it, too.
-        envs: A vector env, which is reset and not closed; or what `make_vec` takes: an id, a
-            factory.
+        act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them, for tensors
+            (N, *obs_shape), nested as the observation space is, the policy's to keep. If it has a
+            parameter `starts`, it is given bool (N,), True where obs begins an episode; if it has
+            one `action_masks`, what `envs.action_masks()` returns; what `load_policy` returns is
+            such a function, with `masks`. It runs in inference mode.
+        envs: A vector env, which is reset and not closed; or what `make_vec` takes.
         episodes: How many.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
-        num_envs: Of envs that are made here: how many play side by side; as many as episodes, but
-            at most 100, if None. The result depends on it, as the envs' seeds do.
+        num_envs: Of envs that are made here; as many as episodes, but at most 100, if None. The
+            result depends on it, as the envs' seeds do.
         backend: Of envs that are made here, see `make_vec`.
         device: Where observations are brought to.
         progress: Called with the episodes finished and `episodes`, whenever that has changed.
@@ -123,16 +112,15 @@ def evaluate(
     """
     if episodes < 1 or (num_envs is not None and num_envs < 1):
         raise ValueError(f"episodes is {episodes} and num_envs {num_envs}, expected at least 1")
-    is_made = not isinstance(envs, VectorEnv)
-    if is_made:
-        envs = make_vec(envs, min(num_envs or 100, episodes), backend=backend, **make_kwargs)
-    elif num_envs is not None or make_kwargs or backend is not None:
-        raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
-    try:
+    if isinstance(envs, VectorEnv):
+        if num_envs is not None or make_kwargs or backend is not None:
+            raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
         return _play(act, envs, episodes, seed, device, progress)[""]
+    made = make_vec(envs, min(num_envs or 100, episodes), backend=backend, **make_kwargs)
+    try:
+        return _play(act, made, episodes, seed, device, progress)[""]
     finally:
-        if is_made:
-            envs.close()
+        made.close()
 
 
 def evaluate_games(
@@ -147,14 +135,14 @@ def evaluate_games(
     """Play whole games of several agents, and return the mean return per game of each group.
 
     The return of a group is the sum of the rewards of all its agents in a game, its length the
-    number of steps in which any agent of the game acted. Which games count is as in `evaluate`.
+    number of steps in which any agent of the game acted.
 
     Args:
         act: As for `evaluate`, but of dicts by group: observations (B, *obs_shape) of the group's
             rows, actions for all of them (those of agents that are not alive are ignored), and
             `action_masks` of the groups that have some. `starts` is of games.
         envs: What `vecenv.make_vec_agents` returns. It is reset and not closed.
-        games: How many.
+        games: How many, chosen as episodes are in `evaluate`.
         seed: Of the first game; game g is seeded with `seed + g`.
         device: Where observations are brought to.
         progress: Called with the games finished and `games`, whenever that has changed.
@@ -163,13 +151,13 @@ def evaluate_games(
         By group; `returns` of all groups are of the same games in the same order.
 
     Raises:
-        TypeError: `envs` is something else.
-        ValueError: `games` is below 1.
+        ValueError: `games` is below 1, or `envs` is something else.
     """
-    if not isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
-        raise TypeError(f"envs is {type(envs).__name__}, expected what make_vec_agents returns")
-    if games < 1:
-        raise ValueError(f"games is {games}, expected at least 1")
+    if not isinstance(envs, AgentsVecEnv | AgentRowsVecEnv) or games < 1:
+        raise ValueError(
+            f"games is {games}, expected at least 1, and envs {type(envs).__name__}, expected what "
+            "make_vec_agents returns"
+        )
     agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
     return _play(act, agents, games, seed, device, progress)
 
@@ -192,7 +180,7 @@ def _play(
     found: list[list[Any]] = [[] for _ in range(count)]  # totals and length of each episode
     starts, is_over = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
-    longest = 0
+    is_told = False
     while left.any():
         actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, infos = envs.step(actions)
@@ -203,12 +191,11 @@ def _play(
             is_over = np.logical_or(terminations, truncations)
         totals += np.where(is_step, earned, 0.0)
         lengths += is_step
-        if longest < _LONG <= (longest := max(longest, int(lengths.max()))):
-            _logger.warning(
-                "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
-                "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)",
-                longest,
-            )
+        if not is_told and lengths.max() >= _LONG:
+            is_told = True
+            told = "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
+            told += "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)"
+            _logger.warning(told, _LONG)
         counted = np.flatnonzero(is_over & (left > 0))
         for index in counted.tolist():
             found[index].append((totals[:, index].tolist(), int(lengths[index])))
@@ -258,35 +245,29 @@ def ask(
     `starts` bool (N,) is where observations begin an episode; `report` is what policies with a
     parameter of that name report into, as docs/watch.md says.
     """
+
+    def as_tensors(batch: Any) -> Any:  # copies, which the policy may keep
+        return leaf_by_leaf(
+            lambda x: torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x, batch
+        )
+
     try:
         wanted = inspect.signature(act).parameters.keys()
     except (TypeError, ValueError):  # functions written in C need not tell
         wanted = ()
-    more: dict[str, Any] = {}
+    given: dict[str, Any] = {} if report is None else {"report": report}
     if "starts" in wanted:
-        more["starts"] = torch.from_numpy(starts).to(device)
-    takes_any = "masks" in wanted and getattr(envs, "has_action_masks", False)  # a `Policy`
-    if "action_masks" in wanted or takes_any:
-        masks = _masks_of(envs) if isinstance(envs, AgentsVecEnv) else envs.action_masks()
-        more["masks" if takes_any else "action_masks"] = _as_tensors(masks, device)
-    if "report" in wanted and report is not None:
-        more["report"] = report
-    actions = act(_as_tensors(obs, device), **more)
-    return leaf_by_leaf(
-        lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, actions
-    )
-
-
-def _masks_of(envs: AgentsVecEnv) -> dict[str, Any]:
-    groups = envs.groups.items()
-    return {name: group.action_masks() for name, group in groups if group.has_action_masks}
-
-
-def _as_tensors(batch: Any, device: torch.device | str) -> Any:
-    """Return a nest of arrays as one of tensors, copies that the policy may keep."""
-    return leaf_by_leaf(
-        lambda x: torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x, batch
-    )
+        given["starts"] = torch.from_numpy(starts).to(device)
+    if "action_masks" in wanted and isinstance(envs, AgentsVecEnv):
+        groups = {name: group for name, group in envs.groups.items() if group.has_action_masks}
+        masks = {name: group.action_masks() for name, group in groups.items()}
+        given["action_masks"] = as_tensors(masks)
+    elif "action_masks" in wanted:
+        given["action_masks"] = as_tensors(envs.action_masks())
+    elif "masks" in wanted and getattr(envs, "has_action_masks", False):  # a `Policy`
+        given["masks"] = as_tensors(envs.action_masks())
+    actions = act(as_tensors(obs), **{name: x for name, x in given.items() if name in wanted})
+    return leaf_by_leaf(lambda x: x.cpu().numpy() if isinstance(x, torch.Tensor) else x, actions)
 
 
 def _interval(returns: tuple[float, ...]) -> tuple[float, float, float]:

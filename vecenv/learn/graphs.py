@@ -12,7 +12,6 @@ __all__ = ["Graph", "describe_graphs"]
 
 _Result = TypeVar("_Result")
 _WARMUPS = 2
-_MOST_EVENTS = 1000  # until their times are read, for which the device is waited for
 
 
 class Graph(Generic[_Result]):
@@ -21,16 +20,16 @@ class Graph(Generic[_Result]):
     The first two calls call the function, as libraries allocate and choose what they do then; the
     third captures what it enqueues, and later ones replay that, without Python. So the function has
     to do the same on the device each time, with tensors that stay where they are, and wait for
-    nothing; what it does on the host (counting, drawing with NumPy) is done in three calls only.
-    Where a capture fails, a sentence says why, and calls go on to call the function, as they always
-    do on the CPU.
+    nothing; what it does on the host is done in three calls only. On the CPU, and where a capture
+    fails, which a sentence says, each call calls the function.
 
     Args:
         function: What is called.
         device: Where its work is done.
         generators: Of torch, on the device, that it draws with, beside the device's own.
-        log: Takes a sentence if capturing fails; None sends it to the logger "vecenv.learn".
-        is_timed: Let the device take the time of replays, for `device_time`.
+        log: Takes the sentence; None sends it to the logger "vecenv.learn".
+        is_timed: Let the device take the time of replays, for `device_time`; each waits for the
+            one before.
 
     Example:
         >>> x = torch.zeros(2)
@@ -51,13 +50,12 @@ class Graph(Generic[_Result]):
         self._function, self._device = function, torch.device(device)
         self._generators = [generator for generator in generators if generator is not None]
         self._log = log or logging.getLogger("vecenv.learn").info
-        self._calls_left = _WARMUPS  # before it is captured
-        self._has_failed = self._device.type != "cuda"
+        # Calls before it is captured; -1 afterwards, or if it is not to be.
+        self._calls_left = _WARMUPS if self._device.type == "cuda" else -1
         self._graph: Any = None
         self._result: Any = None
-        self._stream: Any = None  # of the first calls
         self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
-        self._events: list[tuple[Any, Any]] = []  # of replays whose time is not read yet
+        self._events: tuple[Any, ...] = ()  # around a replay whose time is not read yet
 
     @property
     def is_captured(self) -> bool:
@@ -66,42 +64,36 @@ class Graph(Generic[_Result]):
 
     def __call__(self) -> _Result:
         """Return what the function does; once captured, the same tensors, written anew."""
-        if self._graph is None and not self._has_failed:
-            if self._calls_left:
-                self._calls_left -= 1
-                return self._warm_up()
+        if self._calls_left > 0:
+            self._calls_left -= 1
+            return self._warm_up()
+        if self._calls_left == 0:
+            self._calls_left = -1
             self._capture()
         if self._graph is None:
             return self._function()
         if self._is_timed:
-            stream = torch.cuda.current_stream(self._device)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(stream)
-            self._graph.replay()
-            end.record(stream)
-            self._events.append((begin, end))
-            if len(self._events) >= _MOST_EVENTS:
-                self.device_time()
-        else:
-            self._graph.replay()
+            self.device_time()
+            self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._events[0].record(torch.cuda.current_stream(self._device))
+        self._graph.replay()
+        if self._is_timed:
+            self._events[1].record(torch.cuda.current_stream(self._device))
         return self._result
 
     def device_time(self) -> tuple[int, float]:
-        """Replays that were timed, and the device's seconds for them all; waits for the device.
-
-        If the device has nothing else to do, the host's time for launching a graph is part of it.
-        """
-        for begin, end in self._events:
+        """Replays that were timed, and the device's seconds for them all; waits for the device."""
+        if self._events:
+            begin, end = self._events
             end.synchronize()
             self._num_timed += 1
             self._timed_ms += begin.elapsed_time(end)
-        self._events.clear()
+            self._events = ()
         return self._num_timed, self._timed_ms / 1e3
 
     def _warm_up(self) -> _Result:
         """Call the function on a stream of its own, as a capture will."""
-        current: Any = torch.cuda.current_stream(self._device)
-        self._stream = stream = self._stream or torch.cuda.Stream(self._device)
+        current, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             result = self._function()
@@ -114,17 +106,13 @@ class Graph(Generic[_Result]):
             for generator in self._generators:
                 graph.register_generator_state(generator)
             with torch.cuda.device(self._device), torch.cuda.graph(graph):
-                result = self._function()
+                self._result = self._function()
+            self._graph = graph
         except Exception as error:
-            self._has_failed = True
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             name = getattr(self._function, "__name__", type(self._function).__name__)
-            self._log(
-                f"graph: {name} can't be captured, so its calls go through Python as before: "
-                f"{reason:.200}"
-            )
-        else:
-            self._graph, self._result = graph, result
+            what = f"graph: {name} can't be captured, so its calls go through Python as before"
+            self._log(f"{what}: {reason:.200}")
 
 
 def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +58,6 @@ class Moments(nn.Module):
         self.register_buffer("variance", torch.ones(self.shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what `normalize` does."""
-        return self.normalize(x)
-
     def normalize(self, x: Tensor) -> Tensor:
         """Return x (..., *shape) with the mean taken off, divided by the standard deviation.
 
@@ -68,6 +65,8 @@ class Moments(nn.Module):
         """
         centred = x.float() - self.mean
         return self._clipped(centred * torch.rsqrt(self.variance + self.epsilon), x)
+
+    forward = normalize
 
     def scale(self, x: Tensor) -> Tensor:
         """Return x (..., *shape) divided by the standard deviation: returns keep their sign."""
@@ -90,30 +89,28 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
                 changed.
         """
-        if not isinstance(x, Tensor):
-            x = torch.as_tensor(x, device=self.mean.device)
+        x = torch.as_tensor(x, device=self.mean.device).detach()
         num_lead = x.ndim - len(self.shape)
         if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
-        lead, rows = x.shape[:num_lead], x.detach().reshape(-1, *self.shape)
+        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape)
         if mask is not None:
             if mask.shape != lead or mask.dtype != torch.bool:
-                raise ValueError(
-                    f"mask is {mask.dtype} {tuple(mask.shape)}, expected bool {tuple(lead)}: one "
-                    "per row of x"
-                )
+                found = f"{mask.dtype} {tuple(mask.shape)}"
+                raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
             rows = rows[mask.reshape(-1).to(rows.device)]
-        rows = rows.to(self.mean.device).double()
+        rows = rows.double()
         mean = rows.mean(0) if len(rows) else torch.zeros_like(self.mean, dtype=torch.float64)
-        found = [(len(rows), mean, (rows - mean).square().sum(0))]
+        own = len(rows), mean, (rows - mean).square().sum(0)
+        parts: list[Any] = [own]
         if ranks is not None and ranks.size > 1:
-            found = ranks.gather((len(rows), mean.cpu(), found[0][2].cpu()))
+            parts = ranks.gather((own[0], mean.cpu(), own[2].cpu()))
         before = int(self.count)
-        count, mean, squares = before, self.mean.double(), self.variance.double() * before
-        for number, *part in found:
+        state = before, self.mean.double(), self.variance.double() * before
+        for number, *part in parts:
             if number:
-                part = [moment.to(mean.device) for moment in part]
-                count, mean, squares = joined(count, mean, squares, number, *part)
+                state = joined(*state, number, *(moment.to(self.mean.device) for moment in part))
+        count, mean, squares = state
         if count == before:
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
@@ -130,7 +127,3 @@ class Moments(nn.Module):
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
         return x.to(given.dtype) if given.dtype in (torch.bfloat16, torch.float16) else x
-
-    def extra_repr(self) -> str:
-        """Say what it was made with."""
-        return f"{self.shape}, clip={self.clip}"

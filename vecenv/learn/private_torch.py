@@ -1,9 +1,9 @@
 """What torch does not promise to keep; each use has a plain way out.
 
-Tried with torch 2.4 (which has no AOTInductor that writes packages: autograd does), 2.13 and 2.14:
-`aoti_compile_and_package` and `aoti_load_package`; the C interface of packages for the CPU, as
-`aoti_load_package` holds the interpreter's lock while it runs; the default of
-`Distribution._validate_args`; the names of the dicts of a module.
+Tried with torch 2.4 (which has no such packages: autograd does), 2.13 and 2.14:
+`aoti_compile_and_package`, `aoti_load_package`, and the C interface of packages for the CPU, as
+`aoti_load_package` holds the interpreter's lock while it runs, so that two halves would take turns;
+the default of `Distribution._validate_args`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["MODULE_TABLES", "compile_graph", "load_library", "load_package", "no_validation"]
+__all__ = ["compile_graph", "load_library", "load_package", "no_validation"]
 
-MODULE_TABLES = "_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"
-
-_Run = Callable[..., Sequence[Tensor]]
 # Files of a package that needs nothing but itself.
 _SELF_CONTAINED = (
     ".so", ".cpp", "_metadata.json", "/version", "/byteorder", "/archive_format",
@@ -40,16 +37,15 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
     try:
         from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
     except ImportError:
-        raise NotImplementedError(
-            f"torch {torch.__version__} has no AOTInductor; 2.6 or newer has it"
-        ) from None
+        needed = f"torch {torch.__version__} has no AOTInductor; 2.6 or newer has it"
+        raise NotImplementedError(needed) from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler about itself
         exported = torch.export.export(graph, tuple(inputs))
         aoti_compile_and_package(exported, package_path=str(file))
 
 
-def load_package(file: Path, device: torch.device) -> _Run:
+def load_package(file: Path, device: torch.device) -> Callable[..., Sequence[Tensor]]:
     """Load a package as a function of tensors on a device, for one thread at a time."""
     if device.type == "cpu":
         with suppress(Exception):
@@ -59,27 +55,23 @@ def load_package(file: Path, device: torch.device) -> _Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         index = -1 if device.index is None else device.index
-        try:
-            return aoti_load_package(str(file), run_single_threaded=True, device_index=index)
-        except TypeError:  # torch 2.6, which has neither
-            return aoti_load_package(str(file))
+        return aoti_load_package(str(file), run_single_threaded=True, device_index=index)
 
 
-def load_library(file: Path) -> _Run:
+def load_library(file: Path) -> Callable[..., Sequence[Tensor]]:
     """Load a package for the CPU as a function that runs without the interpreter's lock."""
-    torch_c: Any = torch._C
-    library, aoti = _library_of(file), torch_c._aoti
+    library, aoti = _library_of(file), getattr(torch._C, "_aoti")  # noqa: B009 - not typed
     container, number = ctypes.c_void_p(), ctypes.c_size_t()
     make = library.AOTInductorModelContainerCreateWithDevice
     _require(make(ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None))
     _require(library.AOTInductorModelContainerGetNumOutputs(container, ctypes.byref(number)))
-    run = library.AOTInductorModelContainerRun
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
         handles = aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
         inputs = (ctypes.c_void_p * len(handles))(*(_POINTER_OF(x, None) for x in handles))
         outputs = (ctypes.c_void_p * number.value)()
         sizes = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        run = library.AOTInductorModelContainerRun
         _require(run(container, inputs, sizes[0], outputs, sizes[1], None, None))
         found = [_CAPSULE_OF(pointer, None, None) for pointer in outputs]
         return aoti.alloc_tensors_by_stealing_from_void_ptrs(found)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +25,6 @@ class Ranks:
     finds the others. All ranks have to call the same methods in the same order. Every wait has a
     deadline: if a rank ends, the others get a `RankError`. With NCCL, where the host does not wait
     for a sum, torch ends the process when the deadline has passed, and its output says so.
-
     Objects go from rank to rank as pickles, so all of them have to be trusted.
 
     Attributes:
@@ -55,22 +53,20 @@ class Ranks:
         """
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout}, expected seconds above 0")
-        ranks = cls(device)
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        ranks, backend, names = cls(device), "gloo", os.environ
+        if int(names.get("WORLD_SIZE", "1")) < 2 or "RANK" not in names:
             return ranks
-        ranks.rank, ranks.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        ranks._timeout_s, backend = timeout, "gloo"
+        ranks.rank, ranks.size = int(names["RANK"]), int(names["WORLD_SIZE"])
+        ranks._timeout_s = timeout
         if ranks.device.type == "cuda":
-            local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            local, count = int(names.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if local >= count:
-                raise RankError(
-                    f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA "
-                    "devices; start at most as many processes (--nproc-per-node)"
-                )
+                what = f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA"
+                raise RankError(f"{what} devices; start at most as many (--nproc-per-node)")
             ranks.device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(ranks.device)
-        with ranks._waiting("the ranks did not find each other"):
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        given = {"timeout": timedelta(seconds=timeout)}
+        ranks._call("finding each other", dist.init_process_group, backend, **given)
         return ranks
 
     def share_of(self, count: int) -> int:
@@ -80,42 +76,33 @@ class Ranks:
             ValueError: They can't be split evenly.
         """
         if count % self.size:
-            raise ValueError(
-                f"{count} envs can't be split evenly among {self.size} ranks; give a multiple"
-            )
+            what = f"{count} envs can't be split evenly among {self.size} ranks"
+            raise ValueError(f"{what}; give a multiple")
         return count // self.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
-        if self.size > 1:
-            with self._waiting("a sum over the ranks failed"):
-                dist.all_reduce(tensor)
+        self._call("a sum", dist.all_reduce, tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order."""
         found = [value] * self.size
-        if self.size > 1:
-            with self._waiting("gathering from the ranks failed"):
-                dist.all_gather_object(found, value)
+        self._call("gathering", dist.all_gather_object, found, value)
         return found
 
     def of_first(self, value: Any) -> Any:
         """Return the value of rank 0."""
         found = [value]
-        if self.size > 1:
-            with self._waiting("sending to the ranks failed"):
-                dist.broadcast_object_list(found, src=0)
+        self._call("sending", dist.broadcast_object_list, found, src=0)
         return found[0]
 
     @torch.no_grad()
     def normalize_(self, x: Tensor, weights: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
         """Give x mean 0 and standard deviation 1 over the rows of all ranks, in place.
 
-        Args:
-            x: float32 (...), such as the advantages of a minibatch.
-            weights: float32 (...), 1 of the rows that count, else 0; None for all.
-            epsilon: Added to the standard deviation.
+        `x` and `weights` are float32 (...), weights 1 of the rows that count, else 0; `epsilon` is
+        added to the standard deviation.
         """
         own = torch.ones_like(x) if weights is None else weights
         count, total = self.sum_(torch.stack([own.sum(), (own * x).sum()]).double())
@@ -141,13 +128,16 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _waiting(self, problem: str) -> Iterator[None]:
+    def _call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a function of torch.distributed, unless this process is alone."""
+        if self.size == 1:
+            return
         try:
-            yield
+            function(*args, **kwargs)
         except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankError(
-                f"rank {self.rank} of {self.size}: {problem}; another one has ended, or has not "
-                f"answered for {self._timeout_s:g} s, and its own output says why ({reason:.200})"
+                f"rank {self.rank} of {self.size}: {what} failed; another one has ended, or has "
+                f"not answered for {self._timeout_s:g} s, and its own output says why "
+                f"({reason:.200})"
             ) from error

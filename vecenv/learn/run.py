@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -12,11 +14,12 @@ import signal
 import sys
 import threading
 import time
-from array import array
+import types
+import typing
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,26 +27,21 @@ from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
-from vecenv.learn.checkpoint import (
-    CheckpointError,
-    RunError,
-    load_checkpoint,
-    restore_parts,
-    save_checkpoint,
-    states_of,
-)
-from vecenv.learn.curve import draw_curve
-from vecenv.learn.options import OPTIONS_FILE, options_as_plain
+from vecenv.learn import checkpoint
+from vecenv.learn.checkpoint import CheckpointError, RunError
+from vecenv.timing.report import new_figure
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]  # Windows has none
 
-__all__ = ["Run"]
+__all__ = ["Run", "draw_curve", "load_options"]
 
-_METRICS_FILE = "metrics.jsonl"
-_LAST, _BEST = Path("checkpoint", "last.pt"), Path("checkpoint", "best.pt")
+T = TypeVar("T")
+
+_LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
+_METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
@@ -80,6 +78,7 @@ class Run:
         best_score: The highest score of `save`; None if it was given none.
         not_restored: Of `restore`: names of vector envs that could not be saved or loaded, and
             why. They have to be reset.
+        curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
@@ -102,14 +101,14 @@ class Run:
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
-        self._plain_options = options_as_plain(options)
-        self._plain_options.pop("resume", None)  # of this session, not of the run
-        self._may_change = frozenset(may_change)
-        self._curve = array("q"), array("d")
-        self._handlers: dict[int, Any] = {}
+        self.curve_steps: list[int] = []
+        self.curve_returns: list[float] = []
+        self._options = options_as_plain(options)
+        self._options.pop("resume", None)  # of this session, not of the run
+        self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved = set[tuple[str, str]]()  # parts that the log has told of, and why
+        self._unsaved = set[str]()  # parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
         self._board: Any = None
         try:
@@ -117,105 +116,89 @@ class Run:
             self._lock = _lock(self.folder)
             try:
                 self._begin(resume, overwrite, allow_pickle)
-                self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
+                self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
             except BaseException:
                 self._lock.close()
                 raise
         except OSError as error:
-            where = self.folder if error.filename is None else error.filename
-            reason = error.strerror or error
+            where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
         if tensorboard:
             self._open_board()
 
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        metrics, last = self.folder / _METRICS_FILE, self.folder / _LAST
-        for left in last.parent.glob(".*.pt"):  # of a save that was killed
-            left.unlink(missing_ok=True)
+        metrics, last = self.folder / _METRICS, self.folder / _LAST
         if resume:
             self._check_options(self.folder / OPTIONS_FILE)
-            size = 0
             if last.exists():
-                size = self._take_over(last, allow_pickle)
+                self._take_over(last, allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
+                size = 0 if self._saved is None else max(self._saved["metrics_bytes"], 0)
                 with metrics.open("rb+") as file:
-                    file.truncate(file.read()[: max(size, 0)].rfind(b"\n") + 1)
+                    file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
-            names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
-            boards = self.folder.glob("events.out.tfevents.*")
-            for path in [*(self.folder / name for name in names), *boards]:
+            names = _LAST, _BEST, _METRICS, OPTIONS_FILE, "curve.png", "events.out.tfevents.*"
+            for path in [path for name in names for path in self.folder.glob(name)]:
                 path.unlink(missing_ok=True)
         elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
-        write_json(self._plain_options, self.folder / OPTIONS_FILE)
+        write_json(self._options, self.folder / OPTIONS_FILE)
 
     def _check_options(self, path: Path) -> None:
         """Refuse to resume a run with other options."""
-        had, own = _read_json(path) if path.exists() else {}, self._plain_options
-        had = had if isinstance(had, dict) and had else own
-        for name in [name for name in {**own, **had} if name not in self._may_change]:
-            before, now = (options.get(name, "(nothing)") for options in (had, own))
+        had = _read_json(path) if path.exists() else self._options
+        had = had if isinstance(had, dict) else {}
+        for name in sorted({**self._options, **had}.keys() - self._may_change):
+            before, now = (options.get(name, "(nothing)") for options in (had, self._options))
             is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            is_same = before == now or repr(before) == repr(now)  # NaN equals nothing
-            if not is_same and not is_folder:
+            if repr(before) != repr(now) and before != now and not is_folder:  # NaN equals nothing
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
-                    "give the same options (load_options reads them), or begin anew in another "
-                    "folder"
+                    "give the same options (load_options reads them), or another folder"
                 )
 
-    def _take_over(self, path: Path, allow_pickle: bool) -> int:
-        """Read the last checkpoint; return how many bytes the metrics had."""
-        self._saved = saved = load_checkpoint(path, allow_pickle=allow_pickle)
+    def _take_over(self, path: Path, allow_pickle: bool) -> None:
+        """Read the last checkpoint."""
+        saved = checkpoint.load_checkpoint(path, allow_pickle=allow_pickle)
         try:
-            steps, returns = saved["curve"]
-            if not len(steps) == len(returns) == steps.size == returns.size:
-                raise ValueError("the learning curve is none")
-            self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
+            pairs = [(int(steps), float(x)) for steps, x in zip(*saved["curve"], strict=True)]
+            self.curve_steps, self.curve_returns = [p[0] for p in pairs], [p[1] for p in pairs]
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
-            metrics_bytes = int(saved["metrics_bytes"])
-            for name in ("kinds", "unsaved", "random"):
+            saved["metrics_bytes"] = int(saved["metrics_bytes"])
+            for name in ("kinds", "unsaved", "random", "versions"):
                 saved[name] = dict(saved[name])
-            versions = [", ".join(f"{k} {x}" for k, x in dict(saved["versions"]).items())]
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        versions.append(", ".join(f"{k} {x}" for k, x in _versions().items()))
-        if versions[0] != versions[1]:
+        self._saved = saved
+        if saved["versions"] != _versions():
             told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, *versions)
-        return metrics_bytes
+            _logger.warning(told, path, saved["versions"], _versions())
 
     # -- signals ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():
             self._owner = os.getpid()
-            self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+            self._terminals = [output for output in (1, 2) if os.isatty(output)]
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
 
     def _stop(self, number: int, frame: Any) -> None:
-        is_own = os.getpid() == self._owner  # not of a fork
-        if is_own and (number == _SIGHUP or not self.should_stop):
+        if os.getpid() == self._owner and (number == _SIGHUP or not self.should_stop):
             self.should_stop = True
-            if number == _SIGHUP:  # printing would fail, before the run is saved
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                for terminal in self._terminals:
-                    os.dup2(nowhere, terminal)
-                os.close(nowhere)
-            return
-        before = self._handlers.get(number, signal.SIG_DFL)
-        if callable(before):
+            for output in self._terminals if number == _SIGHUP else ():
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # printing would fail
+        elif callable(before := self._handlers.get(number, signal.SIG_DFL)):
             before(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
@@ -230,7 +213,6 @@ class Run:
             signal.signal(*self._handlers.popitem())
         if self._board is not None:
             self._board.close()
-            self._board = None
         self._metrics.close()
         self._lock.close()
 
@@ -240,28 +222,14 @@ class Run:
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
         python, (program, *rest) = os.path.basename(sys.executable) or "python", sys.argv
-        name, folder = os.path.basename(program), os.path.dirname(os.path.abspath(program))
-        words = [python, program] if name.endswith(".py") else [name]  # that pip has installed
-        if name == "__main__.py":  # of a package, by python -m
-            words = [python, "-m", os.path.basename(folder)]
+        path = Path(program).absolute()
+        words = [python, program] if path.suffix == ".py" else [path.name]  # that pip has installed
+        if path.name == "__main__.py":  # of a package, by python -m
+            words = [python, "-m", path.parent.name]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
-            words = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
-            words.append(program)
+            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            words = ["torchrun", "--nproc-per-node", count, program]
         return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
-
-    def finished_note(self, steps: int, total_steps: int) -> str:
-        """Return how to train for longer, if a resumed run has no steps left to make, else "".
-
-        Args:
-            steps: Env steps made so far, with those that are left over and make no update.
-            total_steps: How many there are to be; 0 if none were asked for.
-        """
-        if self._saved is None or steps < total_steps or total_steps <= 0:
-            return ""
-        may_grow = "total_steps" in self._may_change
-        how = "give" if may_grow else "begin in another folder, with --save and"
-        where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
-        return f"{where}; to train on, {how} a larger --total-steps"
 
     def progress(
         self,
@@ -274,21 +242,20 @@ class Run:
     ) -> StepsBar:
         """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
-        Args:
-            name: What is trained, told beside the bar.
-            steps: Env steps made so far.
-            total_steps: How many there are to be.
-            rollout_steps: How many an update takes; where fewer are left there is none.
-            is_shown: False prints nothing, as for processes beside the first.
+        `name` is told beside the bar, of `steps` env steps made so far out of `total_steps`. An
+        update takes `rollout_steps`; where fewer are left there is none. Unless `is_shown`, as for
+        processes beside the first, nothing is printed.
         """
-        note = self.finished_note(steps + rollout_steps - 1, total_steps)
-        if 0 < total_steps < rollout_steps:
-            note = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
-        if note and is_shown:
-            print(note, flush=True)  # noqa: T201 - beside the bar
-        return StepsBar(name, steps, total_steps, is_shown=is_shown)
+        bar, needed = StepsBar(name, steps, total_steps, is_shown=is_shown), rollout_steps
+        if 0 < total_steps < needed:
+            bar.print(f"--total-steps is less than one rollout, {needed}: nothing is learned")
+        elif self._saved is not None and 0 < total_steps < steps + needed:
+            how = "give" if "total_steps" in self._may_change else "begin in another folder with"
+            where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
+            bar.print(f"{where}; to train on, {how} a larger --total-steps")
+        return bar
 
-    @contextmanager
+    @contextlib.contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
         """End the program with a sentence if an update, after so many env steps, is not finite."""
         try:
@@ -307,9 +274,7 @@ class Run:
     def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
         """Add a line to the metrics, `steps`, `seconds` and the scalars, and to TensorBoard.
 
-        Args:
-            steps: Env steps made so far.
-            scalars: Numbers, or tensors and arrays of one, by name; NaN and infinity become null.
+        `scalars` are numbers, or tensors and arrays of one, by name; NaN and infinity become null.
 
         Raises:
             OSError: The disk is full; the lines before are whole.
@@ -320,7 +285,7 @@ class Run:
         before = os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
-            raise OSError(f"{self.folder / _METRICS_FILE}: no space left on the device")
+            raise OSError(f"{self.folder / _METRICS}: no space left on the device")
         if self._board is not None:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, int(steps))
@@ -331,41 +296,30 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
-            return
-        first = None if self._saved is None else self._saved["state"]["steps"] + 1
-        self._board = SummaryWriter(str(self.folder), purge_step=first)
+        else:
+            first = None if self._saved is None else self._due_at + 1
+            self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def add_episodes(self, steps: int, returns: Any) -> None:
         """Add episodes that have ended to the learning curve, which is part of the checkpoint.
 
         `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
         """
-        is_tensor = isinstance(returns, torch.Tensor)
-        values = np.ravel(returns.tolist() if is_tensor else returns).tolist()
-        self._curve[0].extend([int(steps)] * len(values))
-        self._curve[1].extend(values)
-
-    @property
-    def curve_steps(self) -> np.ndarray:
-        """Env steps at the end of each episode of `add_episodes`, int64 (E,), a copy."""
-        return np.array(self._curve[0], np.int64)
-
-    @property
-    def curve_returns(self) -> np.ndarray:
-        """Return of each episode of `add_episodes`, float64 (E,), a copy."""
-        return np.array(self._curve[1], np.float64)
+        values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
+        self.curve_steps.extend([int(steps)] * len(values))
+        self.curve_returns.extend(values)
 
     def recent_return(self, count: int = 20) -> float:
         """Return the mean return of the last episodes; NaN if none has ended."""
-        last = self._curve[1][-count:]
+        last = self.curve_returns[-count:]
         return sum(last) / len(last) if last else math.nan
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path = self.folder / "curve.png"
+        path, curve = self.folder / "curve.png", (self.curve_steps, self.curve_returns)
         try:
-            if self._curve[0]:
-                draw_curve(*self._curve, path, title=title, baselines=baselines)
+            if curve[0]:
+                draw_curve(*curve, path, title=title, baselines=baselines)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
@@ -403,27 +357,29 @@ class Run:
         Raises:
             CheckpointError: It can't be written, as the disk is full for example, or a module has
                 NaN or infinity in it; the checkpoint before stays.
-            KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
+            KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
         """
-        steps, last = int(state["steps"]), self.folder / _LAST
-        own, best = (-math.inf if x is None else float(x) for x in (score, self.best_score))
-        is_best = own > best  # never of NaN
+        steps, last, best = int(state["steps"]), self.folder / _LAST, self.folder / _BEST
+        scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
+        is_best = scores[0] > scores[1]  # never of NaN
         content = {
-            **states_of(state),
-            "options": self._plain_options,
+            **checkpoint.states_of(state),
+            "options": self._options,
             "versions": _versions(),
-            "curve": (self.curve_steps, self.curve_returns),
+            "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "best_score": own if is_best else self.best_score,
+            "best_score": scores[0] if is_best else self.best_score,
         }
-        for name, reason in content["unsaved"].items() - self._unsaved:
-            _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
-            self._unsaved.add((name, reason))
+        for name, reason in content["unsaved"].items():
+            if name not in self._unsaved:
+                _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
+            self._unsaved.add(name)
         try:
-            save_checkpoint(self.folder / _BEST if is_best else last, content)
+            checkpoint.save_checkpoint(best if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                _give_name(self.folder / _BEST, last)
+                with whole_file(last) as aside:
+                    shutil.copyfile(best, aside)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
@@ -444,15 +400,14 @@ class Run:
             parts: Objects by the names that `save` was given them under; some of them, or none.
 
         Returns:
-            The rest of what `save` was given, by name, in place of objects with a `state_dict` what
-            that returned; None if the run begins anew.
+            The rest of what `save` was given; None if the run begins anew.
 
         Raises:
             CheckpointError: The checkpoint is of other modules or envs.
         """
         if self._saved is None:
             return None
-        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
+        self.not_restored = checkpoint.restore_parts(parts, self._saved, self.folder / _LAST)
         return dict(self._saved["state"])
 
 
@@ -488,13 +443,7 @@ class StepsBar:
     def print(self, text: str) -> None:
         """Print a line above the bar."""
         if self._is_shown:
-            self._progress.print(text)
-
-
-def _give_name(file: Path, other: Path) -> None:
-    """Give a file, which is never written to again, another name, too."""
-    with whole_file(other) as aside:
-        shutil.copyfile(file, aside)
+            print(text, flush=True)  # noqa: T201 - which the bar lets through
 
 
 def _lock(folder: Path) -> Any:
@@ -506,10 +455,8 @@ def _lock(folder: Path) -> Any:
     except OSError as error:
         if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
             file.close()
-            raise RunError(
-                f"{folder} is in use by another process; wait for its end, or choose another "
-                "folder (--save)"
-            ) from None
+            what = f"{folder} is in use by another process"
+            raise RunError(f"{what}; wait for its end, or choose another folder (--save)") from None
     return file
 
 
@@ -527,3 +474,127 @@ def _read_json(path: Path) -> Any:
 
 def _versions() -> dict[str, str]:
     return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def load_options(folder: str | Path, kind: type[T]) -> T:
+    """Return the options that the run in a folder was begun with, `kind` being their dataclass.
+
+    Paths, tuples, enums and dataclasses in them come back as the fields' annotations say. Fields
+    that the file lacks have their default; so a resumed run can begin with these as defaults of its
+    command line: `tyro.cli(Options, default=load_options(folder, Options))`.
+
+    Raises:
+        ValueError: The file holds something else than these options; the sentence names it.
+        OSError: It can't be read.
+    """
+    path = Path(folder) / OPTIONS_FILE
+    try:
+        return _revived(json.loads(path.read_text(encoding="utf-8")), kind)
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
+            "that wrote it, or another folder"
+        ) from error
+
+
+def options_as_plain(options: Any) -> dict[str, Any]:
+    """Return options, a dataclass or a dict, as what JSON has.
+
+    Raises:
+        TypeError: A field is something else than numbers, strings, bools, None, paths, enums,
+            dataclasses, and lists, tuples and dicts of them.
+    """
+    is_record = dataclasses.is_dataclass(options) and not isinstance(options, type)
+    if not is_record and not isinstance(options, dict):
+        raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
+    return json.loads(json.dumps(options, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum | PurePath):
+        return value.name if isinstance(value, Enum) else str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(
+        f"an option is {type(value).__name__}, expected numbers, strings, bools, None, paths, "
+        "enums, dataclasses, and lists, tuples and dicts of them"
+    )
+
+
+def _revived(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as its annotation says."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
+            with contextlib.suppress(TypeError, ValueError, KeyError):
+                return _revived(value, one)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints, made = typing.get_type_hints(kind), typing.cast("Any", kind)
+        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(kind)}):
+            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
+    elif kind in (list, tuple) and isinstance(value, list):
+        is_record = kind is tuple and inner and inner[-1] is not Ellipsis
+        hints = inner if is_record else (inner or (Any,))[:1] * len(value)
+        return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
+    elif kind is dict and isinstance(value, dict):
+        return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
+        return kind[value] if issubclass(kind, Enum) and value in kind.__members__ else kind(value)
+    elif kind is float and type(value) is int:
+        return float(value)
+    is_choice = kind is typing.Literal and value in inner
+    if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
+        return value
+    raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
+
+
+# -- the learning curve ----------------------------------------------------------------------------
+
+
+def draw_curve(
+    steps: Any,
+    returns: Any,
+    path: str | Path,
+    *,
+    title: str = "",
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draw the returns of episodes over env steps, with their moving average, into a picture.
+
+    `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
+    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names. The
+    average is over the last 20 episodes, or the last hundredth of them. Returns of one sign that
+    cover more than one order of magnitude are drawn on a logarithmic axis.
+
+    Raises:
+        ImportError: matplotlib is missing (`pip install vecenv[plots]`).
+        ValueError: There are no episodes.
+    """
+    steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
+    if not len(steps):
+        raise ValueError("there are no episodes to draw: none has ended yet")
+    window = min(max(20, len(steps) // 100), len(steps))
+    means = np.convolve(returns, np.full(window, 1 / window), "valid")
+    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+    figure = new_figure(8, 4.5)
+    axes = figure.subplots()
+    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+    label = f"mean of the last {window}"
+    axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
+    for number, (policy, value) in enumerate((baselines or {}).items(), 1):
+        label = f"{policy}: {value:.1f}"
+        axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+    drawn = np.array([*returns, *means, *(baselines or {}).values()])
+    smallest = max(np.abs(drawn[len(returns) :]).min(), 1.0)
+    if np.ptp(np.sign(drawn)) == 0 and np.abs(drawn).max() > 20 * smallest:
+        axes.set_yscale("symlog", linthresh=smallest)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=150)

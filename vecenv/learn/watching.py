@@ -9,24 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
-from operator import getitem, is_
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vecenv.learn.private_torch import MODULE_TABLES
-
 __all__ = ["Watch"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _CODE = (FunctionType, staticmethod, classmethod, property)
 _FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
+_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
 _MOST = 1000  # items of a dict or list
-_GONE = object()
 
 
 class Watch:
@@ -34,95 +30,88 @@ class Watch:
 
     Not noticed are attributes that are found by other means than their names, such as `getattr`,
     those of objects that no name in the loss, its closure and globals, or the module leads to, and
-    what lies in objects of torch (other than layers), NumPy and Gymnasium.
+    what lies in long lists and in objects of torch (other than layers), NumPy and Gymnasium.
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
         self._names = {"forward", "__call__", "training"}
-        self._places: dict[tuple[int, Any], tuple[Callable[..., Any], Any, Any, str]] = {}
+        self._places: dict[tuple[int, str], tuple[str, Callable[[], Any], Any]] = {}
         size = -1
         while size != (size := len(self._names) + len(self._places)):  # with the names found so far
             self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
-            self._queue: list[tuple[Any, str]] = [(loss, "the loss"), (module, "module")]
-            for value, label in self._queue:  # which grows meanwhile
-                self._visit(value, label)
-        self._gets = [(get, holder, key) for get, holder, key, _ in self._places.values()]
-        self._values = [_value_of(*place) for place in self._gets]
+            queue = [("the loss", loss), ("module", module)]
+            for label, value in queue:  # which grows meanwhile
+                if not isinstance(value, _PLAIN) and id(value) not in self._seen:
+                    self._seen[id(value)] = value
+                    queue.extend(self._look_into(value, label))
 
     def changed(self) -> str:
         """Return the name of something that has changed since, or ""."""
-        try:
-            now = [get(holder, key) for get, holder, key in self._gets]
-            if all(map(is_, now, self._values)):
-                return ""
-        except (LookupError, AttributeError, ValueError):  # something is gone
-            now = [_value_of(*place) for place in self._gets]
-        for value, before, (*_, label) in zip(
-            now, self._values, self._places.values(), strict=True
-        ):
-            is_plain = isinstance(value, _PLAIN) and type(value) is type(before)
-            if value is not before and not (is_plain and (value == before or value != value)):
+        for label, read, before in self._places.values():
+            now = read()
+            if now is not before and not _is_same(now, before):
                 return label
         return ""
 
-    def _note(self, get: Callable[..., Any], holder: Any, key: Any, label: str) -> None:
-        """Watch one place, and what is there now."""
-        value = _value_of(get, holder, key)
-        if value is not _GONE and not isinstance(value, Tensor | ModuleType):
-            self._places.setdefault((id(holder), key), (get, holder, key, label))
-        self._queue.append((value, label))
+    def _watch(self, holder: Any, key: str, read: Callable[[], Any], label: str) -> tuple[str, Any]:
+        """Watch one place; return its name and what is there now."""
+        value = read()
+        if not isinstance(value, Tensor | ModuleType):
+            self._places.setdefault((id(holder), key), (label, read, value))
+        return label, value
 
-    def _visit(self, value: Any, label: str) -> None:
-        """Watch what lies in a value."""
-        if isinstance(value, (*_PLAIN, Tensor)) or value is _GONE or id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        if isinstance(value, partial | MethodType | tuple):
-            inner: Any = value
-            if isinstance(value, partial):
-                inner = value.func, *value.args, value.keywords
-            elif isinstance(value, MethodType):
-                inner, label = (value.__func__, value.__self__), label.rpartition(".")[0]
-            self._queue.extend((part, label) for part in inner)
+    def _look_into(self, value: Any, label: str) -> Iterator[tuple[str, Any]]:
+        """Watch what lies in a value; go through that, by name."""
+        if isinstance(value, partial):
+            yield from ((label, x) for x in (value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            yield from ((label.rpartition(".")[0], x) for x in (value.__func__, value.__self__))
+        elif isinstance(value, tuple):
+            yield from ((label, x) for x in value)
         elif isinstance(value, dict | list):
-            self._visit_items(value, label, label + "[{!r}]")
+            if len(value) <= _MOST:
+                self._watch(value, "items", value.copy, label)
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                yield from ((f"{label}.{key}", x) for key, x in items)
         elif isinstance(value, nn.Module) or _is_watched(value):
-            if isinstance(value, FunctionType):
-                self._visit_function(value)
-            else:
-                self._visit_attributes(value, label)
+            is_code = isinstance(value, FunctionType)
+            yield from self._of_function(value) if is_code else self._of_object(value, label)
 
-    def _visit_items(self, items: Any, label: str, item_label: str) -> None:
-        self._note(lambda x, _: len(x), items, "len", label)
-        for key in islice(items if isinstance(items, dict) else range(len(items)), _MOST):
-            self._note(getitem, items, key, item_label.format(key))
-
-    def _visit_function(self, function: FunctionType) -> None:
+    def _of_function(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
         """Watch the globals that a function names, and the variables around it."""
-        for name in _names_of(function.__code__):
+        given, code = function.__globals__, function.__code__
+        for name in _names_of(code):
             self._names.add(name)
-            self._note(getitem, function.__globals__, name, name)
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            self._note(getattr, cell, "cell_contents", name)
+            if name in given:
+                yield self._watch(given, name, partial(given.get, name), name)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            yield self._watch(cell, name, partial(getattr, cell, "cell_contents", None), name)
 
-    def _visit_attributes(self, owner: Any, label: str) -> None:
+    def _of_object(self, owner: Any, label: str) -> Iterator[tuple[str, Any]]:
         """Watch the attributes of an object, a class or a module of code that have known names."""
         is_class, own = isinstance(owner, type), getattr(owner, "__dict__", {})
         if isinstance(owner, nn.Module):
-            for table in MODULE_TABLES:
-                self._visit_items(own[table], label, label + ".{}")
+            yield from ((label, own[table]) for table in _TABLES if table in own)
         of_class: Any = owner if is_class else type(owner)
-        kinds = [k for k in of_class.__mro__ if _is_watched(k)]
+        kinds = [kind for kind in of_class.__mro__ if _is_watched(kind)]
         for name in [*self._names, *(["__init__"] if is_class else [])]:
-            found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
-            found = own[name] if name in own and not is_class else found
+            found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
             if isinstance(found, _CODE) and (is_class or name not in own):
-                code = getattr(found, "fget", getattr(found, "__func__", found))
-                self._queue.append((code, name))
-            elif found is not _GONE:
-                self._note(getattr, owner, name, f"{label}.{name}")
+                yield name, getattr(found, "fget", getattr(found, "__func__", found))
+            elif name in own or found is not None:
+                read = partial(getattr, owner, name, None)
+                yield self._watch(owner, name, read, f"{label}.{name}")
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a value is what it was: another object with its own attributes is not."""
+    if now is before or type(now) is not type(before):
+        return now is before
+    if isinstance(now, dict):
+        return [*now] == [*before] and all(map(_is_same, now.values(), before.values()))
+    if isinstance(now, list):
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    return isinstance(now, _PLAIN) and not isinstance(now, Tensor) and now == before
 
 
 def _is_watched(value: Any) -> bool:
@@ -138,10 +127,3 @@ def _names_of(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names_of(inner)
-
-
-def _value_of(get: Callable[..., Any], holder: Any, key: Any) -> Any:
-    try:
-        return get(holder, key)
-    except (LookupError, AttributeError, ValueError):
-        return _GONE

@@ -62,8 +62,8 @@ class Cage2Defender(ppo.PPO):
         """Weigh rewards as the challenge does; no value is expected after the last step."""
         rollout = self.rollout
         steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
-        counts = sum((steps < end).float() for end in CELLS)  # cells of the table with the step
-        rollout.rewards.mul_((counts / len(CELLS)).to(rollout.rewards.device))
+        shares = sum((steps < end).float() for end in CELLS) / len(CELLS)  # cells with the step
+        rollout.rewards.mul_(torch.as_tensor(shares, device=rollout.rewards.device))
         rollout.terminations.logical_or_(rollout.truncations)
         rollout.truncations.zero_()
         super().compute_advantages()
