@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
     from vecenv.cage.challenge4.env import Cage4AgentsVectorEnv, Cage4Env, Cage4VectorEnv
+    from vecenv.cage.challenge4.events import Cage4Events
     from vecenv.cage.challenge4.graph import Cage4Graph
     from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
     from vecenv.cage.challenge4.play.player import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     )
     from vecenv.cage.challenge4.play.playing import Cage4Evaluation, evaluate_cage4
     from vecenv.cage.challenge4.play.policies import Cage4Policy
+    from vecenv.cage.challenge4.raw import RawName, plain_raw
     from vecenv.cage.challenge4.replay import (
         TraceDifference,
         TraceError,
@@ -75,6 +77,7 @@ __all__ = [
     "Cage4AgentsVectorEnv",
     "Cage4Env",
     "Cage4Evaluation",
+    "Cage4Events",
     "Cage4Graph",
     "Cage4Memory",
     "Cage4ParallelEnv",
@@ -91,6 +94,7 @@ __all__ = [
     "MeanderPlan",
     "OperationalService",
     "PlanStep",
+    "RawName",
     "RecordedStep",
     "Replay",
     "Rules",
@@ -111,6 +115,7 @@ __all__ = [
     "find_policy",
     "load_defender",
     "make_policy",
+    "plain_raw",
     "play_episode",
     "replay_episodes",
     "replay_traces",
@@ -130,11 +135,13 @@ _MODULES = {
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
     "challenge4.env": ("Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv"),
+    "challenge4.events": ("Cage4Events",),
     "challenge4.graph": ("Cage4Graph",),
     "challenge4.parallel": ("Cage4ParallelEnv",),
     "challenge4.play.player": ("Cage4Memory", "Cage4Player", "save_cage4_defender"),
     "challenge4.play.playing": ("Cage4Evaluation", "evaluate_cage4"),
     "challenge4.play.policies": ("Cage4Policy",),
+    "challenge4.raw": ("RawName", "plain_raw"),
     "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),
     "evaluation": ("Cell", "Estimate", "Evaluation"),
     "identity": ("CAGE4_RULES_VERSION", "RULES_VERSION"),

@@ -402,7 +402,7 @@ def evaluate(
     Args:
         policy: sleep, random, defender (the trained one that comes along); of Challenge 2
             react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
-            react-remove, decoy-restore; a file with a saved policy, which PPO or the
+            react-remove, decoy-restore, rules; a file with a saved policy, which PPO or the
             trainers of CAGE defenders or stable-baselines3 have left; or
             module:object, a policy of your own; or a run folder of these.
         challenge: Which.

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.cage.challenge4.graph import FLAT, GRAPH_WITH_RED, check_observation, graph_length
-from vecenv.cage.challenge4.kernels import game_kernels, team_kernels
+from vecenv.cage.challenge4.graph import FLAT, check_observation
+from vecenv.cage.challenge4.kernels import game_kernels, row_length, team_kernels
 from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels, host_name
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
@@ -95,7 +95,7 @@ class Cage4AgentsVectorEnv(_Games):
         num_envs: How many games.
         pad: Whether all agents are in one group, with vectors of 210 values and 242 actions.
         messages: Whether an action is an index and a message of 8 bits, or an index alone.
-        observation: See `Cage4VectorEnv`. Padded graphs are those of agent 4's size.
+        observation: See `Cage4VectorEnv`. Padded graphs and events are of agent 4's size.
         **options: Those of `Cage4Options` and of `JitVectorEnv`.
     """
 
@@ -127,7 +127,9 @@ class Cage4VectorEnv(_Games):
             sent, as in the challenge's own evaluation.
         observation: What agents see. "flat" is the original's vectors; "graph" the same and the
             agent's own decoys and action under way as rows of a `Cage4Graph`; "graph_with_red" adds
-            true state, which no blue agent may know: red's sessions on the agent's hosts.
+            true state, which no blue agent may know: red's sessions on the agent's hosts. "events"
+            is the vectors and what the original's raw observations tell, as rows of a
+            `Cage4Events`.
         steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: At most so many threads; None for one per processor.
@@ -194,8 +196,7 @@ class Cage4VectorEnv(_Games):
         """Return what each agent sees, views of obs: (num_envs, 92) or (.., 210) of vectors."""
         if self._observation == FLAT:
             return vectors_of(obs)
-        with_red = self._observation == GRAPH_WITH_RED
-        stops = np.cumsum([graph_length(units, with_red) for units in UNITS])
+        stops = np.cumsum([row_length(units, self._observation) for units in UNITS])
         return np.split(obs, stops[:-1], axis=1)
 
     def get_action_meanings(self) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ from vecenv.cage.challenge4.rules.graph import (
 )
 
 __all__ = [
+    "EVENTS",
     "FLAT",
     "GRAPH_WITH_RED",
     "Cage4Graph",
@@ -28,7 +29,8 @@ __all__ = [
     "graph_space",
 ]
 
-_OBSERVATIONS = FLAT, GRAPH, GRAPH_WITH_RED = "flat", "graph", "graph_with_red"
+FLAT, GRAPH, GRAPH_WITH_RED, EVENTS = "flat", "graph", "graph_with_red", "events"
+_OBSERVATIONS = FLAT, GRAPH, GRAPH_WITH_RED, EVENTS
 
 
 def check_observation(observation: Any) -> None:

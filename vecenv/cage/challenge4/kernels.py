@@ -10,13 +10,15 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numba import njit
 
+from vecenv.cage.challenge4.events import events_length, events_space
 from vecenv.cage.challenge4.graph import (
+    EVENTS,
     FLAT,
     GRAPH_WITH_RED,
     graph_length,
     graph_space,
 )
-from vecenv.cage.challenge4.network.state import STATE_DTYPE
+from vecenv.cage.challenge4.network.state import LOGGED_STATE_DTYPE, STATE_DTYPE
 from vecenv.cage.challenge4.own_red import red_problem
 from vecenv.cage.challenge4.rules import dynamics
 from vecenv.cage.challenge4.rules.codes import (
@@ -29,6 +31,7 @@ from vecenv.cage.challenge4.rules.codes import (
     OBS_LENGTHS,
     OBS_STARTS,
 )
+from vecenv.cage.challenge4.rules.event_view import vector_length, write_events
 from vecenv.cage.challenge4.rules.graph import MAX_UNITS, UNITS, write_graph
 from vecenv.cage.challenge4.rules.masks import mask_agent, mask_all
 from vecenv.cage.challenge4.rules.observation import observe, observe_agent
@@ -36,7 +39,7 @@ from vecenv.jit.games import AgentsOf
 from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["PADDED", "game_kernels", "team_kernels", "vector_space"]
+__all__ = ["PADDED", "game_kernels", "row_length", "team_kernels", "vector_space"]
 
 NUM_MESSAGES = 1 << MESSAGE_BITS
 PADDED = max(OBS_LENGTHS)  # values of a padded vector
@@ -109,28 +112,58 @@ def _observe_agent(state, agent, out, rules):
         out[place] = 0
 
 
-def _graph_observer(units: int, with_red: bool) -> Callable[..., None]:
-    """Return a kernel that writes an agent's graph, with room for `units` own zones."""
+def row_length(units: int, observation: str) -> int:
+    """Return the length of an agent's graph or events, with room for `units` own zones."""
+    if observation == EVENTS:
+        return events_length(units)
+    return graph_length(units, observation == GRAPH_WITH_RED)
+
+
+def _space(units: tuple[int, ...], observation: str) -> Box:
+    """Return the space of the graphs or events of these agents, one after the other."""
+    if observation == EVENTS:
+        return events_space(units)
+    return graph_space(units, observation == GRAPH_WITH_RED)
+
+
+def _observer(units: int, observation: str) -> Callable[..., None]:
+    """Return a kernel that writes an agent's graph or events, with room for `units` own zones."""
+    with_red, length = observation == GRAPH_WITH_RED, vector_length(units)
 
     @njit
     def observe_graph(state, agent, out, rules):
         write_graph(state, agent, out, units, with_red)
 
-    return observe_graph
+    @njit
+    def observe_events(state, agent, out, rules):
+        write_events(state, agent, out, units, length)
+
+    return observe_events if observation == EVENTS else observe_graph
 
 
-def _graphs_observer(with_red: bool) -> Callable[..., None]:
-    """Return a kernel that writes the graphs of all agents, one after the other."""
-    ends = np.cumsum([graph_length(units, with_red) for units in UNITS])
-    starts, rooms = np.array([0, *ends[:-1]]), np.array(UNITS)
+def _observer_of_all(observation: str) -> Callable[..., None]:
+    """Return a kernel that writes the graphs or events of all agents, one after the other."""
+    ends = np.cumsum([row_length(units, observation) for units in UNITS])
+    starts = np.array([0, *ends[:-1]])
+    first, last = _observer(1, observation), _observer(MAX_UNITS, observation)
 
     @njit
-    def observe_graphs(state, out, rules):
-        for agent in range(NUM_BLUE):
-            row = out[starts[agent] : ends[agent]]
-            write_graph(state, agent, row, rooms[agent], with_red)
+    def observe_all(state, out, rules):
+        for agent in range(NUM_BLUE - 1):
+            first(state, agent, out[starts[agent] : ends[agent]], rules)
+        last(state, NUM_BLUE - 1, out[starts[NUM_BLUE - 1] :], rules)
 
-    return observe_graphs
+    return observe_all
+
+
+def _game_kernels(read: Any, own_red: Any, observation: str) -> tuple[Any, Any, Any]:
+    """Return states, reset and step; what a red of one's own returns is checked in Python."""
+    red = None if own_red is None else checked_in_trials(own_red, red_problem)
+    is_logged = observation == EVENTS
+    step = dynamics.step_kernel(read, red, is_logged)
+    if is_logged:
+        return LOGGED_STATE_DTYPE, dynamics.reset_logged, step
+    return STATE_DTYPE, dynamics.reset, step
 
 
 @njit
@@ -148,12 +181,6 @@ def _mask_all(state, out, rules):
     mask_all(state, out)
 
 
-def _step(read: Any, own_red: Any) -> Any:
-    """Return the step kernel, in which what a red of one's own returns is checked in Python."""
-    red = None if own_red is None else checked_in_trials(own_red, red_problem)
-    return dynamics.step_kernel(read, red)
-
-
 @functools.cache
 def team_kernels(
     messages: bool = False, own_red: Callable[..., Any] | None = None, observation: str = FLAT
@@ -166,14 +193,15 @@ def team_kernels(
     nvec = [*NUM_ACTIONS, *([NUM_MESSAGES] * NUM_BLUE if messages else [])]
     space, observer = vector_space(OBS_STARTS, OBS_LENGTH), observe
     if observation != FLAT:
-        with_red = observation == GRAPH_WITH_RED
-        space, observer = graph_space(UNITS, with_red), _graphs_observer(with_red)
+        space, observer = _space(UNITS, observation), _observer_of_all(observation)
+    read = _team_and_messages if messages else _team
+    states, reset, step = _game_kernels(read, own_red, observation)
     return EnvKernels(
-        STATE_DTYPE,
+        states,
         space,
         MultiDiscrete(nvec),
-        dynamics.reset,
-        _step(_team_and_messages if messages else _team, own_red),
+        reset,
+        step,
         observer,
         _mask_all,
         name="CAGE Challenge 4",
@@ -196,11 +224,10 @@ def game_kernels(
         own_red: See `dynamics.step_kernel`.
         observation: See `Cage4VectorEnv`.
     """
-    with_red = observation == GRAPH_WITH_RED
 
     def space_of(agent: int) -> Box:
         if observation != FLAT:
-            return graph_space((MAX_UNITS if pad else UNITS[agent],), with_red)
+            return _space((MAX_UNITS if pad else UNITS[agent],), observation)
         return vector_space((0,), PADDED if pad else OBS_LENGTHS[agent])
 
     observers: Any = _observe_agent
@@ -209,7 +236,7 @@ def game_kernels(
         read = _padded_and_messages if messages else _team
         masks: Any = _mask
         if observation != FLAT:
-            observers = _graph_observer(MAX_UNITS, with_red)
+            observers = _observer(MAX_UNITS, observation)
     else:
         groups = {}
         masks = {ZONES: _mask_of_zone, HEADQUARTERS: _mask}
@@ -218,12 +245,13 @@ def game_kernels(
             groups[name] = AgentsOf(agents, space_of(agent), _actions(NUM_ACTIONS[agent], messages))
         read = _two_groups_and_messages if messages else _two_groups
         if observation != FLAT:
-            first, last = _graph_observer(1, with_red), _graph_observer(MAX_UNITS, with_red)
+            first, last = _observer(1, observation), _observer(MAX_UNITS, observation)
             observers = {ZONES: first, HEADQUARTERS: last}
+    states, reset, step = _game_kernels(read, own_red, observation)
     return EnvKernels(
-        STATE_DTYPE,
-        reset=dynamics.reset,
-        step=_step(read, own_red),
+        states,
+        reset=reset,
+        step=step,
         observe=observers,
         action_mask=masks,
         groups=groups,

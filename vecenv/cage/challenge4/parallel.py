@@ -17,6 +17,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
 from vecenv.cage.challenge4.kernels import PADDED
 from vecenv.cage.challenge4.network.names import action_labels
+from vecenv.cage.challenge4.raw import RawNetwork, raw_observations
 from vecenv.cage.challenge4.rules.codes import (
     AGENT_NAMES,
     MAX_ACTIONS,
@@ -38,6 +39,8 @@ class Cage4ParallelEnv:
     `get_action(observation, action_space)`, as the original's evaluation calls them, plays here.
 
     Args:
+        raw: Whether observations are the dicts of hosts that the original has without its flat
+            wrapper, see docs/cage4.md; the same games, and other observations.
         pad_spaces: Whether all vectors have 210 values, with zeros appended, and all agents 242
             actions, of which those they do not have are Sleep.
         render_mode: "rgb_array" or None.
@@ -64,6 +67,7 @@ class Cage4ParallelEnv:
     def __init__(
         self,
         *,
+        raw: bool = False,
         pad_spaces: bool = False,
         render_mode: str | None = None,
         debug: bool = False,
@@ -72,11 +76,13 @@ class Cage4ParallelEnv:
         self.possible_agents = list(AGENT_NAMES)
         self.agents: list[str] = []
         self.render_mode = render_mode
-        self._pad = pad_spaces
+        if not isinstance(raw, bool | np.bool_):
+            raise TypeError(f"raw must be True or False, got {raw!r:.200}")
+        self._pad, self._raw = pad_spaces, bool(raw)
         self._envs = Cage4VectorEnv(
             1,
             messages=True,
-            observation="flat",
+            observation="events" if raw else "flat",  # whose games log what raw dicts tell
             autoreset_mode="Disabled",
             num_threads=1,
             render_mode=render_mode,
@@ -92,11 +98,13 @@ class Cage4ParallelEnv:
         self._masks: dict[str, np.ndarray] = {}
 
     def _space_of(self, agent: int) -> Space[Any]:
+        if self._raw:
+            return Space()  # of any dict
         length = PADDED if self._pad else OBS_LENGTHS[agent]
         return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
-        """Return what an agent observes: MultiDiscrete, as in the original."""
+        """Return what an agent observes: MultiDiscrete, as in the original; if raw a bare Space."""
         return self._spaces[_known(agent)]
 
     def action_space(self, agent: str) -> Any:
@@ -133,6 +141,8 @@ class Cage4ParallelEnv:
         ):
             self._masks[name] = np.zeros(size, np.bool_)
             self._masks[name][: mask.shape[1]] = mask[0]
+        if self._raw:
+            self._network = RawNetwork.of_game(self.true_state)
         return self._observations(obs), self._infos()
 
     def step(
@@ -214,7 +224,10 @@ class Cage4ParallelEnv:
         """Five."""
         return NUM_BLUE
 
-    def _observations(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+    def _observations(self, obs: np.ndarray) -> dict[str, Any]:
+        if self._raw:
+            told = raw_observations(self.true_state, self._network)
+            return dict(zip(AGENT_NAMES, told, strict=True))
         found = {}
         for name, vector in zip(AGENT_NAMES, vectors_of(obs), strict=True):
             found[name] = np.zeros(PADDED if self._pad else vector.shape[1], np.int64)

@@ -1,21 +1,25 @@
 """Recorded episodes of the original, played through the simulator, and compared field by field.
 
 The file format is that of the golden traces: one `.npz` per episode, plain arrays, with the
-network, blue's actions and messages, the tape of all random draws, and everything to compare.
+network, blue's actions and messages, the tape of all random draws, and everything to compare. A
+recording of raw observations needs no more to compare than those, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge4.network.state import STATE_DTYPE
+from vecenv.cage.challenge4.network.state import LOGGED_STATE_DTYPE
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.raw import RawNetwork, plain_raw, raw_observations
 from vecenv.cage.challenge4.rules.codes import (
     ACTION_FAMILY,
+    AGENT_NAMES,
     AGGRESSIVE,
     BLUE_SUBNETS,
     CON,
@@ -24,6 +28,7 @@ from vecenv.cage.challenge4.rules.codes import (
     HOSTS_PER_SUBNET,
     IMPACT,
     INT,
+    MAX_EXTRAS,
     NONE,
     NUM_ACTIONS,
     NUM_BLUE,
@@ -75,6 +80,8 @@ class TraceDifference(NamedTuple):
 
 
 def _short(value: Any) -> str:
+    if not isinstance(value, np.ndarray | np.generic | int):
+        return f"{value!r:.400}"
     text = np.array2string(np.asarray(value), threshold=40, separator=",").replace("\n", "")
     return text if len(text) < 200 else f"{text[:200]}..."
 
@@ -92,7 +99,7 @@ def apply_rows(states, actions, is_on, streams, entries, cursors, rules):
     for row in range(states.shape[0]):
         if is_on[row]:
             chance = (streams[row], (entries, cursors[row]))
-            apply(states[row], actions[row], chance, rules[row])
+            apply(states[row], actions[row], chance, rules[row], None, states[row])
 
 
 @cached_njit
@@ -138,6 +145,33 @@ def _fields() -> dict[str, tuple[str, tuple[Any, ...]]]:
 
 
 _FIELDS = _fields()
+# Of recordings of raw observations: what is played, and what those tell of the network.
+_PLAYED = {
+    "meta_steps",
+    "meta_red",
+    "net_red_start_host",
+    "net_red_known_subnets",
+    "net_exists",
+    "net_services",
+    "blue_action",
+    "blue_msg",
+    "tape_off",
+    "tape_site",
+    "tape_actor",
+    "tape_n",
+    "tape_val",
+}
+_RAW_FIELDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "net_address": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_base_pid": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_blue_pid": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_blue_ident": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_os": (_INTEGERS, (NUM_SPEC_HOSTS,)),
+    "net_addon_order": (_INTEGERS, (NUM_SPEC_HOSTS, MAX_EXTRAS)),
+    "net_cidr_third_octet": (_INTEGERS, (NUM_ZONES,)),
+    "raw": (_INTEGERS, (_ROWS,)),
+}
+_PLAYED |= set(_RAW_FIELDS)
 
 
 class Trace:
@@ -154,6 +188,7 @@ class Trace:
             raise TraceError(f"{path} is no trace of CAGE Challenge 4: {cause}") from error
         self._check_fields()
         self._check_values()
+        self.raw = self._read_raw()
         red = str(self.arrays["meta_red"])
         if red not in RED_VARIANTS:  # options would import a module that is named there
             raise TraceError(f"{path}: meta_red is {red!r:.99}, expected {', '.join(RED_VARIANTS)}")
@@ -175,6 +210,7 @@ class Trace:
     def _check_fields(self) -> None:
         """Raise TraceError unless all that is documented is there, in its shape and kind."""
         arrays = self.arrays
+        is_raw = "raw" in arrays
         self.num_steps = _length(arrays, "blue_action")
         lengths = {
             _STEPS: self.num_steps,
@@ -186,7 +222,12 @@ class Trace:
             raise TraceError(
                 f"{self.path} has no steps of blue_action; is this a trace of CAGE Challenge 4?"
             )
-        for name, (kinds, shape) in _FIELDS.items():
+        fields: dict[str, tuple[str, tuple[Any, ...]]] = dict(_FIELDS)
+        if is_raw:
+            fields.update(_RAW_FIELDS)
+        for name, (kinds, shape) in fields.items():
+            if is_raw and name not in arrays and name not in _PLAYED:
+                continue
             lengths[_ROWS] = _length(arrays, name)
             expected = tuple(lengths.get(part, part) for part in shape)
             if name not in arrays:
@@ -204,6 +245,8 @@ class Trace:
         """Raise TraceError unless what is played is in range."""
         arrays = self.arrays
         for name, size in (("tape_off", "tape_site"), ("sess_off", "sess_agent")):
+            if name not in arrays:
+                continue
             offsets, num = arrays[name], len(arrays[size])
             if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > num:
                 raise TraceError(f"{self.path}: {name} does not ascend from 0 to {num}")
@@ -225,6 +268,27 @@ class Trace:
         if not (arrays["net_red_known_subnets"] & 255).all():
             raise TraceError(f"{self.path}: net_red_known_subnets has an agent that knows none")
 
+    def _read_raw(self) -> list[dict[str, Any]] | None:
+        """Return the recorded raw observations, after reset and each step; None if there are none.
+
+        Raises:
+            TraceError: They are no such list.
+        """
+        if "raw" not in self.arrays:
+            return None
+        try:
+            raw = json.loads(self.arrays["raw"].astype(np.uint8).tobytes())
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{self.path}: raw is no JSON: {error}") from error
+        is_list = isinstance(raw, list) and len(raw) == self.num_steps + 1
+        if not is_list or not all(
+            isinstance(one, dict) and set(AGENT_NAMES) <= set(one) for one in raw
+        ):
+            raise TraceError(
+                f"{self.path}: raw is no list of {self.num_steps + 1} dicts of {AGENT_NAMES}"
+            )
+        return raw
+
     def set_network(self, state: Any) -> int:
         """Write the network into a state record; return red agent 0's host."""
         exists = self.arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(np.int64)
@@ -234,6 +298,10 @@ class Trace:
         state["num_servers"] = exists[:, FIRST_SERVER:].sum(axis=1)
         state["services"] = self.arrays["net_services"][SPEC_IDS] & 31
         state["known_subnets"] = self.arrays["net_red_known_subnets"] & 255
+        if "net_addon_order" in self.arrays:
+            order = self.arrays["net_addon_order"][SPEC_IDS].astype(np.int64)
+            order = np.where(order < 0, 3, order & 3)  # 3 is none
+            state["extra_order"] = (order << 2 * np.arange(MAX_EXTRAS)).sum(axis=1)
         return int(np.flatnonzero(int(self.arrays["net_red_start_host"]) == SPEC_IDS)[0])
 
 
@@ -248,7 +316,8 @@ class _Player:
     def __init__(self, traces: list[Trace], max_differences: int) -> None:
         num = len(traces)
         self.traces, self.max_differences = traces, max_differences
-        self.states = np.zeros(num, STATE_DTYPE).view(np.recarray)
+        self.states = np.zeros(num, LOGGED_STATE_DTYPE).view(np.recarray)
+        self.networks: list[RawNetwork | None] = [None] * num
         self.rules = np.concatenate(
             [np.atleast_1d(np.asarray(compile_rules(trace.options))) for trace in traces]
         ).view(np.recarray)
@@ -264,6 +333,9 @@ class _Player:
     def play(self) -> None:
         hosts = [trace.set_network(self.states[row]) for row, trace in enumerate(self.traces)]
         begin_rows(self.states, np.array(hosts, np.int64))
+        for row, trace in enumerate(self.traces):
+            if trace.raw is not None:
+                self.networks[row] = RawNetwork.recorded(self.states[row], trace.arrays)
         self.is_on = np.ones(len(self.traces), bool)
         self._compare(-1)
         for step in range(max(trace.num_steps for trace in self.traces)):
@@ -302,6 +374,11 @@ class _Player:
                     self._check(row, step, name, 0, value)
                 elif name in trace.arrays:
                     self._check(row, step, name, expected_at(trace.arrays, name, step), value)
+            network = self.networks[row]
+            if network is not None and trace.raw is not None:
+                told = plain_raw(raw_observations(self.states[row], network))
+                for agent, name in enumerate(AGENT_NAMES):
+                    self._check_raw(row, step, agent, trace.raw[step + 1][name], told[agent])
             if step >= 0:
                 self._check_tape(row, step)
                 for name, value in self.logs[row].after(self.states[row], step).items():
@@ -332,6 +409,16 @@ class _Player:
         if not np.array_equal(expected, got):
             path = self.traces[row].path
             self.differences.append(TraceDifference(path, step, name, expected, got))
+
+    def _check_raw(self, row: int, step: int, agent: int, expected: Any, got: Any) -> None:
+        """Compare what an agent reads, host by host."""
+        for key in sorted({*expected, *got}):
+            self.num_compared += 1
+            pair = expected.get(key), got.get(key)
+            if pair[0] != pair[1]:
+                field = f"raw of {AGENT_NAMES[agent]}: {key}"
+                path = self.traces[row].path
+                self.differences.append(TraceDifference(path, step, field, *pair))
 
     def _check_tape(self, row: int, step: int) -> None:
         """All draws of the step, and no other, must have been used."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecenv.cage.challenge4.rules.codes import (
+    MAX_EVENTS,
     MAX_HANDED,
     MAX_MEMORY,
     MAX_OFFERED,
@@ -24,7 +25,7 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_ZONES,
 )
 
-__all__ = ["STATE_DTYPE"]
+__all__ = ["LOGGED_STATE_DTYPE", "STATE_DTYPE"]
 
 _SUBNET_MASKS = (np.uint16, (NUM_SUBNETS,))
 _BLUE_BYTES = (np.uint8, (NUM_BLUE,))
@@ -32,89 +33,109 @@ _RED_BYTES = (np.uint8, (NUM_RED,))
 _HOST_BYTES = (np.uint8, (NUM_HOSTS,))
 _HOST_WORDS = (np.uint16, (NUM_HOSTS,))
 
-STATE_DTYPE = np.dtype(
-    [
-        # --- what every step reads ---
-        ("t", np.uint16),  # steps played
-        ("phase", np.uint8),
-        ("overflow", np.uint8),  # bits of `codes`: a capacity was too small, the game is not exact
-        ("reward", np.int16),  # of the latest step
-        ("reward_parts", np.int16, (4,)),  # LocalWork, AccessService, Impact, cost of actions
-        ("quiet_greens", np.int32),  # greens to pass over before the next that does something
-        ("blocks", np.uint16, (NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
-        ("barred", *_SUBNET_MASKS),  # subnets with a block against, or by, this one
-        ("exists", *_SUBNET_MASKS),
-        ("num_users", np.uint8, (NUM_SUBNETS,)),
-        ("num_servers", np.uint8, (NUM_SUBNETS,)),
-        ("num_destinations", np.uint8, (3, NUM_SUBNETS)),  # of a subnet's users, by phase
-        ("red_hosts", *_SUBNET_MASKS),  # with a session of any red agent
-        ("degraded", *_SUBNET_MASKS),  # with a service below 100 %
-        ("process_events", *_SUBNET_MASKS),  # of this step
-        ("connection_events", *_SUBNET_MASKS),
-        ("work_failed", *_SUBNET_MASKS),
-        ("access_failed", *_SUBNET_MASKS),
-        ("phished", *_SUBNET_MASKS),  # users whose work asks for phishing
-        # blue: the action under way, or that took effect in the latest step
-        ("blue_family", *_BLUE_BYTES),
-        ("blue_target", *_BLUE_BYTES),  # host, or the zone `to`
-        ("blue_source", *_BLUE_BYTES),  # the zone `from`
-        ("blue_left", *_BLUE_BYTES),
-        ("blue_success", *_BLUE_BYTES),
-        ("messages", *_BLUE_BYTES),
-        # red: what it chose in the latest step; what is under way; what was due in the latest step
-        ("choice_type", *_RED_BYTES),
-        ("choice_target", *_RED_BYTES),
-        ("choice_session", *_RED_BYTES),
-        ("busy_type", *_RED_BYTES),
-        ("busy_target", *_RED_BYTES),
-        ("busy_session", *_RED_BYTES),
-        ("busy_left", *_RED_BYTES),
-        ("done_type", *_RED_BYTES),
-        ("done_target", *_RED_BYTES),
-        ("done_success", *_RED_BYTES),
-        ("red_exploit", np.int8, (NUM_RED,)),
-        ("found_ports", *_RED_BYTES),  # by the scan of the latest step
-        ("found_name", *_RED_BYTES),  # whether the latest action found its target's name
-        ("found_links", *_RED_BYTES),  # whether it revealed hosts
-        ("active", *_RED_BYTES),
-        ("has_digested", *_RED_BYTES),
-        ("gained", *_RED_BYTES),  # whether there is a session it has not seen yet
-        ("lost", *_RED_BYTES),  # whether sessions may have gone since it last looked
-        ("known_subnets", *_RED_BYTES),
-        ("num_sessions", *_RED_BYTES),
-        ("num_memory", *_RED_BYTES),
-        ("num_offered", *_RED_BYTES),
-        ("num_table", *_RED_BYTES),
-        ("num_handed", *_RED_BYTES),
-        ("num_foreign", np.uint8),  # sessions of this step that are another agent's
-        ("num_suspicious", np.uint16),
-        ("num_old_vsftpd", np.uint16),
-        # --- hosts ---
-        ("services", *_HOST_BYTES),  # genuine ones
-        ("decoys", *_HOST_BYTES),  # set of decoy services
-        ("decoy_order", *_HOST_BYTES),  # their ids in the order of creation, two bits each
-        ("svc", *_HOST_WORDS),  # levels of services, see `codes`
-        ("max_pid", *_HOST_WORDS),  # relative to the host's base
-        ("num_vsftpd", *_HOST_WORDS),  # processes
-        ("green", *_HOST_BYTES),  # results; written where greens are drawn one by one
-        # --- red's tables, in order ---
-        ("fsm", np.uint8, (NUM_RED, NUM_HOSTS)),  # state of a host, and whether its name is known
-        ("table", np.uint8, (NUM_RED, MAX_TABLE)),  # known hosts that are not in state F
-        ("session_ident", np.uint8, (NUM_RED, MAX_SESSIONS)),
-        ("session_host", np.uint8, (NUM_RED, MAX_SESSIONS)),
-        ("session_flags", np.uint8, (NUM_RED, MAX_SESSIONS)),
-        ("session_pid", np.uint16, (NUM_RED, MAX_SESSIONS)),
-        ("memory_ident", np.uint8, (NUM_RED, MAX_MEMORY)),  # session that scanned
-        ("memory_host", np.uint8, (NUM_RED, MAX_MEMORY)),
-        ("memory_ports", np.uint8, (NUM_RED, MAX_MEMORY)),
-        ("offered", np.uint8, (NUM_RED, MAX_OFFERED)),
-        ("handed", np.uint8, (NUM_RED, MAX_HANDED)),  # hosts of sessions handed over in this step
-        # --- processes ---
-        ("decoy_pid", np.uint16, (NUM_HOSTS, NUM_DECOYS)),
-        ("suspicious_pid", np.uint16, (MAX_SUSPICIOUS,)),
-        ("suspicious_host", np.uint8, (MAX_SUSPICIOUS,)),
-        ("old_vsftpd_host", np.uint8, (MAX_OLD_VSFTPD,)),
-        ("old_vsftpd_pid", np.uint16, (MAX_OLD_VSFTPD,)),
-    ],
-    align=True,
-)
+_FIELDS = [
+    # --- what every step reads ---
+    ("t", np.uint16),  # steps played
+    ("phase", np.uint8),
+    ("overflow", np.uint8),  # bits of `codes`: a capacity was too small, the game is not exact
+    ("reward", np.int16),  # of the latest step
+    ("reward_parts", np.int16, (4,)),  # LocalWork, AccessService, Impact, cost of actions
+    ("quiet_greens", np.int32),  # greens to pass over before the next that does something
+    ("blocks", np.uint16, (NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
+    ("barred", *_SUBNET_MASKS),  # subnets with a block against, or by, this one
+    ("exists", *_SUBNET_MASKS),
+    ("num_users", np.uint8, (NUM_SUBNETS,)),
+    ("num_servers", np.uint8, (NUM_SUBNETS,)),
+    ("num_destinations", np.uint8, (3, NUM_SUBNETS)),  # of a subnet's users, by phase
+    ("red_hosts", *_SUBNET_MASKS),  # with a session of any red agent
+    ("degraded", *_SUBNET_MASKS),  # with a service below 100 %
+    ("process_events", *_SUBNET_MASKS),  # of this step
+    ("connection_events", *_SUBNET_MASKS),
+    ("work_failed", *_SUBNET_MASKS),
+    ("access_failed", *_SUBNET_MASKS),
+    ("phished", *_SUBNET_MASKS),  # users whose work asks for phishing
+    # blue: the action under way, or that took effect in the latest step
+    ("blue_family", *_BLUE_BYTES),
+    ("blue_target", *_BLUE_BYTES),  # host, or the zone `to`
+    ("blue_source", *_BLUE_BYTES),  # the zone `from`
+    ("blue_left", *_BLUE_BYTES),
+    ("blue_success", *_BLUE_BYTES),
+    ("messages", *_BLUE_BYTES),
+    # red: what it chose in the latest step; what is under way; what was due in the latest step
+    ("choice_type", *_RED_BYTES),
+    ("choice_target", *_RED_BYTES),
+    ("choice_session", *_RED_BYTES),
+    ("busy_type", *_RED_BYTES),
+    ("busy_target", *_RED_BYTES),
+    ("busy_session", *_RED_BYTES),
+    ("busy_left", *_RED_BYTES),
+    ("done_type", *_RED_BYTES),
+    ("done_target", *_RED_BYTES),
+    ("done_success", *_RED_BYTES),
+    ("red_exploit", np.int8, (NUM_RED,)),
+    ("found_ports", *_RED_BYTES),  # by the scan of the latest step
+    ("found_name", *_RED_BYTES),  # whether the latest action found its target's name
+    ("found_links", *_RED_BYTES),  # whether it revealed hosts
+    ("active", *_RED_BYTES),
+    ("has_digested", *_RED_BYTES),
+    ("gained", *_RED_BYTES),  # whether there is a session it has not seen yet
+    ("lost", *_RED_BYTES),  # whether sessions may have gone since it last looked
+    ("known_subnets", *_RED_BYTES),
+    ("num_sessions", *_RED_BYTES),
+    ("num_memory", *_RED_BYTES),
+    ("num_offered", *_RED_BYTES),
+    ("num_table", *_RED_BYTES),
+    ("num_handed", *_RED_BYTES),
+    ("num_foreign", np.uint8),  # sessions of this step that are another agent's
+    ("num_suspicious", np.uint16),
+    ("num_old_vsftpd", np.uint16),
+    # --- hosts ---
+    ("services", *_HOST_BYTES),  # genuine ones
+    ("decoys", *_HOST_BYTES),  # set of decoy services
+    ("decoy_order", *_HOST_BYTES),  # their ids in the order of creation, two bits each
+    ("svc", *_HOST_WORDS),  # levels of services, see `codes`
+    ("max_pid", *_HOST_WORDS),  # relative to the host's base
+    ("num_vsftpd", *_HOST_WORDS),  # processes
+    ("green", *_HOST_BYTES),  # results; written where greens are drawn one by one
+    # --- red's tables, in order ---
+    ("fsm", np.uint8, (NUM_RED, NUM_HOSTS)),  # state of a host, and whether its name is known
+    ("table", np.uint8, (NUM_RED, MAX_TABLE)),  # known hosts that are not in state F
+    ("session_ident", np.uint8, (NUM_RED, MAX_SESSIONS)),
+    ("session_host", np.uint8, (NUM_RED, MAX_SESSIONS)),
+    ("session_flags", np.uint8, (NUM_RED, MAX_SESSIONS)),
+    ("session_pid", np.uint16, (NUM_RED, MAX_SESSIONS)),
+    ("memory_ident", np.uint8, (NUM_RED, MAX_MEMORY)),  # session that scanned
+    ("memory_host", np.uint8, (NUM_RED, MAX_MEMORY)),
+    ("memory_ports", np.uint8, (NUM_RED, MAX_MEMORY)),
+    ("offered", np.uint8, (NUM_RED, MAX_OFFERED)),
+    ("handed", np.uint8, (NUM_RED, MAX_HANDED)),  # hosts of sessions handed over in this step
+    # --- processes ---
+    ("decoy_pid", np.uint16, (NUM_HOSTS, NUM_DECOYS)),
+    ("suspicious_pid", np.uint16, (MAX_SUSPICIOUS,)),
+    ("suspicious_host", np.uint8, (MAX_SUSPICIOUS,)),
+    ("old_vsftpd_host", np.uint8, (MAX_OLD_VSFTPD,)),
+    ("old_vsftpd_pid", np.uint16, (MAX_OLD_VSFTPD,)),
+]
+_EVENT_BYTES, _EVENT_WORDS = (np.uint8, (MAX_EVENTS,)), (np.uint16, (MAX_EVENTS,))
+# What `rules.events` keeps.
+_EVENT_FIELDS = [
+    ("num_events", np.uint16),
+    ("num_slots", np.uint16),  # draws of this step that change nothing else
+    ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
+    ("new_decoy", *_BLUE_BYTES),  # that was placed in this step, or NONE
+    ("event_node", *_EVENT_BYTES),  # in the order in which they happened
+    ("event_actor", *_EVENT_BYTES),
+    ("event_kind", *_EVENT_BYTES),
+    ("event_local", *_EVENT_BYTES),
+    ("event_remote", *_EVENT_BYTES),
+    ("event_local_port", *_EVENT_WORDS),
+    ("event_remote_port", *_EVENT_WORDS),
+    ("event_pid", *_EVENT_WORDS),
+    ("files", *_HOST_BYTES),  # that red has dropped
+    ("extra_order", *_HOST_BYTES),  # of web, database and mail among processes, two bits each
+    ("last_analyse", *_HOST_WORDS),  # the step in which it took effect, from 1; 0 never
+    ("last_restore", *_HOST_WORDS),
+    ("last_decoy", *_HOST_WORDS),
+]
+STATE_DTYPE = np.dtype(_FIELDS, align=True)
+LOGGED_STATE_DTYPE = np.dtype(_FIELDS + _EVENT_FIELDS, align=True)

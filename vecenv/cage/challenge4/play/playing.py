@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.challenge4.env import Cage4VectorEnv, impossible_turns, overflows, vectors_of
+from vecenv.cage.challenge4.env import Cage4VectorEnv, impossible_turns, overflows
+from vecenv.cage.challenge4.graph import FLAT
 from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules.codes import (
     ALARM_RATE,
@@ -134,11 +135,18 @@ class Episodes:
     impossible_turns: int
 
 
-def _make_envs(num: int, num_threads: int | None, options: dict[str, Any]) -> Cage4VectorEnv:
+def _make_envs(
+    policy: Any, num: int, num_threads: int | None, options: dict[str, Any]
+) -> Cage4VectorEnv:
     if "observation" in options:
-        raise TypeError("policies are played with vectors, as in the challenge: no `observation`")
+        raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
     return Cage4VectorEnv(
-        num, messages=True, autoreset_mode="Disabled", num_threads=num_threads, **options
+        num,
+        messages=True,
+        observation=getattr(policy, "observation", FLAT),
+        autoreset_mode="Disabled",
+        num_threads=num_threads,
+        **options,
     )
 
 
@@ -155,7 +163,8 @@ def play_game(policy: Any, envs: Cage4VectorEnv, seed: int | None) -> Iterator[n
     is_over = False
     while not is_over:
         # Every observation is an array of its own, which the policy may keep.
-        obs, rewards, terminations, _, _ = envs.step(_read(policy.act(vectors_of(obs)), len(obs)))
+        answer = policy.act(envs.agent_obs(obs))
+        obs, rewards, terminations, _, _ = envs.step(_read(answer, len(obs)))
         is_over = bool(terminations.all())
         yield rewards
 
@@ -212,7 +221,7 @@ def play_episodes(
     impossible = 0
     for start in range(0, episodes, _BATCH):
         size = min(_BATCH, episodes - start)
-        envs = _make_envs(size, num_threads, options)
+        envs = _make_envs(player, size, num_threads, options)
         try:
             rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, 4))
             for reward in play_game(player, envs, seed + start):
@@ -246,9 +255,9 @@ def evaluate_cage4(
     """Let a policy play CAGE Challenge 4 by the challenge's protocol.
 
     Args:
-        policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "defender" (the
-            trained one), a file with a saved defender, "module:object", an object with
-            `reset(masks)` and `act(observations)`, or a function of observations and masks.
+        policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "rules",
+            "defender" (the trained one), a file with a saved defender, "module:object", an object
+            with `reset(masks)` and `act(observations)`, or a function of observations and masks.
         episodes: How many, at least 2.
         seed: Of the first one; the same gives the same numbers, if the policy does not draw.
         name: What to call the policy.
@@ -305,13 +314,13 @@ def record_episode(
         ImportError: Pictures need the extra `plots`.
     """
     player = find_policy(policy, seed)
-    envs = _make_envs(1, 1, options)
+    envs = _make_envs(player, 1, 1, options)
 
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
         if is_first:
             player.reset([mask.copy() for mask in envs.agent_masks()])
         more: dict[str, Any] = {"report": report} if takes_report(player.act) else {}
-        return _read(player.act(vectors_of(obs), **more), 1)
+        return _read(player.act(envs.agent_obs(obs), **more), 1)
 
     try:
         names = action_names(envs, "Cage4-v0")
@@ -339,7 +348,7 @@ def episode_pictures(policy: Any, *, seed: int | None = None, **options: Any) ->
         ImportError: Pictures need the extra `plots`.
     """
     player = find_policy(policy, seed)
-    envs = _make_envs(1, 1, options)
+    envs = _make_envs(player, 1, 1, options)
     try:
         for _ in play_game(player, envs, seed):
             yield envs.render()[0]

@@ -5,10 +5,11 @@ A policy plays many games at a time, which begin and end together. It is an obje
 - `reset(masks)`: episodes begin; masks are five arrays bool, (N, 82) of agents 0 to 3 and (N, 242)
   of agent 4;
 - `act(observations)`: from five arrays (N, 92), (N, 210) to indices int (N, 5), or to a pair of
-  these and messages int (N, 5) of 8 bits;
+  these and messages int (N, 5) of 8 bits; an attribute `observation` may ask for other arrays, see
+  `Cage4VectorEnv`;
 
 or a function from the observations and masks to indices. The ready-made ones are those of the
-reference returns; like the challenge's evaluation they send no messages.
+reference returns, and `rules`; like the challenge's evaluation they send no messages.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vecenv.cage.challenge4.play.player import Cage4Player
+from vecenv.cage.challenge4.play.rules import Rules
 from vecenv.cage.challenge4.rules.codes import (
     BLUE_SUBNETS,
     BLUE_TICKS,
@@ -151,7 +153,15 @@ class FunctionPolicy:
         return self._function(observations, self._masks)
 
 
-POLICY_NAMES = ("sleep", "random", "react_restore", "react_remove", "decoy_restore", "defender")
+POLICY_NAMES = (
+    "sleep",
+    "random",
+    "react_restore",
+    "react_remove",
+    "decoy_restore",
+    "rules",
+    "defender",
+)
 
 
 def make_policy(name: str, seed: int | None = 0) -> Cage4Policy:
@@ -166,6 +176,8 @@ def make_policy(name: str, seed: int | None = 0) -> Cage4Policy:
         return React(REMOVE)
     if name == "decoy_restore":
         return React(RESTORE, places_decoys=True)
+    if name == "rules":
+        return Rules()
     if name == "defender":
         return Cage4Player(TRAINED_DEFENDER)
     raise ValueError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")

@@ -29,6 +29,7 @@ from vecenv.cage.challenge4.rules.codes import (
     SUCCEEDED,
     UNKNOWN,
 )
+from vecenv.cage.challenge4.rules.events import log_analyse, log_decoy, log_restore
 from vecenv.cage.challenge4.rules.processes import (
     end_decoys,
     find_max_pid,
@@ -152,7 +153,10 @@ def blue_effects(state, chance):
         family, host = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
         if family == SLEEP:
             state.blue_success[agent] = UNKNOWN
-        elif family in (MONITOR, ANALYSE):
+        elif family == MONITOR:
+            state.blue_success[agent] = SUCCEEDED
+        elif family == ANALYSE:
+            log_analyse(chance[2], agent, host)
             state.blue_success[agent] = SUCCEEDED
         elif family == REMOVE:
             _remove(state, host, chance, agent)
@@ -160,7 +164,9 @@ def blue_effects(state, chance):
         elif family == RESTORE:
             end_sessions_on(state, host)
             end_decoys(state, host)
+            log_restore(chance[2], host)
             state.blue_success[agent] = SUCCEEDED
         elif family == DECOY:
-            place_decoy(state, host, chance, agent)
+            decoy = place_decoy(state, host, chance, agent)
+            log_decoy(chance[2], agent, host, decoy)
             state.blue_success[agent] = SUCCEEDED

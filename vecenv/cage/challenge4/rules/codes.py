@@ -30,44 +30,54 @@ BLUE_SUBNETS = ((RZA,), (OZA,), (RZB,), (OZB,), (ADM, OFF, PUB))  # in alphabeti
 RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
 RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
 
-# --- routes (SPEC 1.3): nodes between two hosts of these subnets, routers and internet ---
+# --- routes (SPEC 1.3): from a zone to the internet, by routers ---
 _TO_INTERNET = {
-    RZA: 1,
-    OZA: 2,
-    RZB: 1,
-    OZB: 2,
-    CON: 1,
-    PUB: 1,
-    ADM: 2,
-    OFF: 2,
-}  # routers on the way
-_BRANCH = {RZA: "RZA", OZA: "RZA", RZB: "RZB", OZB: "RZB", CON: "CON", PUB: "P", ADM: "P", OFF: "P"}
+    RZA: (RZA, INT),
+    OZA: (OZA, RZA, INT),
+    RZB: (RZB, INT),
+    OZB: (OZB, RZB, INT),
+    CON: (CON, INT),
+    PUB: (PUB, INT),
+    ADM: (ADM, PUB, INT),
+    OFF: (OFF, PUB, INT),
+}
+MAX_ROUTE = 5
 
 
-def _nodes_between():
-    table = np.zeros((NUM_SUBNETS, NUM_SUBNETS), np.int64)
-    for a in range(NUM_SUBNETS):
-        for b in range(NUM_SUBNETS):
-            if a == b:
-                table[a, b] = 1
-            elif _BRANCH[a] != _BRANCH[b]:
-                table[a, b] = _TO_INTERNET[a] + 1 + _TO_INTERNET[b]
-            else:  # one of them is the branch's first router, or both are behind it
-                table[a, b] = 3 if _TO_INTERNET[a] == _TO_INTERNET[b] else 2
-    return table
+def _routes():
+    """Zones whose routers lie between two hosts (8, 8, 5), INT the internet's; and their number."""
+    routes = np.zeros((NUM_SUBNETS, NUM_SUBNETS, MAX_ROUTE), np.int64)
+    num = np.zeros((NUM_SUBNETS, NUM_SUBNETS), np.int64)
+    for a, up in _TO_INTERNET.items():
+        for b, down in _TO_INTERNET.items():
+            top = next(zone for zone in up if zone in down)  # the network is a tree
+            route = up[: up.index(top) + 1] + down[: down.index(top)][::-1]
+            routes[a, b, : len(route)], num[a, b] = route, len(route)
+    return routes, num
 
 
-NODES_BETWEEN = _nodes_between()
+ROUTES, NODES_BETWEEN = _routes()
 
 # --- services (SPEC 1.4), bits of `services` ---
 SSH, OT, WEB, DATABASE, MAIL = 1, 2, 4, 8, 16
 EXTRAS = WEB | DATABASE | MAIL
 MAX_EXTRAS = 3
 
+SERVICE_PORTS = np.array([22, 1, 80, 3390, 25], np.int64)  # by bit
+EXTRA_ORDERS = np.array(  # of web, database and mail, two bits each
+    [0b100100, 0b011000, 0b100001, 0b001001, 0b010010, 0b000110], np.int64
+)
+
+# --- what only raw observations show ---
+FIRST_PORT, PORT_STOP = 49152, 60000  # of those that are drawn
+BLOCKED_PORT = 8800
+CMD_FILE, ESCALATE_FILE, CMD_IS_LAST, WAS_ANALYSED = 1, 2, 4, 8  # bits of files on a host
+
 # --- decoys (SPEC 1.5) ---
 APACHE, TOMCAT, HARAKA, VSFTPD = range(4)
 NUM_DECOYS = 4
 DECOY_NAMES = ("apache", "tomcat", "haraka", "vsftpd")
+DECOY_PORTS = np.array([80, 443, 25, 80], np.int64)
 
 # --- state of services: the word `svc` of a host (TRACES, field svc), in steps of 20 % ---
 FULL = 5  # 100 %
@@ -335,6 +345,7 @@ MAX_HANDED = 8  # exploit sessions handed over to one red agent in one step
 MAX_SUSPICIOUS = 512
 MAX_OLD_VSFTPD = 1280  # processes that a newer one replaced; 5 agents place 250 each at most
 MAX_IDENT = 255
+MAX_EVENTS = 512  # of a step, where they are kept; a scan has one for each process that listens
 # bits of `overflow`
 (
     SESSIONS_FULL,
@@ -344,7 +355,8 @@ MAX_IDENT = 255
     VSFTPD_FULL,
     IDENT_FULL,
     PID_FULL,
-) = (1 << bit for bit in range(7))
+    EVENTS_FULL,
+) = (1 << bit for bit in range(8))
 OVERFLOW_NAMES = (
     "red sessions",
     "port memory",
@@ -353,6 +365,7 @@ OVERFLOW_NAMES = (
     "old vsftpd processes",
     "session id",
     "process id",
+    "events of a step",
 )
 
 # --- sites of draws (TRACES, tape_site) ---
@@ -384,7 +397,8 @@ OVERFLOW_NAMES = (
     EXPLOIT_DETECT,
     ESCALATE_SESSION,
     NEW_PRIMARY,
-) = map(np.int64, range(26))
+    PORT,
+) = map(np.int64, range(27))
 SITE_NAMES = (
     "green_action",
     "fsm_state",
@@ -412,5 +426,6 @@ SITE_NAMES = (
     "exploit_detect",
     "pe_session",
     "new_primary",
+    "port",
 )
 FIRST_RED_ACTOR, FIRST_GREEN_ACTOR = 5, 11

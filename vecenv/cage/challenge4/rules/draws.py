@@ -1,9 +1,10 @@
 """Every draw of the rules: from the env's own random stream, or from a recorded tape.
 
-`chance` is a pair (rng, tape). Free running, the tape is None: Numba then drops the branch that
-reads one. A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE); each draw must be
-the one that was recorded next, same site, actor and number of choices. The first that is not is
-noted in the cursor, and 0 (or what is nearest to it) is taken for it and for those that follow.
+`chance` is (rng, tape, log); see `events` for the log. Free running, the tape is None: Numba then
+drops the branch that reads one. A tape is a pair (entries TAPE_DTYPE (L,), cursor record
+CURSOR_DTYPE); each draw must be the one that was recorded next, same site, actor and number of
+choices. The first that is not is noted in the cursor, and 0 (or what is nearest to it) is taken for
+it and for those that follow.
 """
 
 import numpy as np
@@ -11,13 +12,17 @@ from numba import njit
 
 from vecenv.cage.challenge4.rules.codes import (
     CELL_CUMULATIVE,
+    FIRST_PORT,
     FSM_ACTION,
     MAX_PID_STEP,
     NUM_CELLS,
     NUM_DECOYS,
     PID,
+    PORT,
+    PORT_STOP,
+    SSH_HOP,
 )
-from vecenv.jit.random import integers, uniform
+from vecenv.jit.random import integers, integers_at, uniform, uniform_at
 
 TAPE_DTYPE = np.dtype(
     [("site", np.uint8), ("actor", np.uint8), ("n", np.uint8), ("value", np.float32)], align=True
@@ -120,6 +125,36 @@ def _decoy(rng, tape, site, actor, possible, n):
 
 
 @njit
+def _next_slot(log):
+    slot = np.int64(log.num_slots)
+    log.num_slots = slot + 1
+    return slot
+
+
+@njit
+def _port(rng, tape, log, actor):
+    if log is None:
+        return np.int64(0)
+    else:
+        if tape is not None:
+            entries, cursor = tape  # tapes may lack ports
+            if cursor.position < cursor.end and entries[cursor.position].site == PORT:
+                return np.int64(_read(tape, PORT, actor, 0))
+        return FIRST_PORT + integers_at(rng, _next_slot(log), np.int64(PORT_STOP - FIRST_PORT))
+
+
+@njit
+def _hop(rng, tape, log, actor):
+    if tape is not None:
+        return _unit(rng, tape, SSH_HOP, actor)
+    else:
+        if log is None:
+            return 0.0
+        else:
+            return uniform_at(rng, _next_slot(log))
+
+
+@njit
 def draw_index(chance, site, actor, n):
     """Draw an int64, uniform in [0, n)."""
     return _index(chance[0], chance[1], site, actor, n)
@@ -153,3 +188,15 @@ def draw_pid_step(chance, actor):
 def draw_decoy(chance, site, actor, possible, n):
     """Draw one of the n decoys in the set `possible` int64."""
     return _decoy(chance[0], chance[1], site, actor, possible, n)
+
+
+@njit
+def draw_port(chance, actor):
+    """Draw a port int64 that only raw observations show; 0 without a log."""
+    return _port(chance[0], chance[1], chance[2], actor)
+
+
+@njit
+def draw_hop(chance, actor):
+    """Draw a float64 for the alarm of a node that only raw observations show; 0 without a log."""
+    return _hop(chance[0], chance[1], chance[2], actor)

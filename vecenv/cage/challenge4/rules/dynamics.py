@@ -34,6 +34,7 @@ from vecenv.cage.challenge4.rules.codes import (
     UNKNOWN,
     WORK_REWARD,
 )
+from vecenv.cage.challenge4.rules.events import begin_log, begin_step
 from vecenv.cage.challenge4.rules.generator import generate
 from vecenv.cage.challenge4.rules.green import (
     choose_greens,
@@ -201,15 +202,15 @@ def _count_reward(state, cost):
 
 
 @njit
-def _greens(state, rng, tape, rules):
+def _greens(state, tape, chance, rules):
     """Let all green users act; on a tape, their choices have been drawn."""
     if tape is None:
         if rules.greens_one_by_one:
-            greens_one_by_one(state, (rng, tape), rules)
+            greens_one_by_one(state, chance, rules)
         else:
-            greens_by_exception(state, rng, rules)
+            greens_by_exception(state, chance, rules)
     else:
-        greens_one_by_one(state, (rng, tape), rules)
+        greens_one_by_one(state, chance, rules)
 
 
 @njit
@@ -228,7 +229,7 @@ def phase_at(t, rules):
 
 
 @njit
-def apply(state, actions, chance, rules, own_red=None):
+def apply(state, actions, chance, rules, own_red=None, log=None):
     """Play one step.
 
     Args:
@@ -238,7 +239,17 @@ def apply(state, actions, chance, rules, own_red=None):
         chance: Where draws come from: (rng, None) or (rng, tape), see `draws`.
         rules: Record of `options.compile_rules`.
         own_red: Who chooses for red, instead of `red_agent.choose`; or None.
+        log: The state again, if it is one with a log, see `events`; or None.
     """
+    if log is None:
+        _play(state, actions, (chance[0], chance[1], None), rules, own_red)
+    else:
+        _play(state, actions, (chance[0], chance[1], log), rules, own_red)
+
+
+@njit
+def _play(state, actions, chance, rules, own_red):
+    begin_step(chance[2])
     state.phase = phase_at(np.int64(state.t), rules)
     for subnet in range(NUM_SUBNETS):
         state.process_events[subnet] = state.connection_events[subnet] = 0
@@ -252,7 +263,7 @@ def apply(state, actions, chance, rules, own_red=None):
         _choose_red(state, agent, chance, rules, own_red)
         _tick_red(state, agent)
     blue_effects(state, chance)
-    _greens(state, chance[0], chance[1], rules)
+    _greens(state, chance[1], chance, rules)
     for agent in range(NUM_RED):
         _act_red(state, agent, chance)
     reassign(state)
@@ -276,19 +287,27 @@ def reset(state, rng, rules):
 
 
 @njit
+def reset_logged(state, rng, rules):
+    """Begin an episode of a game with a log."""
+    reset(state, rng, rules)
+    begin_log(state, rng)
+
+
+@njit
 def _end(state, rules):
     """Return the reward of the step, and whether all agents' episode is over, after S - 1 steps."""
     is_over = np.int64(state.t) >= rules.steps - 1
     return float(state.reward), is_over, is_over
 
 
-def step_kernel(read, own_red=None):
+def step_kernel(read, own_red=None, is_logged=False):
     """Return a kernel that plays one step with the game's own draws.
 
     Args:
         read: Compiled function from the env's action to ten int64, see `apply`.
         own_red: Compiled function `(state, agent, rng)` that chooses for red; None for the
             challenge's red agents.
+        is_logged: Whether states have a log, see `events`.
     """
 
     @njit
@@ -296,4 +315,9 @@ def step_kernel(read, own_red=None):
         apply(state, read(actions), (rng, None), rules, own_red)
         return _end(state, rules)
 
-    return step
+    @njit
+    def step_logged(state, actions, rng, rules):
+        apply(state, read(actions), (rng, None), rules, own_red, state)
+        return _end(state, rules)
+
+    return step_logged if is_logged else step

@@ -24,6 +24,7 @@ from vecenv.cage.challenge4.rules.codes import (
     ACCESS_DONE,
     ACCESS_FAILED,
     ACCESS_SERVICE,
+    BLOCKED_PORT,
     DECOY_SHIFT,
     FIRST_GREEN_ACTOR,
     FIRST_SERVER,
@@ -43,7 +44,8 @@ from vecenv.cage.challenge4.rules.codes import (
     WORK_RELIABILITY,
     WORK_SERVICE,
 )
-from vecenv.cage.challenge4.rules.draws import draw_index, draw_unit
+from vecenv.cage.challenge4.rules.draws import draw_index, draw_port, draw_unit
+from vecenv.cage.challenge4.rules.events import NO_PORT, log_alarm, log_connection
 from vecenv.cage.challenge4.rules.processes import note_connection, note_process, num_genuine
 from vecenv.cage.challenge4.rules.sessions import phish
 from vecenv.jit.random import integers, next_word, uniform
@@ -94,9 +96,10 @@ def num_services(state, host):
 
 
 @njit
-def _fail_access(state, host, destination):
+def _fail_access(state, log, host, destination):
     put_host(state.access_failed, host)
     note_connection(state, destination)
+    log_connection(log, destination, host, destination, NO_PORT, host, BLOCKED_PORT)
 
 
 @njit
@@ -136,6 +139,7 @@ def _work(state, host, chance, actor, rules):
         return np.int64(WORK_FAILED)
     if draw_unit(chance, WORK_ALARM, actor) < rules.alarm_rate:
         note_process(state, host)
+        log_alarm(chance[2], host, draw_port(chance, actor))
     if draw_unit(chance, WORK_PHISH, actor) < rules.phishing_rate:
         phish(state, host, chance, actor)
     return np.int64(WORK_DONE)
@@ -148,11 +152,13 @@ def _access(state, host, chance, actor, rules):
     num = np.int64(state.num_destinations[state.phase, subnet])
     index = draw_index(chance, ACCESS_DEST, actor, num)
     destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+    port = draw_port(chance, actor)
     if has(np.int64(state.barred[subnet]), destination >> 4):
-        _fail_access(state, host, destination)
+        _fail_access(state, chance[2], host, destination)
         return np.int64(ACCESS_FAILED)
     if draw_unit(chance, ACCESS_ALARM, actor) < rules.alarm_rate:
         note_connection(state, destination)
+        log_connection(chance[2], destination, host, host, NO_PORT, destination, port)
     return np.int64(ACCESS_DONE)
 
 
@@ -181,64 +187,69 @@ def _work_failure(state, host):
 
 
 @njit
-def _not_quiet(state, host, blocked, rng, rules):
+def _not_quiet(state, host, blocked, chance, rules):
     """Draw what a user does about whom it is known that it does something, or would.
 
     `blocked` is the set int64 of subnets to which its access fails.
     """
+    rng, log = chance[0], chance[2]
     share = uniform(rng)
     subnet, bit = host >> 4, 1 << (host & 15)
     if share < rules.share_access:
         index = integers(rng, np.int64(state.num_destinations[state.phase, subnet]))
         destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
         if has(blocked, destination >> 4):
-            _fail_access(state, host, destination)
+            _fail_access(state, log, host, destination)
         else:
             note_connection(state, destination)
+            port = draw_port(chance, 0)
+            log_connection(log, destination, host, host, NO_PORT, destination, port)
         return
     if np.int64(state.degraded[subnet]) & bit and uniform(rng) < _work_failure(state, host):
         put_host(state.work_failed, host)
         return
     if share < rules.share_alarm:  # with or without phishing
         note_process(state, host)
+        log_alarm(log, host, draw_port(chance, 0))
     if share >= rules.share_phish:  # with or without an alarm
         state.phished[subnet] = np.int64(state.phished[subnet]) | bit
 
 
 @njit
-def _draw_failures(state, subnet, users, blocked, rng, rules):
+def _draw_failures(state, subnet, users, blocked, chance, rules):
     """Draw which of the users of a subnet fail, of those that have been quiet.
 
     Args:
         users: Set int64.
         blocked: Set int64 of subnets to which their access fails.
     """
+    rng, log = chance[0], chance[2]
     num_blocked = num_servers_in(state, blocked)
     num = np.int64(state.num_destinations[state.phase, subnet])
     access = rules.access_failure * num_blocked / num
     degraded = np.int64(state.degraded[subnet])
     access_bound = np.int64(access * _WORD)
-    failed, left = np.int64(0), users if blocked else users & degraded
+    left = users if blocked else users & degraded
     while left:
         k = nth(left, 0)
         left &= left - 1
         word = next_word(rng)
         number = np.int64(word >> _HALF)
         if number < access_bound:
-            failed |= 1 << k
             index = (np.int64(word & _LOW_HALF) * num_blocked) >> 32
-            note_connection(state, nth_server_in(state, blocked, index))
+            destination = nth_server_in(state, blocked, index)
+            _fail_access(state, log, np.int64(subnet * 16 + k), destination)
         elif has(degraded, k):
             host = np.int64(subnet * 16 + k)
             share = access + rules.work_failure * _work_failure(state, host)
             if number < np.int64(share * _WORD):
                 put_host(state.work_failed, host)
-    state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | failed
 
 
 @njit
-def greens_by_exception(state, rng, rules):
+def greens_by_exception(state, chance, rules):
     """Draw and carry out what all green users do; the law is that of one by one."""
+    rng = chance[0]
     quiet = np.int64(state.quiet_greens)
     any_phished = np.int64(0)
     for subnet in range(NUM_SUBNETS):
@@ -251,15 +262,15 @@ def greens_by_exception(state, rng, rules):
         quiet_users = users
         while quiet < size:
             quiet_users &= ~(1 << quiet)
-            _not_quiet(state, np.int64(subnet * 16) + quiet, blocked, rng, rules)
+            _not_quiet(state, np.int64(subnet * 16) + quiet, blocked, chance, rules)
             quiet += 1 + draw_quiet(rng, rules)
         quiet -= size
         if blocked or np.int64(state.degraded[subnet]) & users:
-            _draw_failures(state, subnet, quiet_users, blocked, rng, rules)
+            _draw_failures(state, subnet, quiet_users, blocked, chance, rules)
         any_phished |= np.int64(state.phished[subnet])
     state.quiet_greens = min(quiet, _NEVER)
     if any_phished:
         for subnet in range(NUM_SUBNETS):
             for k in range(np.int64(state.num_users[subnet])):
                 if has(np.int64(state.phished[subnet]), k):
-                    phish(state, np.int64(subnet * 16 + k), (rng, None), 0)
+                    phish(state, np.int64(subnet * 16 + k), chance, 0)

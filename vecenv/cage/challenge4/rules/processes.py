@@ -163,7 +163,7 @@ def find_degraded(state, host):
 
 @njit
 def place_decoy(state, host, chance, actor):
-    """Do DeployDecoy on a host (SPEC 5.3)."""
+    """Do DeployDecoy on a host (SPEC 5.3); return the decoy int64."""
     possible = possible_decoys(state, host)
     decoy = draw_decoy(chance, DECOY_TYPE, actor, possible, count(possible))
     pid = new_pid(state, host, chance, actor)
@@ -185,6 +185,7 @@ def place_decoy(state, host, chance, actor):
     state.decoy_pid[host, decoy] = pid
     set_decoy_level(state, host, decoy, FULL)
     find_degraded(state, host)
+    return decoy
 
 
 @njit

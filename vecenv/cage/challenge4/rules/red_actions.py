@@ -15,6 +15,7 @@ from vecenv.cage.challenge4.rules.codes import (
     DECEPTION_FALSE_SITE,
     DECEPTION_HIT,
     DECEPTION_HIT_SITE,
+    DECOY_PORTS,
     DEGRADE,
     DISCOVER,
     ESCALATE,
@@ -45,6 +46,7 @@ from vecenv.cage.challenge4.rules.codes import (
     RED_OF_SUBNET,
     REVEALS,
     REVERSE_SHELL,
+    ROUTES,
     SCAN_DETECT,
     SQL,
     SQL_MISSED,
@@ -57,7 +59,23 @@ from vecenv.cage.challenge4.rules.codes import (
     VSFTPD,
     WEB,
 )
-from vecenv.cage.challenge4.rules.draws import draw_index, draw_unit, draw_unused
+from vecenv.cage.challenge4.rules.draws import (
+    draw_hop,
+    draw_index,
+    draw_port,
+    draw_unit,
+    draw_unused,
+)
+from vecenv.cage.challenge4.rules.events import (
+    FIRST_RED,
+    FIRST_ROUTER,
+    NO_PORT,
+    drop_cmd,
+    drop_escalate,
+    log_connection,
+    log_scan,
+    log_session,
+)
 from vecenv.cage.challenge4.rules.processes import (
     degrade,
     new_pid,
@@ -73,6 +91,8 @@ from vecenv.cage.challenge4.rules.sessions import (
     remember_ports,
     remembered_ports,
 )
+
+_SSH_PORT, _SSH_GUESSES = 22, 10  # connections of a brute-force attack
 
 
 @njit
@@ -94,6 +114,7 @@ def _scan(state, agent, index, host, detection, chance):
     value = draw_unit(chance, SCAN_DETECT, FIRST_RED_ACTOR + agent)
     if value <= detection or state.decoys[host]:
         note_connection(state, host)
+        log_scan(state, chance[2], chance, agent, source, host, value <= detection)
     return True
 
 
@@ -181,33 +202,48 @@ def _probe(state, host, tape, chance, actor):
 @njit
 def _open_session(state, agent, host, kind, chance):
     """An exploit works: a C session of the agent; return the id int64 of its process."""
+    drop_cmd(chance[2], host)
     pid = new_pid(state, host, chance, FIRST_RED_ACTOR + agent)
     add_session(state, agent, host, kind, pid)
     return pid
 
 
 @njit
-def _ssh(state, agent, source, host, tape, chance):
-    actor = FIRST_RED_ACTOR + agent
+def _ssh(state, agent, source, host, chance):
+    actor, red, log = FIRST_RED_ACTOR + agent, FIRST_RED + agent, chance[2]
+    a, b = source >> 4, host >> 4
     if source != host:
         if draw_unit(chance, SSH_HOP, actor) > SSH_MISSED:
             note_connection(state, source)
-        if tape is not None:  # routers' events and the target's are of no account
-            for _ in range(NODES_BETWEEN[source >> 4, host >> 4]):
-                draw_unused(chance, SSH_HOP, actor)
-    draw_unused(chance, SSH_HOP, actor)
+            log_connection(log, source, red, host, NO_PORT, source, _SSH_PORT)
+        for place in range(NODES_BETWEEN[a, b]):
+            if draw_hop(chance, actor) > SSH_MISSED:
+                router = FIRST_ROUTER + ROUTES[a, b, place]
+                log_connection(log, router, red, host, NO_PORT, source, _SSH_PORT)
+    if draw_hop(chance, actor) > SSH_MISSED:
+        log_connection(log, host, red, host, NO_PORT, source, _SSH_PORT)
+    port = draw_port(chance, actor)
     pid = _open_session(state, agent, host, SSH_SHELL, chance)
     note_connection(state, host)
+    for _ in range(_SSH_GUESSES):
+        log_connection(log, host, red, host, _SSH_PORT, source, port)
     note_suspicious(state, host, pid)
+    log_session(log, host, red, pid)
     return True
 
 
 @njit
-def _lured(state, agent, host, is_genuine, is_decoy, chance):
+def _lured(state, agent, source, host, port, is_caught, chance):
     """HTTP, HTTPS or mail: fails, with a connection event if a decoy caught it."""
-    if is_decoy and not is_genuine:
-        draw_unused(chance, EXPLOIT_SUCCESS, FIRST_RED_ACTOR + agent)
+    if is_caught:
+        actor, red = FIRST_RED_ACTOR + agent, FIRST_RED + agent
+        remote_port = draw_port(chance, actor)
+        log_connection(chance[2], host, red, host, port, source, remote_port)
+        draw_unused(chance, EXPLOIT_SUCCESS, actor)
         note_connection(state, host)
+        local_port = draw_port(chance, actor)
+        remote_port = draw_port(chance, actor)
+        log_connection(chance[2], host, red, host, local_port, source, remote_port)
     return False
 
 
@@ -217,9 +253,11 @@ def _sql(state, agent, host, chance):
         return False
     actor = FIRST_RED_ACTOR + agent
     draw_unused(chance, EXPLOIT_SUCCESS, actor)
+    draw_port(chance, actor)
     pid = _open_session(state, agent, host, REVERSE_SHELL, chance)
     if draw_unit(chance, EXPLOIT_DETECT, actor) > SQL_MISSED:
         note_suspicious(state, host, pid)
+        log_session(chance[2], host, FIRST_RED + agent, pid)
     return True
 
 
@@ -251,7 +289,7 @@ def strongest(options):
 
 
 @njit
-def _exploit(state, agent, index, host, tape, chance):
+def _exploit(state, agent, index, host, chance):
     source = np.int64(state.session_host[agent, index])
     if not np.int64(state.session_flags[agent, index]) & KIND_A:
         return False
@@ -269,15 +307,18 @@ def _exploit(state, agent, index, host, tape, chance):
     state.red_exploit[agent] = exploit
     services, decoys = np.int64(state.services[host]), np.int64(state.decoys[host])
     if exploit == SSH_EXPLOIT:
-        return _ssh(state, agent, source, host, tape, chance)
+        return _ssh(state, agent, source, host, chance)
     if exploit == SQL:
         return _sql(state, agent, host, chance)
     if exploit == HTTP:
-        is_decoy = decoys & ((1 << APACHE) | (1 << VSFTPD)) != 0
-        return _lured(state, agent, host, services & WEB != 0, is_decoy, chance)
-    if exploit == HTTPS:
-        return _lured(state, agent, host, False, decoys & (1 << TOMCAT) != 0, chance)
-    return _lured(state, agent, host, services & MAIL != 0, decoys & (1 << HARAKA) != 0, chance)
+        lures, genuine = (1 << APACHE) | (1 << VSFTPD), services & WEB
+        port = DECOY_PORTS[APACHE]
+    elif exploit == HTTPS:
+        lures, genuine, port = 1 << TOMCAT, np.int64(0), DECOY_PORTS[TOMCAT]
+    else:
+        lures, genuine, port = 1 << HARAKA, services & MAIL, DECOY_PORTS[HARAKA]
+    is_caught = decoys & lures != 0 and genuine == 0
+    return _lured(state, agent, source, host, port, is_caught, chance)
 
 
 @njit
@@ -295,6 +336,7 @@ def _escalate(state, agent, index, host, chance):
                 if left == 0:
                     flags = np.int64(state.session_flags[agent, place])
                     state.session_flags[agent, place] = flags | PRIVILEGED
+                    drop_escalate(chance[2], host)
                     break
                 left -= 1
     if index >= 0 and host & 15 == FIRST_SERVER:
@@ -338,7 +380,7 @@ def red_action(state, agent, kind, target, ident, chance):
             state.found_name[agent] = 1
         return True
     if kind == EXPLOIT:
-        if not _exploit(state, agent, index, target, tape, chance):
+        if not _exploit(state, agent, index, target, chance):
             return False
         state.found_name[agent] = 1
         return True

@@ -1,0 +1,298 @@
+"""What the original's blue agents read: dicts, events made of them, and rules that play by them."""
+
+import enum
+import ipaddress
+import json
+
+import numpy as np
+import pytest
+from cage.challenge4.raw_events import EventsOfRaw
+from cage.golden import FOLDER4
+
+from vecenv import make_vec_agents
+from vecenv.cage import (
+    Cage4Events,
+    Cage4ParallelEnv,
+    Cage4VectorEnv,
+    RawName,
+    TraceError,
+    evaluate_cage4,
+    plain_raw,
+    replay_traces,
+)
+
+RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
+NAMES = Cage4Events.NODE_FEATURES
+RATES = {"phishing_rate": 0.1, "alarm_rate": 0.05}
+
+
+def changed(tmp_path, change):
+    """A recording in which `change` has changed arrays and observations."""
+    with np.load(RECORDINGS[0]) as file:
+        arrays = {key: file[key].copy() for key in file.files}
+    raw = json.loads(arrays["raw"].tobytes())
+    raw = change(arrays, raw) or raw
+    arrays["raw"] = np.frombuffer(json.dumps(raw).encode(), np.uint8)
+    np.savez(tmp_path / "changed.npz", **arrays)
+    return tmp_path / "changed.npz"
+
+
+def test_agents_read_what_they_read_in_the_original():
+    result = replay_traces(RECORDINGS)
+    assert [str(found) for found in result.differences] == []
+    assert result.num_steps == 160
+    assert result.num_compared > 160 * 5 * 3
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ("remote_port", lambda entry: entry["Processes"][0]["Connections"][0]),
+        ("PID", lambda entry: entry["Processes"][-1]),
+        ("Density", lambda entry: entry["Files"][0]),
+        ("Hostname", lambda entry: entry["System info"]),
+    ],
+)
+def test_a_part_that_was_recorded_otherwise_is_reported(tmp_path, part, place):
+    where = []
+
+    def change(arrays, raw):
+        for step, told in enumerate(raw[1:]):
+            for name, host, entry in _hosts(told):
+                try:
+                    found = place(entry)
+                    found[part] = found[part] * 2
+                except (KeyError, IndexError):
+                    continue
+                where.append((step, f"raw of {name}: {host}"))
+                return
+
+    path = changed(tmp_path, change)
+    found = replay_traces([path]).differences
+    assert [(one.step, one.field) for one in found] == where != []
+
+
+def _hosts(told):
+    for name, observation in told.items():
+        for host, entry in observation.items():
+            if isinstance(entry, dict):
+                yield name, host, entry
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, raw: raw[:-1], "raw is no list of 81 dicts"),
+        (lambda arrays, raw: [{}] * 81, "raw is no list of 81 dicts"),
+        (lambda arrays, raw: arrays.pop("net_os") * 0 == 1, "lacks net_os"),
+        (lambda arrays, raw: arrays.pop("tape_n") * 0 == 1, "lacks tape_n"),
+    ],
+)
+def test_a_damaged_recording_is_refused(tmp_path, change, message):
+    def first(arrays, raw):
+        found = change(arrays, raw)
+        return found if isinstance(found, list) else raw
+
+    with pytest.raises(TraceError, match=message):
+        replay_traces([changed(tmp_path, first)])
+
+
+def random_actions(env, rng):
+    return {name: int(rng.integers(env.action_space(name).n)) for name in env.agents}
+
+
+@pytest.mark.parametrize("red", ["fsm", "discovery"])
+def test_games_with_raw_observations_are_the_same_games(red):
+    raw, flat = Cage4ParallelEnv(raw=True, red=red, **RATES), Cage4ParallelEnv(red=red, **RATES)
+    rng = np.random.default_rng(0)
+    raw.reset(seed=4)
+    vectors, infos = flat.reset(seed=4)
+    assert set(infos) == set(vectors)
+    for _ in range(200):
+        actions = random_actions(flat, rng)
+        _, rewards, *_ = raw.step(actions)
+        _, expected, *_ = flat.step(actions)
+        assert rewards == expected
+    for name in flat.true_state.dtype.names:
+        np.testing.assert_array_equal(raw.true_state[name], flat.true_state[name])
+
+
+def test_equal_seeds_are_told_equal_things_and_others_not():
+    first, second = Cage4ParallelEnv(raw=True, **RATES), Cage4ParallelEnv(raw=True, **RATES)
+    rng = np.random.default_rng(1)
+    told = [plain_raw(env.reset(seed=9)[0]) for env in (first, second)]
+    assert told[0] == told[1]
+    for _ in range(60):
+        actions = random_actions(first, rng)
+        told = [plain_raw(env.step(actions)[0]) for env in (first, second)]
+        assert told[0] == told[1]
+    assert plain_raw(first.reset(seed=9)[0]) != plain_raw(second.reset(seed=10)[0])
+
+
+def test_the_first_observation_tells_the_agents_part_of_the_network():
+    env = Cage4ParallelEnv(raw=True)
+    observations, _ = env.reset(seed=3)
+    seen = {}
+    for agent, observation in observations.items():
+        assert observation.pop("success") == "UNKNOWN"
+        num = sum(env.action_mask(agent)[: 48 if agent[-1] == "4" else 16])
+        assert len(observation) == num + (3 if agent[-1] == "4" else 1)  # routers
+        idents = sorted(entry["Sessions"][0]["session_id"] for entry in observation.values())
+        assert idents == list(range(len(observation)))
+        for name, entry in observation.items():
+            (interface,) = entry["Interface"]
+            assert interface["ip_address"] in interface["Subnet"]
+            seen[interface["ip_address"]] = name
+            kind = entry["Sessions"][0]["Type"].name
+            assert (kind == "VELOCIRAPTOR_SERVER") == (entry["Sessions"][0]["session_id"] == 0)
+            assert entry["System info"]["Hostname"] == name
+    assert all(isinstance(address, ipaddress.IPv4Address) for address in seen)
+    assert len(seen) == sum(map(len, observations.values()))  # of which all differ
+
+
+class Reader:
+    """An agent of the original, which reads dicts: it restores hosts with files, else analyses."""
+
+    def __init__(self, name, labels):
+        self.name, self.labels, self.turn = name, labels, 0
+
+    def get_action(self, observation, action_space):
+        hosts = {name: entry for name, entry in observation.items() if "_host_" in name}
+        found = [name for name, entry in hosts.items() if "Files" in entry]
+        self.turn += 1
+        choices = [k for k, label in enumerate(self.labels) if label.startswith("Analyse")]
+        if found and observation["success"] == Ternary.TRUE:
+            return self.labels.index(f"Restore {found[0]}")
+        return choices[self.turn // 2 % len(choices)]
+
+
+class Ternary(enum.Enum):
+    TRUE, UNKNOWN, FALSE, IN_PROGRESS = range(1, 5)
+
+
+def test_an_agent_that_reads_dicts_plays():
+    env = Cage4ParallelEnv(raw=True, steps=300)
+    observations, _ = env.reset(seed=0)
+    agents = {name: Reader(name, env.action_labels(name)) for name in env.agents}
+    told = set()
+    while env.agents:
+        actions = {
+            name: agent.get_action(observations[name], env.action_space(name))
+            for name, agent in agents.items()
+        }
+        observations, *_ = env.step(actions)
+        told |= {observations[name].get("action", " ").split()[0:1] != [] for name in agents}
+        told |= {str(observation.get("action"))[:7] for observation in observations.values()}
+    assert {"Restore", "Analyse"} <= told
+
+
+def test_names_stand_for_members_of_enums():
+    name = RawName("TRUE")
+    assert name == "TRUE"
+    assert name == Ternary.TRUE
+    assert name == True  # noqa: E712  as the original's
+    assert name != Ternary.FALSE
+    assert name != False  # noqa: E712
+    assert RawName("LINUX") != True  # noqa: E712
+    assert (name.name, str(name), json.dumps(name)) == ("TRUE", "TRUE", '"TRUE"')
+    assert {name: 1}["TRUE"] == 1
+
+
+def test_raw_is_true_or_false():
+    with pytest.raises(TypeError, match="raw must be True or False, got 'yes'"):
+        Cage4ParallelEnv(raw="yes")
+
+
+# --- events ---
+
+
+@pytest.mark.parametrize(("red", "seed"), [("fsm", 0), ("discovery", 1)])
+def test_events_say_what_the_dicts_say(red, seed):
+    options = {"red": red, "steps": 200, **RATES}
+    env = Cage4ParallelEnv(raw=True, **options)
+    envs = Cage4VectorEnv(1, messages=True, observation="events", **options)
+    flat = Cage4VectorEnv(1, messages=True, **options)
+    rng = np.random.default_rng(seed)
+    told, _ = env.reset(seed=seed)
+    rows, vectors = envs.reset(seed=seed)[0], flat.reset(seed=seed)[0]
+    hosts = {
+        entry["Interface"][0]["ip_address"]: name
+        for observation in told.values()
+        for name, entry in observation.items()
+        if isinstance(entry, dict)
+    }
+    twins = [EventsOfRaw(agent, NAMES, hosts) for agent in range(5)]
+    foreign = [NAMES.index(name) for name in NAMES if name == "source" or name[:5] == "from_"]
+    seen = np.zeros(len(NAMES), bool)
+    while True:
+        for agent, twin in enumerate(twins):
+            events = Cage4Events.of(envs.agent_obs(rows)[agent])
+            nodes, context = twin.read(told[f"blue_agent_{agent}"])
+            got = events.nodes[0].copy()
+            # Addresses of CON's hosts, which nobody watches, are not among those told.
+            unknown = got[:, NAMES.index("from_CON")] > 0
+            got[unknown[:, None] & np.isin(np.arange(len(NAMES)), foreign)] = 0
+            nodes[unknown[:, None] & np.isin(np.arange(len(NAMES)), foreign)] = 0
+            np.testing.assert_array_equal(got, nodes)
+            np.testing.assert_array_equal(events.context[0, 1:], context[1:])
+            np.testing.assert_array_equal(events.vector, flat.agent_obs(vectors)[agent])
+            assert envs.single_observation_space.contains(rows[0])
+            seen |= (events.nodes[0] > 0).any(axis=0)
+        if not env.agents:
+            break
+        actions = random_actions(env, rng)
+        told, *_ = env.step(actions)
+        row = np.array([[*actions.values(), 0, 0, 0, 0, 0]])
+        rows, vectors = envs.step(row)[0], flat.step(row)[0]
+    unseen = {name for name, is_seen in zip(NAMES, seen, strict=True) if not is_seen}
+    assert unseen <= {"local_drawn"}  # of exploits that a decoy caught
+    envs.close()
+    flat.close()
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_agents_rows_are_the_events_of_the_team(pad):
+    agents = make_vec_agents("Cage4-v0", 3, observation="events", pad=pad, steps=50)
+    team = Cage4VectorEnv(3, observation="events", steps=50)
+    found, expected = agents.reset(seed=2)[0], team.reset(seed=2)[0]
+    for _ in range(20):
+        parts = [Cage4Events.of(one) for one in team.agent_obs(expected)]
+        for agent, part in enumerate(parts):
+            if pad:
+                row = Cage4Events.of(np.asarray(found).reshape(3, 5, -1)[:, agent])
+            elif agent < 4:
+                row = Cage4Events.of(found["blue_agent"].reshape(3, 4, -1)[:, agent])
+            else:
+                row = Cage4Events.of(found["blue_agent_4"])
+            num = part.vector.shape[1]
+            np.testing.assert_array_equal(row.vector[:, :num], part.vector)
+            assert not row.vector[:, num:].any()
+            np.testing.assert_array_equal(row.context, part.context)
+            own = part.nodes.shape[1] // 17 * 16  # hosts, then routers
+            room = row.nodes.shape[1] // 17 * 16
+            np.testing.assert_array_equal(row.nodes[:, :own], part.nodes[:, :own])
+            routers = part.nodes.shape[1] - own
+            np.testing.assert_array_equal(row.nodes[:, room : room + routers], part.nodes[:, own:])
+        actions = np.tile([3, 3, 3, 3, 9], (3, 1))  # Analyse
+        expected = team.step(actions)[0]
+        if pad:
+            found = agents.step(actions.ravel())[0]
+        else:
+            both = {"blue_agent": actions[:, :4].ravel(), "blue_agent_4": actions[:, 4]}
+            found = agents.step(both)[0]
+    agents.close()
+    team.close()
+
+
+def test_rows_of_another_length_are_no_events():
+    with pytest.raises(ValueError, match=r"obs has shape \(4, 92\), expected .* of events"):
+        Cage4Events.of(np.zeros((4, 92)))
+
+
+# --- rules ---
+
+
+def test_rules_over_events_defend_well():
+    result = evaluate_cage4("rules", episodes=40, seed=100)  # -103.7, deviation 36
+    assert -125 < result.score.mean < -83
+    assert not result.overflowed

@@ -1,0 +1,343 @@
+"""What the original hands its blue agents: dicts of hosts with processes, connections, files.
+
+The game's state says what happened (`rules.events`). Addresses, operating systems and the first
+process ids of the network, which change nothing else, are kept here: drawn by the laws of the
+original's generator, or those of a recording.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+import numpy as np
+
+from vecenv.cage.challenge4.network.names import ZONE_NAMES, host_name
+from vecenv.cage.challenge4.rules.codes import (
+    AGENT_NAMES,
+    ALLOW,
+    BLOCK,
+    BLUE_SUBNETS,
+    CMD_FILE,
+    CMD_IS_LAST,
+    CON,
+    ESCALATE_FILE,
+    FAMILY_NAMES,
+    FIRST_SERVER,
+    HOSTS_PER_SUBNET,
+    IN_PROGRESS,
+    INT,
+    MAX_PID_STEP,
+    MESSAGE_BITS,
+    MONITOR,
+    NONE,
+    NUM_BLUE,
+    NUM_HOSTS,
+    NUM_SUBNETS,
+    OT,
+    SLEEP,
+    SSH,
+)
+from vecenv.cage.challenge4.rules.events import ALARM, CONNECTION, FIRST_ROUTER
+
+__all__ = ["RawName", "RawNetwork", "plain_raw", "raw_observations"]
+
+
+class RawName(str):
+    """The name of a member of one of the original's enums, e.g. "TRUE" of TernaryEnum.
+
+    It equals that string, and every enum member of this name; "TRUE" and "FALSE" equal bools, too,
+    as in the original.
+    """
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    @property
+    def name(self) -> str:
+        """The name as a plain string."""
+        return str(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Enum):
+            return other.name == str(self)
+        if isinstance(other, bool):
+            return str(self) == str(other).upper()
+        return str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+_SUCCESS = tuple(map(RawName, ("FALSE", "TRUE", "UNKNOWN", "IN_PROGRESS")))
+_UNKNOWN = RawName("UNKNOWN")
+_SYSTEMS = ((RawName("UBUNTU"), _UNKNOWN), (RawName("KALI"), RawName("K2019_4")))
+_ACTIONS = {ALLOW: "AllowTrafficZone", BLOCK: "BlockTrafficZone"}
+_USERS = (("root", 0), ("user", 1))
+# service, type of the properties, by decoy
+_DECOYS = (("apache2", True), ("tomcat", True), ("haraka", False), ("vsftpd", True))
+_FILES = {CMD_FILE: "cmd.sh", ESCALATE_FILE: "escalate.sh"}
+_NUM_NODES = FIRST_ROUTER + NUM_SUBNETS + 1  # hosts, routers, the internet's
+
+
+def _node_name(node: int) -> str:
+    if node < FIRST_ROUTER:
+        return host_name(node)
+    return f"{ZONE_NAMES[node - FIRST_ROUTER]}_router"
+
+
+class RawNetwork:
+    """What raw observations tell of a network, by node: hosts 0..127, then routers by zone.
+
+    Attributes:
+        nodes: By blue agent, what it watches, in the original's order.
+        addresses: IPv4Address of nodes that are there.
+        base_pids: int64 (137,), the largest process id at the start; ids in states are relative.
+    """
+
+    def __init__(self, state: Any, seed: Any) -> None:
+        """Draw what the network of a state leaves open.
+
+        Args:
+            state: Record with the network.
+            seed: Of `numpy.random.default_rng`.
+        """
+        rng = np.random.default_rng(seed)
+        self._list_nodes(state)
+        octets = rng.choice(256, INT + 1, replace=False)
+        self.zones = [IPv4Network((f"10.0.{octet}.0", 24)) for octet in octets]
+        self.addresses: dict[int, IPv4Address] = {}
+        self.base_pids = np.zeros(_NUM_NODES, np.int64)
+        self.blue_pids = np.zeros(_NUM_NODES, np.int64)
+        pids = iter(rng.permutation(np.arange(1000, 10000)).tolist())
+        for zone, nodes in enumerate(self._by_zone):
+            left = list(range(1, 255))
+            for node in nodes:
+                is_server = node < FIRST_ROUTER and node % HOSTS_PER_SUBNET >= FIRST_SERVER
+                place = -1 if is_server else int(rng.integers(len(left)))
+                self.addresses[node] = self.zones[zone][left.pop(place)]
+                steps = rng.integers(1, MAX_PID_STEP + 1, 2).tolist()
+                if node < FIRST_ROUTER:
+                    services = [SSH, OT] if zone in (1, 3) else [SSH]
+                    services += [4, 8, 16]
+                    drawn = {service: next(pids) for service in services}
+                    there = int(state["services"][node])
+                    self.base_pids[node] = max(drawn[one] for one in services if there & one)
+                if zone != CON:
+                    self.base_pids[node] += steps[0]
+                    self.blue_pids[node] = self.base_pids[node]
+                if node < FIRST_ROUTER and not is_server:
+                    self.base_pids[node] += steps[1]
+        self.is_kali = rng.integers(2, size=_NUM_NODES)
+        self.blue_idents = np.zeros(_NUM_NODES, np.int64)
+        for nodes in self.nodes:
+            parent = int(rng.integers(len(nodes)))
+            others = nodes[:parent] + nodes[parent + 1 :]
+            self.blue_idents[others] = np.arange(1, len(nodes))
+
+    def _list_nodes(self, state: Any) -> None:
+        """Note which nodes are there, by zone and by agent."""
+        exists = state["exists"].astype(np.int64)
+        self._by_zone = [
+            [FIRST_ROUTER + zone]
+            + [
+                zone * HOSTS_PER_SUBNET + k
+                for k in range(HOSTS_PER_SUBNET)
+                if exists[zone] >> k & 1
+            ]
+            for zone in range(NUM_SUBNETS)
+        ]
+        self.nodes = [
+            [node for zone in sorted(zones) for node in self._by_zone[zone]]
+            for zones in BLUE_SUBNETS
+        ]
+
+    @classmethod
+    def of_game(cls, state: Any) -> RawNetwork:
+        """Return the network of a game: the same for the same seed and episode."""
+        digest = hashlib.blake2b(state["extra_order"].tobytes(), digest_size=8).digest()
+        return cls(state, int.from_bytes(digest, "little"))
+
+    @classmethod
+    def recorded(cls, state: Any, arrays: Mapping[str, np.ndarray]) -> RawNetwork:
+        """Return the network of a recording, see docs/cage4.md.
+
+        Args:
+            state: Record with the network.
+            arrays: The recording's, by host ids of the original: net_address uint32 (137,),
+                net_cidr_third_octet (9,), net_base_pid, net_blue_pid, net_blue_ident and net_os
+                (137,).
+        """
+        network = cls(state, 0)
+        hosts = np.arange(NUM_HOSTS)
+        ids = hosts // HOSTS_PER_SUBNET * 17 + 1 + hosts % HOSTS_PER_SUBNET
+        order = np.concatenate([ids, np.arange(NUM_SUBNETS + 1) * 17])
+        octets = arrays["net_cidr_third_octet"].tolist()
+        network.zones = [IPv4Network((f"10.0.{octet}.0", 24)) for octet in octets]
+        found = arrays["net_address"][order].tolist()
+        network.addresses = {node: IPv4Address(found[node]) for node in network.addresses}
+        network.base_pids = arrays["net_base_pid"][order].astype(np.int64)
+        network.blue_pids = arrays["net_blue_pid"][order].astype(np.int64)
+        network.blue_idents = arrays["net_blue_ident"][order].astype(np.int64)
+        network.is_kali = arrays["net_os"][order].astype(np.int64)
+        return network
+
+    def system_info(self, node: int) -> dict[str, Any]:
+        """Return what a host's entry "System info" says; fresh."""
+        distribution, version = _SYSTEMS[self.is_kali[node]]
+        return {
+            "Hostname": _node_name(node),
+            "OSType": RawName("LINUX"),
+            "OSDistribution": distribution,
+            "OSVersion": version,
+            "Architecture": RawName("x64"),
+            "position": np.zeros(2),
+        }
+
+    def first_observation(self, agent: int) -> dict[str, Any]:
+        """Return what an agent reads after reset."""
+        observation: dict[str, Any] = {"success": _UNKNOWN}
+        for node in self.nodes[agent]:
+            pid, ident = int(self.blue_pids[node]), int(self.blue_idents[node])
+            zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node // HOSTS_PER_SUBNET
+            observation[_node_name(node)] = {
+                "Interface": [
+                    {
+                        "interface_name": "eth0",
+                        "ip_address": self.addresses[node],
+                        "Subnet": self.zones[zone],
+                    }
+                ],
+                "Sessions": [
+                    {
+                        "session_id": ident,
+                        "username": "ubuntu",
+                        "timeout": 0,
+                        "PID": pid,
+                        "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
+                        "agent": AGENT_NAMES[agent],
+                    }
+                ],
+                "Processes": [{"PID": pid, "username": "ubuntu"}],
+                "User Info": [
+                    {"username": name, "Groups": [{"GID": group}]} for name, group in _USERS
+                ],
+                "System info": self.system_info(node),
+            }
+        return observation
+
+
+def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
+    """Return what each blue agent reads after a step: dicts as the original's `get_observation`.
+
+    Args:
+        state: Record with a log, LOGGED_STATE_DTYPE.
+        network: Of the state.
+    """
+    if not state["t"]:
+        return [network.first_observation(agent) for agent in range(NUM_BLUE)]
+    seen = _monitored(state, network)
+    observations = []
+    for agent in range(NUM_BLUE):
+        success = int(state["blue_success"][agent])
+        observation: dict[str, Any] = {"success": _SUCCESS[success]}
+        if success != IN_PROGRESS:
+            _add_outcome(observation, state, network, agent)
+        for node in network.nodes[agent]:
+            if node not in seen:
+                continue
+            name = _node_name(node)
+            entry = observation.setdefault(name, {})
+            entry["Processes"] = entry.get("Processes", []) + seen[node][0]
+            if seen[node][1]:
+                entry["Interface"] = [{"ip_address": one} for one in seen[node][1]]
+            entry["System info"] = network.system_info(node)
+        bits = state["messages"][np.arange(NUM_BLUE) != agent]
+        observation["message"] = list(bits[:, None] >> np.arange(MESSAGE_BITS) & 1 == 1)
+        observations.append(observation)
+    return observations
+
+
+def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, agent: int) -> None:
+    """Add what an agent's action did that took effect."""
+    family, target = int(state["blue_family"][agent]), int(state["blue_target"][agent])
+    action = _ACTIONS.get(family, FAMILY_NAMES[family])
+    if family not in (SLEEP, MONITOR, ALLOW, BLOCK):
+        action = f"{action} {host_name(target)}"
+    files, decoy = int(state["analysed"][agent]), int(state["new_decoy"][agent])
+    found = [one for one in _FILES if files & one]
+    if files & CMD_IS_LAST:
+        found.reverse()
+    if found:
+        observation[host_name(target)] = {
+            "Files": [
+                {
+                    "Path": "/tmp/",
+                    "Known Path": RawName("TEMP"),
+                    "File Name": _FILES[one],
+                    "Known File": _UNKNOWN,
+                    "Density": 0.9,
+                }
+                for one in found
+            ]
+        }
+    if decoy != NONE:
+        service, has_properties = _DECOYS[decoy]
+        process = {
+            "PID": int(network.base_pids[target] + state["decoy_pid"][target, decoy]),
+            "PPID": 1,
+            "service_name": service,
+            "username": "ubuntu",
+        }
+        if has_properties:
+            process["Properties"] = ["rfi"]
+        observation[host_name(target)] = {"Processes": [process]}
+    observation["action"] = action
+
+
+def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], list[Any]]]:
+    """Return what the monitor tells of nodes: processes, and addresses by their last mention."""
+    num = int(state["num_events"])
+    names = ("kind", "node", "local", "local_port", "remote", "remote_port", "pid")
+    columns = [state[f"event_{name}"][:num].tolist() for name in names]
+    # Users act in the order of their hosts, then red agents; connections are listed first.
+    order = np.lexsort((state["event_actor"][:num], state["event_kind"][:num] != CONNECTION))
+    seen: dict[int, tuple[list[Any], list[Any]]] = {}
+    for index in order.tolist():
+        kind, node, local, local_port, remote, remote_port, pid = (one[index] for one in columns)
+        processes, mentioned = seen.setdefault(node, ([], []))
+        if kind > ALARM:
+            processes.append({"PID": int(network.base_pids[node] + pid)})
+            continue
+        address, connection = network.addresses[local], {}
+        if local_port:
+            connection["local_port"] = local_port
+        if remote_port:
+            connection["remote_port"] = remote_port
+        connection["local_address"] = address
+        if kind == CONNECTION:
+            connection["remote_address"] = network.addresses[remote]
+        processes.append({"Connections": [connection]})
+        if address in mentioned:
+            mentioned.remove(address)
+        mentioned.append(address)
+    return seen
+
+
+def plain_raw(value: Any) -> Any:
+    """Return a raw observation, or a part of one, as JSON has it: addresses and names as strings.
+
+    An observation of the original is turned into the same.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain_raw(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain_raw(part) for part in value]
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, bool | int | float) or value is None else str(value)
