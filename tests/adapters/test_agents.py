@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from agents.games import Masked, Tag, runners
+from agents.games import Tag, runners
 from equality import assert_same
 
 from vecenv import ActionError, make_vec_agents
@@ -56,18 +56,6 @@ def test_sb3_gets_whole_episodes_of_each_agent_and_of_its_absence():
     assert num_lives > 20 and num_absences > 10
     envs.close()
     plain.close()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_sb3_learns_with_agents_that_share_a_policy():
-    sb3 = pytest.importorskip("stable_baselines3")
-    envs = SB3VecEnv(rows())
-    sb3.PPO("MlpPolicy", envs, n_steps=16, batch_size=32, device="cpu", seed=0).learn(200)
-    envs.close()
-    masked = SB3VecEnv(rows(functools.partial(Masked, "infos")))
-    masked.reset()
-    assert np.stack(masked.env_method("action_masks")).shape == (4, 4)
-    masked.close()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -159,33 +147,3 @@ def test_views_of_several_games_are_refused():
         envs.close()
     with pytest.raises(TypeError, match="envs is Tag, expected what make_vec_agents returns"):
         GameView(Tag())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torchrl_takes_a_view():
-    pytest.importorskip("pettingzoo")
-    torchrl = pytest.importorskip("torchrl.envs")
-    from vecenv.adapters.pettingzoo import GameView
-
-    factory = functools.partial(runners, late=False, infos=False)
-    view = GameView(make_vec_agents(factory, backend="sync", autoreset_mode="Disabled"))
-    env = torchrl.PettingZooWrapper(view, use_mask=True)
-    rollout = env.rollout(5)
-    assert rollout["runner", "observation"].shape[1:] == (3, 3)
-    env.close()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_rllib_takes_a_view():
-    pytest.importorskip("pettingzoo")
-    wrapper = pytest.importorskip("ray.rllib.env.wrappers.pettingzoo_env")
-    from vecenv.adapters.pettingzoo import GameView
-
-    factory = functools.partial(runners, late=False)
-    view = GameView(make_vec_agents(factory, backend="sync", autoreset_mode="Disabled"))
-    env = wrapper.ParallelPettingZooEnv(view)
-    obs, _ = env.reset(seed=1)
-    assert set(obs) == set(view.agents)
-    terminations = env.step(dict.fromkeys(obs, 0))[2]
-    assert "__all__" in terminations
-    env.close()

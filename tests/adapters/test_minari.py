@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
-from episodes import filled_from
 from gymnasium import spaces
 
-import vecenv
 from buffers import EpisodicReplayBuffer
 from vecenv.adapters.minari import export_episodes
 
@@ -43,19 +41,6 @@ def test_nested_spaces_boundaries_and_extra_columns():
     np.testing.assert_equal(episode.actions, steps["actions"])
     assert episode.infos["boundaries"].tolist() == [False, *steps["boundaries"]]
     assert episode.infos["option"].tolist() == [0, *steps["option"]]
-
-
-def test_no_episodes_are_refused():
-    buffer = EpisodicReplayBuffer(100, spaces.Discrete(2), spaces.Discrete(2))
-    with pytest.raises(ValueError, match="no episodes to export"):
-        export_episodes(buffer, "none-v0")
-
-
-def test_an_episode_that_is_not_there():
-    envs = vecenv.make_vec("CartPole-v1", 1, backend="sync")
-    buffer = filled_from(envs, 100)
-    with pytest.raises(IndexError, match="episode 999"):
-        export_episodes(buffer, "pole-v0", episodes=[999])
 
 
 def test_it_is_deprecated():

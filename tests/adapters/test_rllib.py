@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-import vecenv
 from vecenv import make_vec_agents
 from vecenv.adapters.pettingzoo import GameView
 from vecenv.cage import Cage2VectorEnv
@@ -25,13 +24,6 @@ pytestmark = [
 ]
 
 
-def make_pole(config):
-    """RLlib asks for a vector env with "num_envs", and without for a single one."""
-    if "num_envs" in config:
-        return vecenv.make_vec("CartPole-v1", config["num_envs"], backend="sync")
-    return gym.make("CartPole-v1")
-
-
 def make_network(config):
     if "num_envs" in config:
         return Cage2VectorEnv(config["num_envs"], episode_length=30)
@@ -42,7 +34,6 @@ def make_network(config):
 def cluster():
     ray.shutdown()  # a snippet of the docs may have started one
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    tune.register_env("vecenv-pole", make_pole)
     tune.register_env("vecenv-network", make_network)
     yield
     ray.shutdown()
@@ -141,29 +132,3 @@ def test_ppo_learns_from_the_agents_of_cage4_by_their_masks():
     assert widths == [82, 242]
     assert result["env_runners"]["episode_len_mean"] == 19
     assert set(names) <= result["learners"].keys()
-
-
-@pytest.mark.learn
-def test_ppo_balances_the_pole():
-    algorithm = build(
-        "vecenv-pole",
-        8,
-        lr=1e-3,
-        train_batch_size=2048,
-        minibatch_size=256,
-        num_epochs=8,
-        gamma=0.99,
-        lambda_=0.95,
-        vf_loss_coeff=0.01,
-        entropy_coeff=0.0,
-        use_kl_loss=False,
-        grad_clip=0.5,
-    )
-    assert isinstance(algorithm.env_runner.env.unwrapped, vecenv.SyncVectorEnv)
-    best = 0
-    for _ in range(60):
-        best = max(best, algorithm.train()["env_runners"]["episode_return_mean"])
-        if best >= 450:
-            break
-    algorithm.stop()
-    assert best >= 450

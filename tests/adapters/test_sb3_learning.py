@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from vecenv.adapters.sb3 import make_sb3_env
-from vecenv.cage import Cage2VectorEnv
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, PPO
@@ -48,55 +47,8 @@ def test_ppo_balances_the_pole(backend):
     envs.close()
 
 
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-def test_dqn_balances_the_pole():
-    envs = make_sb3_env("JitCartPole-v1", 4)
-    model = DQN(
-        "MlpPolicy",
-        envs,
-        learning_rate=2.3e-3,
-        batch_size=64,
-        buffer_size=100_000,
-        learning_starts=1000,
-        target_update_interval=10,
-        train_freq=64,
-        gradient_steps=128,
-        exploration_fraction=0.16,
-        exploration_final_eps=0.04,
-        policy_kwargs={"net_arch": [256, 256]},
-        seed=1,
-        device="cpu",
-    )
-    model.learn(50_000)
-    assert score(model, envs) >= 475
-    envs.close()
-
-
 def cage_envs(num_envs):
     return make_sb3_env("vecenv:Cage2-v0", num_envs, episode_length=30)
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-def test_ppo_defends_the_network():
-    envs = cage_envs(64)
-    assert isinstance(envs.envs, Cage2VectorEnv)
-    model = PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=64,
-        batch_size=1024,
-        n_epochs=4,
-        learning_rate=2e-3,
-        gamma=0.97,
-        ent_coef=0.01,
-        seed=1,
-        device="cpu",
-    )
-    model.learn(600_000)
-    assert score(model, envs, 200) > -10
-    envs.close()
 
 
 @pytest.mark.learn

@@ -18,7 +18,6 @@ from vecenv.learn import evaluate as evaluate_policy
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 
@@ -66,19 +65,6 @@ def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, c
     told = capsys.readouterr().out
     said = f"no vecnormalize.pkl is beside {path}" if where is None else str(tmp_path / where)
     assert said in told
-
-
-def test_a_checkpoint_has_statistics_of_its_own(tmp_path):
-    envs = VecNormalize(make_sb3_env("JitPendulum-v1", 4))
-    model = PPO("MlpPolicy", envs, n_steps=32, batch_size=64, device="cpu", seed=1)
-    model.learn(128, CheckpointCallback(16, str(tmp_path), save_vecnormalize=True))
-    obs = np.ones((4, 3), np.float32)
-    found = actions_of(tmp_path / "rl_model_64_steps.zip", obs)
-    own = VecNormalize.load(str(tmp_path / "rl_model_vecnormalize_64_steps.pkl"), envs.venv)
-    loaded = PPO.load(tmp_path / "rl_model_64_steps.zip")
-    expected = loaded.predict(own.normalize_obs(obs), deterministic=True)[0]
-    np.testing.assert_array_equal(found, expected)
-    envs.close()
 
 
 class Doors(gym.Env):

@@ -4,7 +4,6 @@ import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -40,13 +39,3 @@ def test_every_number_is_the_same(asynchronous):
     assert episodes[0] == episodes[1] and len(episodes[0]) > 30
     for name, tensor in agents[0].items():
         assert torch.equal(tensor, agents[1][name])
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-def test_it_balances_the_pole():
-    script = load(changed=True)
-    _, episodes = script.main(script.Args(total_timesteps=200_000))
-    # Of six seeds all got to 479 and more, but not all of them stayed there.
-    returns = [episode_return for _, episode_return, _ in episodes]
-    assert np.convolve(returns, np.ones(30) / 30, "valid").max() >= 450

@@ -33,12 +33,6 @@ def test_only_the_chosen_envs_have_infos():
     ]
 
 
-def test_dicts_are_new_and_of_their_own():
-    first, second = split_infos({}, 2)
-    assert first == second == {}
-    assert first is not second
-
-
 def test_splitting_undoes_batching():
     envs = random_envs(spaces.Discrete(3))
     twins = [RandomEnv(spaces.Discrete(3)) for _ in range(NUM_ENVS)]

@@ -2,7 +2,6 @@
 
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from envs import CounterEnv, counters
@@ -13,7 +12,7 @@ from vecenv.adapters.tianshou import TianshouVectorEnv, make_tianshou_env
 
 pytest.importorskip("tianshou")
 from tianshou.data import AsyncCollector, Batch, Collector, CollectStats, VectorReplayBuffer
-from tianshou.env import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
+from tianshou.env import BaseVectorEnv, DummyVectorEnv
 
 LENGTHS = [2, 3, 5, 9]
 SIMPLE = {"autoreset_mode": "Disabled"}
@@ -74,12 +73,6 @@ def test_all_envs_at_once_and_one_by_number():
     assert_same(ours.reset(2), theirs.reset(2))
     done = [[call[0] for call in env.calls] for env in ours.envs.envs]
     assert done == [[call[0] for call in calls] for calls in theirs.get_env_attr("calls")]
-
-
-def test_a_first_reset_of_some_envs():
-    envs = make_tianshou_env("JitCartPole-v1", 3)
-    obs, infos = envs.reset([2, 0])
-    assert obs.shape == (2, 4) and infos.tolist() == [{}, {}]
 
 
 def test_seeds_count_for_the_next_reset_of_each_env():
@@ -147,15 +140,6 @@ def test_a_timeout_returns_who_is_ready():
     envs.close()
 
 
-def test_a_full_reset_gives_up_who_is_under_way():
-    envs = make_tianshou_env(counters([9, 9, 9]), wait_num=1, backend="sync")
-    envs.reset()
-    envs.step(np.zeros(3, int))
-    assert len(envs.waiting_id) == 2
-    envs.reset()
-    assert envs.waiting_id == [] and envs.ready_id == [0, 1, 2]
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "JitCartPole-v1", "vecenv:Cage2-v0"])
 def test_collectors_take_it(env_id):
     options = {"episode_length": 20} if "Cage" in env_id else {"backend": "auto"}
@@ -188,14 +172,6 @@ def test_async_collectors_take_it(backend):
     envs.close()
 
 
-def test_wrappers_of_tianshou_go_around_it():
-    envs = VectorEnvNormObs(make_tianshou_env("JitCartPole-v1", 3))
-    envs.reset()
-    for _ in range(5):
-        obs = envs.step(np.ones(3, int))[0]
-    assert obs.shape == (3, 4) and envs.action_space[0] == spaces.Discrete(2)
-
-
 def random_policy(envs):
     from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
     from tianshou.utils.net.common import Net
@@ -220,11 +196,6 @@ def test_other_autoreset_modes_are_refused(mode):
         TianshouVectorEnv(vecenv.SyncVectorEnv(counters([3]), autoreset_mode=mode))
 
 
-def test_vector_envs_of_others_are_refused():
-    with pytest.raises(TypeError, match=r"SyncVectorEnv, expected a vecenv\.VecEnv"):
-        TianshouVectorEnv(gym.vector.SyncVectorEnv(counters([3])))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"wait_num": 5}, "wait_num is 5, expected 1 to 2"), ({"timeout": 0}, "timeout is 0")],
@@ -232,12 +203,6 @@ def test_vector_envs_of_others_are_refused():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_tianshou_env(counters([3, 3]), backend="sync", **options)
-
-
-def test_observations_that_are_overwritten_are_refused():
-    envs = vecenv.SyncVectorEnv(counters([3]), copy=False, **SIMPLE)
-    with pytest.raises(ValueError, match="copy=True"):
-        TianshouVectorEnv(envs)
 
 
 def test_tuples_are_refused():
@@ -255,68 +220,3 @@ def test_wrong_numbers_of_actions_are_refused():
         envs.step([1])
     with pytest.raises(ValueError, match="action is None"):
         envs.step(None)
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", ["sync", "jit"])
-def test_ppo_balances_the_pole(backend):
-    import torch
-    from tianshou.trainer import OnPolicyTrainerParams
-
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002 - what Tianshou draws from
-    env_id = {"sync": "CartPole-v1", "jit": "JitCartPole-v1"}[backend]
-    training, testing = (make_tianshou_env(env_id, n, backend=backend) for n in (8, 50))
-    training.seed(1)
-    testing.seed(100)
-    algorithm = ppo_for(training.action_space[0])
-    buffer = VectorReplayBuffer(2048, 8)
-    result = algorithm.run_training(
-        OnPolicyTrainerParams(
-            training_collector=Collector[CollectStats](algorithm, training, buffer),
-            test_collector=Collector[CollectStats](algorithm, testing),
-            max_epochs=10,
-            epoch_num_steps=20_480,
-            collection_step_num_env_steps=1024,
-            update_step_num_repetitions=8,
-            test_step_num_episodes=50,
-            batch_size=256,
-            stop_fn=lambda mean_return: mean_return >= 475,
-            verbose=False,
-            show_progress=False,
-        )
-    )
-    assert result.best_score >= 475
-    training.close()
-    testing.close()
-
-
-def ppo_for(action_space):
-    from tianshou.algorithm.modelfree.ppo import PPO
-    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
-    from tianshou.algorithm.optim import AdamOptimizerFactory
-    from tianshou.utils.net.common import Net
-    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
-    from torch.distributions import Categorical
-
-    actor, critic = (Net(state_shape=(4,), hidden_sizes=[64, 64]) for _ in range(2))
-    policy = ProbabilisticActorPolicy(
-        actor=DiscreteActor(
-            preprocess_net=actor, action_shape=int(action_space.n), softmax_output=False
-        ),
-        dist_fn=lambda logits: Categorical(logits=logits),
-        deterministic_eval=True,
-        action_space=action_space,
-        action_scaling=False,
-        action_bound_method=None,
-    )
-    return PPO(
-        policy=policy,
-        critic=DiscreteCritic(preprocess_net=critic),
-        optim=AdamOptimizerFactory(lr=1e-3),
-        gamma=0.99,
-        gae_lambda=0.95,
-        max_grad_norm=0.5,
-        ent_coef=0.0,
-    )

@@ -38,13 +38,6 @@ pytestmark = [
 ]
 
 
-class DictEnv(CounterEnv):
-    observation_space = spaces.Dict(where=CounterEnv.observation_space, parity=spaces.Discrete(2))
-
-    def _observe(self):
-        return {"where": super()._observe(), "parity": np.int64(self.step_number % 2)}
-
-
 class SilentEnv(CounterEnv):
     """Without infos: under SAME_STEP TorchRL can't do with keys that come and go."""
 
@@ -116,18 +109,6 @@ def test_agents_of_cage4_are_groups_with_their_masks():
         assert masks.gather(-1, actions.unsqueeze(-1)).all() and not masks.all()
     assert rollout["next", "zones", "done"][-1].all()
     env.close()
-
-
-def test_dicts_pass_the_checker():
-    factories = [lambda length=n: DictEnv(0, length) for n in (2, 3)]
-    env = GymWrapper(vecenv.SyncVectorEnv(factories, autoreset_mode="Disabled"))
-    check_env_specs(env)
-    assert env.rollout(3, break_when_any_done=False)["where"].shape == (2, 3, 3)
-
-
-def test_the_default_mode_is_refused_by_torchrl():
-    with pytest.raises(RuntimeError, match="must be one of SAME_STEP or DISABLED"):
-        GymWrapper(vecenv.SyncVectorEnv(counters([3])))
 
 
 @pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
@@ -317,43 +298,6 @@ def actor_and_critic(num_actions):
         return_log_prob=True,
     )
     return actor, ValueOperator(net(1), in_keys=["observation"])
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
-def test_ppo_balances_the_pole(mode):
-    torch.manual_seed(1)
-    num_updates = 60
-    envs = vecenv.make_vec("CartPole-v1", 8, backend="sync", autoreset_mode=mode)
-    env = GymWrapper(envs, categorical_action_encoding=True)
-    env.set_seed(1)
-    actor, critic = actor_and_critic(2)
-    collector = Collector(
-        env,
-        actor,
-        frames_per_batch=2048,
-        total_frames=2048 * num_updates,
-        auto_register_policy_transforms=False,
-    )
-    advantage = GAE(gamma=0.98, lmbda=0.9, value_network=critic, average_gae=True)
-    loss = ClipPPOLoss(actor, critic, entropy_coeff=0.0, critic_coeff=0.5)
-    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
-    for number, rollout in enumerate(collector):
-        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - number / num_updates)
-        for _ in range(8):
-            with torch.no_grad():
-                advantage(rollout)
-            rows = rollout.reshape(-1)
-            for chosen in torch.randperm(len(rows)).split(256):
-                result = loss(rows[chosen])
-                total = sum(result[name] for name in ("loss_objective", "loss_critic"))
-                optimizer.zero_grad()
-                total.backward()
-                torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
-                optimizer.step()
-    collector.shutdown()
-    assert mean_return(actor) >= 475
 
 
 @pytest.mark.learn

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-FINE, RAISE, DIE, HANG, LACK, STRANGER, GROW, NO_REWARD, ODD_REWARD, NO_DICTS, NAN = range(11)
+FINE, RAISE, DIE, HANG, LACK, STRANGER, GROW, NO_REWARD, NO_DICTS, NAN = range(10)
 
 
 class Tag:
@@ -255,14 +255,14 @@ class Faulty:
         return Box(-1, 999, (2,), np.float32)
 
     def action_space(self, agent):
-        return Discrete(11)
+        return Discrete(10)
 
     def reset(self, seed=None, options=None):
         self.count = 0
         self.agents = self.possible_agents[: self.num_agents_at_reset]
         return {a: np.zeros(2, np.float32) for a in self.agents}, {}
 
-    def step(self, actions):  # noqa: C901 - a branch per fault
+    def step(self, actions):
         self.count += 1
         obs = {a: np.full(2, self.count, np.float32) for a in self.agents}
         rewards = dict.fromkeys(self.agents, 1.0)
@@ -284,8 +284,6 @@ class Faulty:
                 obs[agent] = np.zeros(3, np.float32)
             if action == NO_REWARD:
                 del rewards[agent]
-            if action == ODD_REWARD:
-                rewards[agent] = "much"
             if action == NAN:
                 obs[agent] *= np.nan
                 rewards[agent] = np.nan

@@ -11,7 +11,6 @@ from envs import MODES
 import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
 from vecenv.agents import AgentsVecEnv
-from vecenv.command.cli import main
 
 TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
@@ -31,19 +30,6 @@ def test_games_pass(factory, mode):
     assert "send and recv of games give what step gives" in report.passed
     assert ("rows of the only group are its rows by name" in report.passed) == is_one
     assert len(report.passed) > 20
-
-
-@pytest.mark.slow
-def test_games_in_workers_pass():
-    options = {"num_workers": 2}
-    envs = make_vec_agents(TAG, 3, backend="async", vector_kwargs=options)
-    check_vector_env(envs, num_steps=25)
-
-
-@pytest.mark.slow
-def test_the_command_checks_games(capsys):
-    assert main(["check", "agents:agents.parallel_tag", "--num-steps", "30"]) == 1
-    assert "the same seed gives the same run" in capsys.readouterr().out  # whose past counts
 
 
 @pytest.mark.slow  # compiles

@@ -6,14 +6,12 @@ import functools
 import numpy as np
 import pytest
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
-from choices import fast_are, product
+from agents.twins import play
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
-from vecenv.agents import AgentRowsVecEnv, AgentSlot
 from vecenv.jit import AgentsOf, KernelCompileError
 
-MODES = ("NextStep", "SameStep", "Disabled")
 GAMES = 3
 
 
@@ -21,151 +19,21 @@ def make(kernels, *, max_steps=None, **options):
     return make_vec_agents(kernels, GAMES, max_episode_steps=max_steps, **options)
 
 
-def make_twin(kernels, mode, max_steps):
-    game = functools.partial(PythonGame, kernels, max_steps)
-    return make_vec_agents(game, GAMES, backend="sync", autoreset_mode=mode)
-
-
-def random_actions(envs, rng):
-    """Actions by group, nonsense for those that are not alive."""
-    chosen = {}
-    for name, group in envs.groups.items():
-        array = np.array([group.single_action_space.sample() for _ in range(group.num_envs)])
-        if array.dtype.kind == "f":
-            array = rng.uniform(-1, 1, array.shape).astype(array.dtype)
-        else:
-            array = rng.integers(0, 2, array.shape)
-            array[~group.alive] = 77
-        chosen[name] = array
-    return chosen
-
-
-def as_dicts(envs, results):
-    """Results by group, of either kind of vector env."""
-    *parts, infos = results
-    if isinstance(envs, AgentRowsVecEnv):
-        (name,) = envs.groups
-        return *({name: part} for part in parts), {name: infos}
-    return *parts, infos
-
-
-def act(envs, actions, **options):
-    if isinstance(envs, AgentRowsVecEnv):
-        (name,) = envs.groups
-        options = {key: value[name] for key, value in options.items()}
-        return as_dicts(envs, envs.step(actions[name], **options))
-    return envs.step(actions, **options)
-
-
-def assert_same(envs, twin, results, expected):
-    for part, own in zip(expected[:4], results[:4], strict=True):
-        for name in envs.groups:
-            np.testing.assert_array_equal(own[name], part[name])
-    for name, group in envs.groups.items():
-        np.testing.assert_array_equal(group.alive, twin.groups[name].alive)
-        np.testing.assert_array_equal(group.valid, twin.groups[name].valid)
-        found, wanted = results[4].get(name, {}), expected[4].get(name, {})
-        assert ("final_obs" in found) == ("final_obs" in wanted)
-        if "final_obs" in found:
-            np.testing.assert_array_equal(found["_final_obs"], wanted["_final_obs"])
-            for row in np.flatnonzero(found["_final_obs"]):
-                np.testing.assert_array_equal(found["final_obs"][row], wanted["final_obs"][row])
-
-
 @pytest.mark.parametrize(
-    ("kernels", "mode"),
-    fast_are([*zip((CHASE, WALK, CHASE), MODES, strict=True)], product([CHASE, WALK], MODES)),
+    ("kernels", "mode", "by"),
+    [
+        (CHASE, "NextStep", "send"),
+        (WALK, "SameStep", "out"),
+        (CHASE, "Disabled", "out"),
+        pytest.param(CHASE, "SameStep", "send", marks=pytest.mark.slow),
+        pytest.param(WALK, "NextStep", "step", marks=pytest.mark.slow),
+    ],
 )
-def test_games_go_as_they_do_in_python(kernels, mode):
-    envs = make(kernels, max_steps=9, autoreset_mode=mode)
-    twin = make_twin(kernels, mode, 9)
-    rng = np.random.default_rng(0)
-    own, other = envs.reset(seed=5), twin.reset(seed=5)
-    is_rows = isinstance(envs, AgentRowsVecEnv)
-    for name in envs.groups:
-        first, second = (own[0], other[0]) if is_rows else (own[0][name], other[0][name])
-        np.testing.assert_array_equal(first, second)
-    num_ends = 0
-    slots = {name: slot_of(group) for name, group in envs.groups.items()}
-    for step in range(60):
-        actions = random_actions(envs, rng)
-        given = {"out": slots} if step % 2 else {}
-        results = act(envs, actions, **given)
-        if given:
-            for name, slot in slots.items():
-                assert results[0][name] is slot.obs
-                np.testing.assert_array_equal(slot.valid, envs.groups[name].valid)
-        assert_same(envs, twin, results, act(twin, actions))
-        over = [~group.alive.reshape(GAMES, -1).any(axis=1) for group in envs.groups.values()]
-        over = np.logical_and.reduce(over)
-        num_ends += int(over.sum()) if mode != "SameStep" else sum(map(np.sum, results[3].values()))
-        if mode == "Disabled" and over.any():
-            again = envs.reset(options={"reset_mask": over})[0]
-            expected = twin.reset(options={"reset_mask": over})[0]
-            for name in envs.groups:
-                pair = (again, expected) if is_rows else (again[name], expected[name])
-                np.testing.assert_array_equal(*pair)
-                np.testing.assert_array_equal(envs.groups[name].alive, twin.groups[name].alive)
+def test_games_go_as_they_do_in_python(kernels, mode, by):
+    game = functools.partial(PythonGame, kernels, 9)
+    options = {"autoreset_mode": mode, "max_episode_steps": 9}
+    num_ends, _ = play(kernels, GAMES, 60, by=by, bare=game, **options)
     assert num_ends > 5
-    envs.close()
-    twin.close()
-
-
-def slot_of(group):
-    space, rows = group.single_observation_space, group.num_envs
-    return AgentSlot(
-        group.allocate((rows, *space.shape), space.dtype),
-        np.zeros(rows, np.float32 if group.num_agents == 2 else np.float64),
-        np.zeros(rows, bool),
-        np.zeros(rows, bool),
-        np.zeros(rows, bool),
-    )
-
-
-def play_by_step(envs, actions):
-    return [envs.step(one) for one in actions]
-
-
-def test_games_sent_one_by_one_go_as_those_stepped_together():
-    rng = np.random.default_rng(1)
-    batches = [
-        {"cat": rng.integers(0, 3, GAMES * 2), "mouse": rng.integers(0, [3, 2], (GAMES * 3, 2))}
-        for _ in range(30)
-    ]
-    together, alone = make(CHASE, max_steps=8), make(CHASE, max_steps=8)
-    together.reset(seed=2)
-    alone.reset(seed=2)
-    for batch in batches:
-        expected = together.step(batch)
-        for game in (2, 0, 1):
-            ids = np.array([game])
-            rows = {name: group.rows(ids) for name, group in alone.groups.items()}
-            alone.send({name: batch[name][own] for name, own in rows.items()}, ids)
-        for game in (2, 0, 1):
-            received = alone.recv(1, max_games=1)
-            assert received.game_ids.tolist() == [game]
-            for name, own in received.env_ids.items():
-                for part, whole in zip(received[:4], expected[:4], strict=True):
-                    np.testing.assert_array_equal(part[name], whole[name][own])
-                np.testing.assert_array_equal(received.valid[name], together.valid[name][own])
-    for name in together.groups:
-        np.testing.assert_array_equal(alone.alive[name], together.alive[name])
-
-
-def test_saved_games_go_on_as_they_were():
-    envs, rng = make(CHASE, max_steps=8), np.random.default_rng(1)
-    envs.reset(seed=2)
-    for _ in range(5):
-        envs.step(random_actions(envs, rng))
-    saved = envs.state_dict()
-    actions = [random_actions(envs, rng) for _ in range(12)]
-    for batch in actions:
-        batch["cat"] %= 3
-        batch["mouse"] %= 2
-    expected = play_by_step(envs, actions)
-    envs.load_state_dict(saved)
-    for one, other in zip(play_by_step(envs, actions), expected, strict=True):
-        assert_same(envs, envs, one, other)
 
 
 @pytest.mark.parametrize(
@@ -208,18 +76,9 @@ def test_a_game_without_agents_after_reset_is_refused():
         envs.reset(seed=0)
 
 
-def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
-    envs = make_vec(WALK, 4, backend="jit", debug=True)
-    obs, _ = envs.reset(seed=0)
-    assert obs.shape == (4, 3, 2, 2)
-    obs, rewards, *_ = envs.step(np.zeros((4, 3, 2), np.float32))
-    np.testing.assert_array_equal(rewards, envs.states.rewards.sum(axis=1))
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"groups": {}}, TypeError, "groups must be a dict of AgentsOf"),
         ({"groups": {"a": 3}}, TypeError, "group 'a' must be AgentsOf"),
         (
             {"observation_space": Discrete(3)},
@@ -227,9 +86,7 @@ def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
             "is given beside groups",
         ),
         ({"observe": {"walkers": len}}, TypeError, "one for each of the groups"),
-        ({"observe": None}, TypeError, "observe must be a function, got None"),
         ({"state_dtype": [("alive", np.int8)]}, ValueError, "state_dtype has fields"),
-        ({"central_state": len}, TypeError, "come with state_space"),
         (
             {
                 "groups": {
@@ -260,14 +117,6 @@ def test_wrong_kinds_of_game_are_refused(changes, error, message):
         dataclasses.replace(WALK, **changes)
 
 
-def test_kernels_that_fit_no_game_are_refused():
-    def observe(state, out):
-        out[0] = 0.0
-
-    with pytest.raises(TypeError, match=r"kernel observe.* must take \(state, agent, out\)"):
-        make(dataclasses.replace(WALK, observe=observe))
-
-
 def reset_a_misspelt_field(state, rng):
     state.plce[0, 0] = 0.0
 
@@ -288,3 +137,11 @@ def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line(changes):
     with pytest.raises(KernelCompileError, match="no field 'plce'; state has place") as caught:
         make(dataclasses.replace(WALK, **changes))
     assert "plce" in str(caught.value).splitlines()[1]
+
+
+def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
+    envs = make_vec(WALK, 4, backend="jit", debug=True)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (4, 3, 2, 2)
+    obs, rewards, *_ = envs.step(np.zeros((4, 3, 2), np.float32))
+    np.testing.assert_array_equal(rewards, envs.states.rewards.sum(axis=1))

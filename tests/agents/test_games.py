@@ -1,20 +1,18 @@
 """Vector envs of agents beside bare games, on every backend; what the rows are."""
 
 import functools
-import gc
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from agents.games import Crowd, Faulty, Masked, Reusing, Tag, runners
+from agents.games import Crowd, Masked, Reusing, Tag, runners
 from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 
 from vecenv import (
     ActionError,
-    ActionMaskError,
     EnvCreationError,
     SlotError,
     VecEnv,
@@ -71,11 +69,6 @@ def test_final_observations_survive_games_that_reuse_their_arrays(where):
     np.testing.assert_array_equal(np.stack(infos["final_obs"]), np.full((4, 2), 3, np.float32))
 
 
-def test_the_caller_may_step_a_share_of_the_games():
-    options = {"num_workers": 1, "caller_steps": True}
-    play(Tag, 3, 20, backend="async", vector_kwargs=options)
-
-
 def test_one_group_is_a_vec_env_and_several_are_dicts():
     one = make_vec_agents(runners, 2, backend="sync")
     assert isinstance(one, AgentRowsVecEnv) and isinstance(one, VecEnv)
@@ -91,35 +84,6 @@ def test_one_group_is_a_vec_env_and_several_are_dicts():
         several.groups["catcher"].row(1, "runner_0")
     one.close()
     several.close()
-
-
-def test_rows_are_the_same_as_dicts_by_group():
-    rows = make_vec_agents(runners, 2, backend="sync")
-    dicts = as_agents(make_vec_agents(runners, 2, backend="sync"))
-    rng = np.random.default_rng(0)
-    assert_same(rows.reset(seed=1)[0], dicts.reset(seed=1)[0]["runner"])
-    for _ in range(12):
-        actions = random_actions(dicts.groups, rng)
-        got, expected = rows.step(actions["runner"]), dicts.step(actions)
-        for array, part in zip(got[:4], expected[:4], strict=True):
-            assert_same(array, part["runner"])
-        assert got[4].get("final_obs") is None
-        if "common" in expected[4]:  # each row has its game's
-            np.testing.assert_array_equal(
-                got[4]["common"]["count"], np.repeat(expected[4]["common"]["count"], 3)
-            )
-    rows.close()
-    dicts.close()
-
-
-def test_games_stay_open_when_only_their_rows_are_gone():
-    rows = make_vec_agents(runners, 1, backend="sync")
-    agents = rows.agents
-    del rows
-    gc.collect()
-    assert not agents.closed
-    agents.reset()
-    agents.close()
 
 
 def test_rows_step_by_sends_that_count_games():
@@ -149,14 +113,6 @@ def test_a_reset_mask_has_entries_for_games_or_equal_ones_for_their_rows():
     with pytest.raises(ValueError, match="some agents of game 1 and not others"):
         envs.reset(options={"reset_mask": np.arange(6) == 4})
     envs.close()
-
-
-def test_seeds_count_games():
-    one = make_vec_agents(runners, 2, backend="sync")
-    other = make_vec_agents(runners, 2, backend="sync")
-    assert_same(one.reset(seed=3)[0], other.reset(seed=[3, 4])[0])
-    one.close()
-    other.close()
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -214,25 +170,6 @@ def test_rows_have_the_final_states_of_their_games():
         is_last = infos.get("_final_obs", np.zeros(9, bool))
         assert not (is_last & ~infos.get("_final_state", is_last)).any()
     assert num_finals >= 12 and num_finals % 3 == 0
-    envs.close()
-
-
-def test_time_is_taken_by_games():
-    envs = make_vec_agents(Faulty, 2, backend="sync")
-    envs.reset()
-    envs.timing.enable()
-    for _ in range(3):
-        envs.step(np.zeros(4, int))
-    assert envs.timing is envs.agents.games.timing
-    assert envs.timing.report().num_steps == 6
-    envs.close()
-
-
-def test_there_is_no_central_state_that_was_not_asked_for():
-    envs = make_vec_agents(runners, 2, backend="sync")
-    envs.reset()
-    with pytest.raises(ValueError, match="central_state=True"):
-        envs.state()
     envs.close()
 
 
@@ -414,29 +351,6 @@ def test_masks_are_in_the_infos_if_asked_for():
         assert_same(infos["action_mask"], envs.action_masks())
         assert infos["_action_mask"].all()
         infos = envs.step(envs.action_masks().argmax(1))[4]
-    envs.close()
-
-
-class InParts(Masked):
-    """Actions have two parts, of the second of which nothing is allowed after a step."""
-
-    def action_space(self, agent):
-        return MultiDiscrete([2, 2])
-
-    def mask(self, agent):
-        return np.int8([1, 1, not self.count, not self.count])
-
-    def step(self, actions):
-        return super().step(dict.fromkeys(actions, 0))
-
-
-def test_masks_that_allow_nothing_of_a_part_name_game_and_agent():
-    envs = make_vec_agents(functools.partial(InParts, "infos"), 2, backend="sync")
-    envs.reset(seed=0)
-    assert envs.action_masks().all()
-    envs.step(np.zeros((4, 2), np.int64))
-    with pytest.raises(ActionMaskError, match=r"game 0, agent 'player_0'.*allows no action"):
-        envs.action_masks()
     envs.close()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from envs import MODES, mode_id
+from envs import MODES
 from gymnasium.spaces import Box, Discrete
 
 from buffers import (
@@ -109,8 +109,7 @@ def written(envs, make, by):
     return list(buffers.values())
 
 
-@pytest.mark.parametrize("by", ["step", "received"])
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize(("mode", "by"), [*zip(MODES, ("received", "step", "step"), strict=True)])
 @pytest.mark.parametrize(("game", "options", "lives"), GAMES.values(), ids=GAMES)
 def test_each_life_is_an_episode(game, options, lives, mode, by):
     with_game = {"backend": "sync", "autoreset_mode": mode, **options}
@@ -141,11 +140,3 @@ def test_each_life_is_an_episode(game, options, lives, mode, by):
             for obs in life[:-1]
         ]
         assert sorted(columns.tolist()) == sorted(expected)
-
-
-def test_a_batch_of_a_group_that_is_not_there_is_refused():
-    envs = make_vec_agents(Shifts, 2, backend="sync", groups={"s": ["stays"], "w": ["works"]})
-    envs.reset(seed=1)
-    envs.send({name: np.zeros(2, int) for name in envs.groups})
-    with pytest.raises(KeyError, match="runners"):
-        envs.recv().of("runners")

@@ -45,19 +45,6 @@ def test_padded_vectors_of_actions_are_cut():
     envs.close()
 
 
-def test_padded_multidiscrete_actions_have_masks():
-    envs = make_vec_agents(functools.partial(Mixed, "several"), 1, backend="sync", pad=True)
-    assert envs.single_action_space == MultiDiscrete([4, 3])
-    envs.reset()
-    assert_same(
-        envs.action_masks(), np.array([[1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]], np.int8)
-    )
-    envs.step(np.array([[1, 2], [3, 2]]))
-    with pytest.raises(ActionError, match="agent 'short' got the action"):
-        envs.step(np.array([[2, 2], [3, 2]]))
-    envs.close()
-
-
 @pytest.mark.parametrize("where", ["obs", "infos"])
 def test_masks_of_padded_agents_are_padded(where):
     envs = make_vec_agents(
@@ -77,15 +64,6 @@ def test_masks_of_padded_agents_are_padded(where):
                 wanted = np.ones(5) if own is None else [*own, *[0] * (5 - len(own))]
                 np.testing.assert_array_equal(masks[2 * g + k], wanted)
         envs.step(masks.argmax(1))
-    envs.close()
-
-
-def test_chosen_groups_are_padded_one_by_one():
-    envs = make_vec_agents(
-        Mixed, 1, backend="sync", pad=True, groups={"a": ["long"], "b": ["short"]}
-    )
-    assert envs.groups["b"].single_action_space == Discrete(2)
-    assert not envs.groups["b"].has_action_masks
     envs.close()
 
 
@@ -126,3 +104,25 @@ def test_the_agent_indicator_says_who_observes():
     padded.close()
     with pytest.raises(EnvCreationError, match=r"agent_indicator=True appends.*group 'catcher'"):
         make_vec_agents(Tag, backend="sync", agent_indicator=True)
+
+
+def test_padded_multidiscrete_actions_have_masks():
+    envs = make_vec_agents(functools.partial(Mixed, "several"), 1, backend="sync", pad=True)
+    assert envs.single_action_space == MultiDiscrete([4, 3])
+    envs.reset()
+    assert_same(
+        envs.action_masks(), np.array([[1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]], np.int8)
+    )
+    envs.step(np.array([[1, 2], [3, 2]]))
+    with pytest.raises(ActionError, match="agent 'short' got the action"):
+        envs.step(np.array([[2, 2], [3, 2]]))
+    envs.close()
+
+
+def test_chosen_groups_are_padded_one_by_one():
+    envs = make_vec_agents(
+        Mixed, 1, backend="sync", pad=True, groups={"a": ["long"], "b": ["short"]}
+    )
+    assert envs.groups["b"].single_action_space == Discrete(2)
+    assert not envs.groups["b"].has_action_masks
+    envs.close()

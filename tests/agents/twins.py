@@ -73,7 +73,9 @@ def random_actions(groups, rng, valid_everywhere=False):
             drawn = rng.uniform(-1, 1, (group.num_envs, *space.shape)).astype(space.dtype)
             drawn[~group.alive] = np.nan
         else:
-            drawn = rng.integers(0, space.n, group.num_envs)
+            sizes = getattr(space, "nvec", None)
+            high = space.n if sizes is None else sizes
+            drawn = rng.integers(0, high, (group.num_envs, *space.shape))
             if group.has_action_masks:
                 keys = rng.random((group.num_envs, space.n)) + group.action_masks()
                 drawn = keys.argmax(1)
@@ -96,8 +98,17 @@ def slots_for(envs):
     return slots
 
 
-def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
+def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, bare=None, **options):
     """Play a vector env and bare games with equal calls, and compare all that comes.
+
+    Args:
+        factory: What `make_vec_agents` takes.
+        num_games: How many.
+        num_steps: How many.
+        by: "step", "out" or "send".
+        seed: Of games and actions.
+        bare: Makes a bare game, where `factory` does not.
+        options: Of `make_vec_agents`.
 
     Returns:
         How many games ended, and how many agents ended before their game did.
@@ -106,7 +117,7 @@ def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
     envs = as_agents(made)
     mode = envs.autoreset_mode
     has_state = options.get("central_state", False)
-    games = [factory() for _ in range(num_games)]
+    games = [(bare or factory)() for _ in range(num_games)]
     bare = BareGames(games, envs.groups, mode, with_states=has_state)
     rng = np.random.default_rng(seed)
     slots = slots_for(envs) if by == "out" else None

@@ -99,21 +99,10 @@ def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
     assert abs(result.mean - cell.mean) <= 4 * error + 1e-9
 
 
-def test_a_policy_says_if_it_was_trained_under_other_rules(tmp_path):
-    path, scenario = tmp_path / "policy.npz", cage2_scenario("debugged")
-    save_policy(path, made_for=scenario.identity())
-    find_policy(path, scenario)
-    with pytest.warns(UserWarning, match=r"policy\.npz was made for 'CAGE Challenge 2' with 'deb"):
-        find_policy(path)
-
-
 TD3 = {"target_policy_noise": 0.1, "policy_delay": 2, "target_noise_clip": 0.5}
-DDPG = {"target_policy_noise": 0.1, "policy_delay": 1, "target_noise_clip": 0.0}
 SB3_FILES = [
     ("stable_baselines3", "TD3", TD3, "td3.policies"),
-    ("stable_baselines3", "DDPG", DDPG, "td3.policies"),
     ("stable_baselines3", "PPO", {"clip_range": 0}, "common.policies"),
-    ("stable_baselines3", "A2C", {"gae_lambda": 1}, "common.policies"),
     ("stable_baselines3", "DQN", {"exploration_fraction": 0.1}, "dqn.policies"),
     ("sb3_contrib", "MaskablePPO", {"clip_range": 0}, "common.maskable.policies"),
     ("sb3_contrib", "RecurrentPPO", {"clip_range": 0}, "common.recurrent.policies"),

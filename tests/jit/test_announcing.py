@@ -73,15 +73,6 @@ def test_nothing_is_said_in_time_in_workers_or_of_an_error(monkeypatch, caplog):
     assert not any("announcement" in thread.name for thread in threading.enumerate())
 
 
-def test_the_line_says_for_what_and_whether_the_code_is_kept(monkeypatch, caplog):
-    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.01)
-    with announced("Toy", [TOY.step], is_kept=lambda: False, target=" for a CUDA device"):
-        time.sleep(0.1)
-    (line,) = lines_of(caplog)
-    assert line.startswith("vecenv compiles Toy for a CUDA device, which takes about ")
-    assert line.endswith("it can't be kept for later runs")
-
-
 @pytest.mark.slow
 @needs_jit
 def test_the_line_is_on_the_terminal_of_a_first_run_only(tmp_path):

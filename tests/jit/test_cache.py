@@ -14,15 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from choices import fast_are
-from gymnasium.spaces import Box, Discrete
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
-from numba.core.environment import Environment
 
 import vecenv
 from vecenv.core import compiling as module
 from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, binding
+from vecenv.jit import binding
 from vecenv.jit.binding import tidy
 
 if is_jit_off():
@@ -53,19 +51,6 @@ walk = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
 envs = JitVectorEnv(walk, 2)
 envs.reset(seed=0)
 print(envs.step([0, 0])[0][0, 0], sum(envs._runner._attend.stats.cache_hits.values()))
-"""
-NOWHERE = """
-def reset(state, rng):
-    state.x = 0.0
-
-def step(state, action, rng):
-    if action == 1:
-        raise ValueError("too far")
-    state.x += 1.0
-    return 0.0, False, False
-
-def observe(state, out):
-    out[0] = state.x
 """
 HELPER = """
 from numba import njit
@@ -108,37 +93,6 @@ def test_code_is_kept_until_something_it_calls_changes(tmp_path):
     os.utime(tmp_path / "far.py", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # Python's own, which has the stamp
     assert run_script(tmp_path, **cache) == (2.0, 0)
-
-
-def make_from_no_module():
-    """Make envs with kernels from `exec`, and forget what earlier ones left in memory."""
-    binding._loops.clear()
-    Environment._memo.clear()
-    scope = {"__name__": "nowhere"}
-    exec(NOWHERE, scope)
-    envs = JitVectorEnv(
-        EnvKernels(
-            state_dtype=[("x", np.float64)],
-            observation_space=Box(-9, 9, (1,), np.float32),
-            action_space=Discrete(2),
-            reset=scope["reset"],
-            step=scope["step"],
-            observe=scope["observe"],
-        )
-    )
-    envs.reset(seed=0)
-    assert envs.step([0])[0] == 1.0
-    with pytest.raises(ValueError, match="too far"):
-        envs.step([1])
-    return sum(envs._runner._attend.stats.cache_hits.values())
-
-
-@pytest.mark.slow
-def test_code_of_functions_in_no_module_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(binding, "_loops", {})
-    assert [make_from_no_module(), make_from_no_module()] == [0, 1]
-    assert "<dynamic>" not in sys.modules
 
 
 def test_damaged_files_are_replaced(tmp_path, monkeypatch):
@@ -186,17 +140,6 @@ def test_code_is_kept_for_an_installation_that_cannot_be_written(tmp_path):
     assert run_script(tmp_path, **user) == (1.0, 0)
     assert run_script(tmp_path, **user) == (1.0, 1)
     assert list((tmp_path / "user").rglob("*.nbi"))
-
-
-def test_without_a_place_for_the_cache_code_is_compiled_all_the_same(monkeypatch, caplog):
-    def no_place(function):
-        raise RuntimeError("cannot cache function: no locator available")
-
-    monkeypatch.setattr(module, "_Files", no_place)
-    compiled = cached_njit(double)
-    with caplog.at_level(logging.WARNING, "vecenv"):
-        assert compiled(4) == 8
-    assert "not kept on disk" in caplog.text
 
 
 VARIANTS = """
@@ -278,7 +221,7 @@ NAMES = ("5:int64", "9:int64", "9:int16")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)), ids="|".join)
+@pytest.mark.parametrize("order", [NAMES, NAMES[::-1]], ids="|".join)
 def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
     expected = run_variants(tmp_path, NAMES, NUMBA_DISABLE_JIT="1")
     for known in range(1, 4):  # the last is compiled, and then the others are loaded
@@ -289,41 +232,6 @@ def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
             assert float(came[name]) == pytest.approx(float(expected[name])), (order, chosen)
     files = list((tmp_path / "cache").rglob("driver.attend-*.nbc"))
     assert len(files) == 3, "code of another process was not found"
-
-
-AGENTS = """
-import sys
-import numpy as np
-from numba import njit
-from vecenv.cage import Cage2VectorEnv
-
-@njit
-def hasty(state, rng, tables):
-    if state.step == 0:
-        return 1, 2
-    return 2 + state.step % 3, 10
-
-@njit
-def idle(state, rng, tables):
-    return 0, 0
-
-for name in sys.argv[1:]:
-    envs = Cage2VectorEnv(4, red_agent={"hasty": hasty, "idle": idle}.get(name, name))
-    envs.reset(seed=0)
-    print(name, sum(envs.step([0, 1, 2, 0])[1].sum() for _ in range(30)))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # compiles the simulator twice
-def test_red_agents_of_ones_own_never_play_each_others_code(tmp_path):
-    expected = run_variants(tmp_path, ["hasty", "idle"], script=AGENTS, NUMBA_DISABLE_JIT="1")
-    assert expected["idle"] != expected["hasty"]
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    for names in (["hasty"], ["idle", "hasty"]):
-        came = run_variants(tmp_path, names, script=AGENTS, **cache)
-        for name in names:
-            assert float(came[name]) == pytest.approx(float(expected[name])), names
 
 
 def symbol_number():
@@ -452,12 +360,6 @@ def with_globals(function, **values):
     return types.FunctionType(function.__code__, {**function.__globals__, **values})
 
 
-def test_fingerprint_is_the_same_for_the_same_code():
-    assert fingerprint([outer]) == fingerprint([outer])
-    assert fingerprint([double]) == fingerprint([with_globals(double)])
-    assert fingerprint([closing_over(1)]) == fingerprint([closing_over(1)])
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -475,43 +377,10 @@ def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
     assert fingerprint([one]) != fingerprint([other])
 
 
-def test_fingerprint_sees_functions_called_through_modules():
-    helper = types.ModuleType("helper")
-    helper.nested = types.ModuleType("helper.nested")
-    helper.nested.moved = njit(double)
-
-    def through_modules(x):
-        return helper.nested.moved(x)
-
-    prints = {fingerprint([through_modules])}
-    helper.nested.moved = njit(closing_over(3))
-    prints.add(fingerprint([through_modules]))
-    assert len(prints) == 2
-
-
-def test_fingerprint_of_functions_that_call_themselves():
-    assert fingerprint([factorial]) == fingerprint([factorial])
-
-
-@njit
-def factorial(n):
-    return 1 if n == 0 else n * factorial(n - 1)
-
-
 def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
     monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
-
-
-def test_code_that_can_not_be_written_is_used_all_the_same(monkeypatch, caplog):
-    def no_space(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", no_space)
-    kernel = cached_njit(lambda x: x + 1)
-    assert kernel(1) == 2
-    assert "not kept on disk" in caplog.text and "No space left" in caplog.text
 
 
 def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, caplog):
@@ -645,3 +514,13 @@ def test_what_counts_references_keeps_its_name_in_functions_that_others_call(
     (code,) = function.inspect_llvm().values()
     names = re.findall(r"define .*@(NRT_(?:in|de)cref[.\d]*)", code)
     assert names and set(names) <= {"NRT_incref", "NRT_decref"}
+
+
+def test_code_that_can_not_be_written_is_used_all_the_same(monkeypatch, caplog):
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", no_space)
+    kernel = cached_njit(lambda x: x + 1)
+    assert kernel(1) == 2
+    assert "not kept on disk" in caplog.text and "No space left" in caplog.text

@@ -1,12 +1,7 @@
 import gymnasium as gym
 import numpy as np
-import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import vector as wrappers
-from versions import needs
 
-from vecenv.check import check_vector_env
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
 
 FIELDS = ("x", "x_dot", "theta", "theta_dot")
@@ -59,55 +54,3 @@ def test_starts_are_uniform_within_a_twentieth():
     counts, _ = np.histogram(obs, 10, (-0.05, 0.05))
     assert np.abs(counts / obs.size - 0.1).max() < 0.015
     assert np.abs(np.corrcoef(obs.T) - np.eye(4)).max() < 0.1
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_keeps_the_rules_of_vector_envs(mode):
-    check_vector_env(CartPoleVectorEnv(3, autoreset_mode=mode, max_episode_steps=30))
-
-
-COUNTS = needs("gymnasium", "1.4", "counts the steps of later episodes wrongly under SAME_STEP")
-
-
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=COUNTS)])
-def test_gymnasiums_vector_wrappers_work(mode):
-    envs = CartPoleVectorEnv(4, autoreset_mode=mode)
-    wrapped = wrappers.RecordEpisodeStatistics(envs)
-    if mode == "NextStep":  # Gymnasium's observation wrappers refuse SAME_STEP
-        wrapped = wrappers.DtypeObservation(wrapped, np.float64)
-    wrapped = wrappers.ClipReward(wrapped, max_reward=0.5)
-    wrapped.reset(seed=0)
-    wrapped.action_space.seed(0)
-    num_ends = 0
-    for _ in range(200):
-        obs, rewards, terminations, truncations, infos = wrapped.step(wrapped.action_space.sample())
-        over = terminations | truncations
-        num_ends += over.sum()
-        assert obs in wrapped.observation_space and rewards.max() <= 0.5
-        if over.any():
-            np.testing.assert_array_equal(infos["episode"]["r"][over], envs.last_returns[over])
-            np.testing.assert_array_equal(infos["episode"]["l"][over], envs.last_lengths[over])
-            if mode == "SameStep":
-                assert infos["final_obs"][np.argmax(over)] in wrapped.single_observation_space
-    assert num_ends > 10
-    wrapped.close()
-
-
-@needs("gymnasium", "1.2.2", "wants a mask for every entry of a nested info")
-def test_wrappers_with_statistics_and_of_infos_work():
-    wrapped = wrappers.NormalizeObservation(CartPoleVectorEnv(3, max_episode_steps=4))
-    wrapped.reset(seed=0)
-    for _ in range(9):
-        obs = wrapped.step(np.array([0, 1, 0]))[0]
-    assert np.isfinite(obs).all()
-    wrapped = wrappers.DictInfoToList(CartPoleVectorEnv(2, max_episode_steps=2, episode_infos=True))
-    wrapped.reset(seed=0)
-    wrapped.step([0, 0])
-    *_, infos = wrapped.step([0, 0])
-    assert [info["episode"] for info in infos] == [{"r": 2.0, "l": 2}] * 2
-
-
-def test_state_takes_few_bytes():
-    envs = CartPoleVectorEnv(10)
-    per_env = envs._states.itemsize + envs._runs.itemsize
-    assert per_env < 256

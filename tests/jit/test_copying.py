@@ -5,7 +5,7 @@ import pytest
 from choices import fast_are
 
 from vecenv.core.compiling import cached_njit
-from vecenv.jit.copying import copy_numbers, write_bits
+from vecenv.jit.copying import copy_numbers
 
 COUNT = 21
 
@@ -43,21 +43,3 @@ def test_copies_are_the_same_however_they_are_made(given, wanted):
         target = np.zeros((3, 4, 3), wanted)
         copy(source, target)
         np.testing.assert_array_equal(target, expected)
-
-
-@cached_njit
-def write_some(bits, num_bits, out):
-    """Write bits by the CPU's table."""
-    write_bits(bits, num_bits, out)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_bits_are_those_of_the_word(dtype):
-    word = np.random.default_rng(0).integers(0, 2**64, dtype=np.uint64)
-    expected = np.array([int(word) >> bit & 1 for bit in range(64)])
-    for write in (write_some, write_bits):
-        for num_bits in (0, 1, 7, 8, 52, 63, np.uint64(64)):
-            out = np.full(70, 9, dtype)
-            write(word, num_bits, out)
-            np.testing.assert_array_equal(out[:num_bits], expected[:num_bits])
-            assert (out[num_bits:] == 9).all()

@@ -42,17 +42,11 @@ nested = njit(closing_over(compiled_helper))
 # What a line draws, the name in the message, and what to write instead.
 LINES = {
     "np.random.rand()": ("numpy.random", "random.uniform(rng)"),
-    "np.random.randint(0, 4)": ("numpy.random", "random.integers(rng, n)"),
-    "numpy_random.randn()": ("numpy.random", "random.normal(rng)"),
-    "np.random.seed(3)": ("numpy.random", "random.uniform(rng), random.integers(rng, n)"),
     "random.random()": ("random", "random.uniform(rng)"),
-    "python_random.gauss(0, 1)": ("random", "random.normal(rng)"),
     "gauss(0, 1)": ("random", "random.normal(rng)"),
     "poisson(3.0)": ("numpy.random", "random.poisson(rng, rate)"),
     "default_rng(1).random()": ("numpy.random", "random.uniform(rng)"),
-    "GENERATOR.integers(4)": ("numpy.random", "random.integers(rng, n)"),
     "GENERATOR.permutation(4)[0]": ("numpy.random", "random.permutation(rng, out)"),
-    "HELD.rng.exponential()": ("numpy.random", "random.exponential(rng)"),
     "HELD.deep.draw()": ("random", "random.uniform(rng)"),
     "TABLE['rng'].random()": ("numpy.random", "random.uniform(rng)"),
     "PAIR[1].random()": ("random", "random.uniform(rng)"),
@@ -89,21 +83,19 @@ def drawing(line, name="step"):
     return EnvKernels([("x", np.float64)], *SPACES, **functions, name="drawing")
 
 
-@pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("line", LINES)
-def test_draws_from_elsewhere_are_refused_with_what_to_write(line, debug):
+def test_draws_from_elsewhere_are_refused_with_what_to_write(line):
     home, instead = LINES[line]
     with pytest.raises(KernelCompileError) as caught:
-        JitVectorEnv(drawing(line), debug=debug)
+        JitVectorEnv(drawing(line))
     text = str(caught.value)
     assert text.startswith("drawing.py:3, in ") and caught.value.lineno == 3
     assert f"drawing: kernel step draws random numbers from {home}, of which" in text
     assert f"import random, then {instead}" in text
 
 
-@pytest.mark.parametrize("name", ["reset", "observe"])
-@pytest.mark.parametrize("line", HELPERS)
-def test_so_are_draws_of_functions_that_a_kernel_calls(line, name):
+@pytest.mark.parametrize(("name", "line"), [*zip(["reset", "observe"] * 2, HELPERS, strict=True)])
+def test_so_are_draws_of_functions_that_a_kernel_calls(name, line):
     function, instead = HELPERS[line]
     with pytest.raises(KernelCompileError, match=f"kernel {name} draws random") as caught:
         JitVectorEnv(drawing(line, name), debug=True)

@@ -1,14 +1,12 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
-import os
 import threading
 import time
-import warnings
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from jit.toy_env import PARAMS, TOY
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
@@ -20,7 +18,6 @@ from vecenv.jit.random import integers
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
 SIZE = 5
 TABLE = np.array([3, -1, 2], dtype=np.int8)
-WIDTH = np.int8(20)
 
 
 @njit
@@ -98,30 +95,6 @@ def test_an_index_out_of_range_is_found_before_anything_is_compiled(
     assert_refused(changes, line, message)
 
 
-def step_to_param(state, action, rng, params):
-    state.visits[params.last] += 1
-    return 0.0, False, False
-
-
-def observe_one(state, out, params):
-    out[0] = 1.0
-
-
-@pytest.mark.slow
-@needs_jit
-def test_other_parameters_are_tried_too():
-    kernels = dataclasses.replace(
-        WALK,
-        reset=lambda state, rng, params: None,
-        step=step_to_param,
-        observe=observe_one,
-    )
-    JitVectorEnv(kernels, params=pack_record(last=4))
-    with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
-        JitVectorEnv(kernels, params=pack_record(last=6))
-    JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)
-
-
 def wide_step(state, action, rng):
     """Right in compiled code, where integers are widened; not with NumPy's own scalars."""
     before = state.cell - 1  # uint8 0 - 1 is -1
@@ -164,35 +137,6 @@ def test_narrow_integers_are_widened_as_in_compiled_code():
     assert_same(roll(compiled, actions), roll(interpreted, actions))
 
 
-def local_step(state, action, rng):
-    """Narrow integers that come from constants, local arrays and conversions."""
-    marks = np.zeros(3, np.uint8)
-    before = marks[0] - 1  # -1, not 255
-    if before >= 0:
-        state.visits[before] += 1
-    for _, mark in np.ndenumerate(marks):
-        if mark - 1 >= 0:
-            state.visits[mark] += 1
-    shifted = marks - 1
-    if shifted.max() >= 0:
-        state.visits[shifted[0]] += 1
-    far = 7 * WIDTH  # 140, not -116
-    state.visits[far - 136] += 1
-    state.visits[np.uint8(257) * 300 - 297] += 1  # 1 * 300
-    state.visits[np.int8(100) + np.int8(100) - 199] += 1
-    state.cell = min(state.cell + action, SIZE - 1)
-    return np.sum(marks) + 1.5, False, state.cell == 3
-
-
-@needs_jit
-@pytest.mark.filterwarnings("ignore:.* allocates memory")
-def test_narrow_local_integers_and_constants_are_widened_as_in_compiled_code():
-    kernels = dataclasses.replace(WIDE, name="local", step=local_step)
-    compiled, interpreted = JitVectorEnv(kernels, 3), JitVectorEnv(kernels, 3, debug=True)
-    actions = np.random.default_rng(0).integers(0, 2, (30, 3))
-    assert_same(roll(compiled, actions), roll(interpreted, actions))
-
-
 def endless_step(state, action, rng):
     while True:
         state.cell += 1
@@ -211,6 +155,101 @@ def test_a_trial_that_does_not_end_is_given_up():
     begin = time.monotonic()
     binding.try_out(kernels, binding.interpretable(run_rows), None, binding.NO_LIMIT)
     assert time.monotonic() - begin < 30.0
+
+
+def test_debugging_runs_everything_in_python_with_equal_results():
+    actions = random_actions(5)
+    debugged = make(5, debug=True)
+    assert_same(roll(make(5), actions), roll(debugged, actions))
+    np.testing.assert_array_equal(debugged.action_masks().shape, (5, 3))
+    with pytest.raises(IndexError):
+        envs = JitVectorEnv(WALK, 2, debug=True)
+        envs.reset(seed=0)
+        for _ in range(SIZE):
+            envs.step([1, 1])
+
+
+@needs_jit
+def test_bundled_envs_are_not_tried_out(monkeypatch):
+    from vecenv.jit.cartpole import CartPoleVectorEnv
+
+    monkeypatch.setattr(binding, "try_out", None)
+    monkeypatch.setattr(binding, "_loops", {})
+    CartPoleVectorEnv(2)
+    with pytest.raises(TypeError, match="NoneType"):
+        JitVectorEnv(WALK)
+
+
+@needs_jit
+def test_a_trial_leaves_the_envs_and_their_spaces_alone():
+    TOY.action_space.seed(3)
+    expected = TOY.action_space.sample()
+    TOY.action_space.seed(3)
+    envs = JitVectorEnv(TOY, 2, params=PARAMS)
+    assert TOY.action_space.sample() == expected
+    assert not any(envs.states[name].any() for name in envs.states.dtype.names)
+
+
+SIXTEENTHS = np.arange(16.0)
+
+
+@njit
+def mixed(x):
+    return (x + 1) * 6364136223846793005
+
+
+def far_hash_step(state, action, rng):
+    hashed = mixed(state.cell + 6)
+    return SIXTEENTHS[16 + (hashed & 3)], False, False
+
+
+@needs_jit
+def test_indices_out_of_range_by_hashes_that_wrap_around_are_found():
+    message = r"index 1[6-9] is out of bounds for axis 0 with size 16, with hashed = -?\d{,19}\."
+    line = "return SIXTEENTHS[16 + (hashed & 3)], False, False"
+    assert_refused({"step": far_hash_step}, line, message)
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda x: x * 2**62, -(2**63)),
+        (lambda x: x + (2**63 - 1), -(2**63) + 1),
+        (lambda x: -(2**63) - x, 2**63 - 2),
+        (lambda x: x << 62, -(2**63)),
+        (lambda x: x**64, 0),
+        (lambda x: -(x << 62), -(2**63)),
+        (lambda x: x * 1.5, 3.0),
+        (lambda x: np.arange(5)[x], 2),
+    ],
+)
+def test_integers_of_64_bits_wrap_around(compute, expected):
+    found = compute(interpreted._Int64(2))
+    assert found == expected and type(found) is not int
+
+
+def step_to_param(state, action, rng, params):
+    state.visits[params.last] += 1
+    return 0.0, False, False
+
+
+def observe_one(state, out, params):
+    out[0] = 1.0
+
+
+@pytest.mark.slow
+@needs_jit
+def test_other_parameters_are_tried_too():
+    kernels = dataclasses.replace(
+        WALK,
+        reset=lambda state, rng, params: None,
+        step=step_to_param,
+        observe=observe_one,
+    )
+    JitVectorEnv(kernels, params=pack_record(last=4))
+    with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
+        JitVectorEnv(kernels, params=pack_record(last=6))
+    JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)
 
 
 def test_a_trial_ends_though_it_has_lost_what_was_to_end_it(monkeypatch):
@@ -232,18 +271,6 @@ def test_a_trial_ends_though_it_has_lost_what_was_to_end_it(monkeypatch):
     assert "vecenv-jit-trial" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_debugging_runs_everything_in_python_with_equal_results():
-    actions = random_actions(5)
-    debugged = make(5, debug=True)
-    assert_same(roll(make(5), actions), roll(debugged, actions))
-    np.testing.assert_array_equal(debugged.action_masks().shape, (5, 3))
-    with pytest.raises(IndexError):
-        envs = JitVectorEnv(WALK, 2, debug=True)
-        envs.reset(seed=0)
-        for _ in range(SIZE):
-            envs.step([1, 1])
-
-
 def five_values(state, action, rng):
     return 0, 1.0, False, False, {}
 
@@ -253,100 +280,6 @@ def test_debugging_tells_what_a_step_must_return():
     envs.reset(seed=0)
     with pytest.raises(TypeError, match=r"step must return \(reward, terminated, truncated\)"):
         envs.step([0])
-
-
-@needs_jit
-def test_bundled_envs_are_not_tried_out(monkeypatch):
-    from vecenv.jit.cartpole import CartPoleVectorEnv
-
-    monkeypatch.setattr(binding, "try_out", None)
-    monkeypatch.setattr(binding, "_loops", {})
-    CartPoleVectorEnv(2)
-    with pytest.raises(TypeError, match="NoneType"):
-        JitVectorEnv(WALK)
-
-
-@needs_jit
-@pytest.mark.parametrize(
-    "space",
-    [
-        MultiDiscrete([2, 3]),
-        Box(-1, 1, (2,), np.float32),
-        Box(-np.inf, np.inf, (2,)),
-        Box(0, 255, (2,), np.uint8),
-    ],
-)
-def test_a_trial_takes_actions_of_the_space(space):
-    from vecenv.jit.interpreted import _sample
-
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        assert np.asarray(_sample(space, rng)).astype(space.dtype) in space
-
-
-@needs_jit
-def test_a_trial_leaves_the_envs_and_their_spaces_alone():
-    TOY.action_space.seed(3)
-    expected = TOY.action_space.sample()
-    TOY.action_space.seed(3)
-    envs = JitVectorEnv(TOY, 2, params=PARAMS)
-    assert TOY.action_space.sample() == expected
-    assert not any(envs.states[name].any() for name in envs.states.dtype.names)
-
-
-SIXTEENTHS = np.arange(16.0)
-
-
-@njit
-def mixed(x):
-    return (x + 1) * 6364136223846793005
-
-
-def hash_step(state, action, rng):
-    return SIXTEENTHS[abs(mixed(state.cell + 6) >> 60)], False, False
-
-
-def far_hash_step(state, action, rng):
-    hashed = mixed(state.cell + 6)
-    return SIXTEENTHS[16 + (hashed & 3)], False, False
-
-
-@needs_jit
-def test_hashes_that_wrap_around_are_no_indices_out_of_range():
-    envs = JitVectorEnv(dataclasses.replace(WALK, step=hash_step))
-    envs.reset(seed=0)
-    wrapped = (7 * 6364136223846793005 + 2**63) % 2**64 - 2**63
-    assert envs.step([0])[1][0] == abs(wrapped >> 60)
-
-
-@needs_jit
-def test_indices_out_of_range_by_hashes_that_wrap_around_are_found():
-    message = r"index 1[6-9] is out of bounds for axis 0 with size 16, with hashed = -?\d{,19}\."
-    line = "return SIXTEENTHS[16 + (hashed & 3)], False, False"
-    assert_refused({"step": far_hash_step}, line, message)
-
-
-@pytest.mark.parametrize(
-    ("compute", "expected"),
-    [
-        (lambda x: x * 2**62, -(2**63)),
-        (lambda x: 2**62 * x, -(2**63)),
-        (lambda x: x + (2**63 - 1), -(2**63) + 1),
-        (lambda x: -(2**63) - x, 2**63 - 2),
-        (lambda x: 1 << 62 + x, 0),
-        (lambda x: x << 62, -(2**63)),
-        (lambda x: x**64, 0),
-        (lambda x: -(x << 62), -(2**63)),
-        (lambda x: x * 1.5, 3.0),
-        (lambda x: x / 4, 0.5),
-        (lambda x: x > 1, True),
-        (lambda x: np.arange(5)[x], 2),
-        (lambda x: ~x % 7, 4),
-    ],
-)
-def test_integers_of_64_bits_wrap_around(compute, expected):
-    found = compute(interpreted._Int64(2))
-    assert found == expected and type(found) is not int
 
 
 def test_the_time_of_kernels_is_known_while_timing_is_on():
@@ -360,22 +293,4 @@ def test_the_time_of_kernels_is_known_while_timing_is_on():
     assert report.shares["env compute"] > 0.3
     envs.timing.disable()
     envs.step(random_actions(5, 1)[0])
-    envs.close()
-
-
-def test_a_fork_goes_on_with_its_copy_of_the_envs():
-    envs, actions = make(debug=True), random_actions(5, 2)
-    envs.reset(seed=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, from Python 3.12
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            envs.step(actions[0])
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    envs.step(actions[0])
     envs.close()

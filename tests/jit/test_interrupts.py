@@ -4,14 +4,12 @@ Instants are chosen: what the runner calls is replaced by something that does th
 does what a signal handler might. `tests/fuzz/interrupts.py` takes random ones.
 """
 
-import threading
 import time
 
 import numpy as np
 import pytest
 from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Discrete
-from gymnasium.vector import AutoresetMode
 from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401  # a fixture
 from programs import printed
 
@@ -113,67 +111,6 @@ def test_an_interrupted_step_is_done_by_all_envs_or_by_none(instant, times, monk
     assert wait_for_no_helpers()
 
 
-@all_split
-@needs_compiler
-@pytest.mark.parametrize("before", [True, False])
-def test_an_interrupted_share_of_the_caller_is_done_all_the_same(before):
-    """Also if the wait for the helpers is interrupted: they write into arrays that are freed."""
-    _, new, _ = twin_states()
-    envs = ready_envs()
-    kept = envs._runner._attend
-    envs._runner._attend = interrupting(kept, 3, before=before)
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(SECOND)
-    assert equal(without_returns(envs.state_dict()), new)
-    envs.close()
-
-
-@all_split
-@needs_compiler
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_another_job_that_was_interrupted_is_not_what_the_next_step_does(num_threads):
-    """The record of the job said "reset" or "observe" then, and had addresses of freed arrays."""
-    _, new, _ = twin_states()
-    envs = ready_envs(num_threads=num_threads)
-    describe = envs._runner._describe_step
-    envs._runner._describe_step = interrupting(describe, before=True)
-    envs.observe()
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(SECOND)
-    envs.step(SECOND)
-    assert equal(without_returns(envs.state_dict()), new)
-    envs.close()
-
-
-@pytest.mark.parametrize("call", ["reset", "load_state_dict"])
-def test_states_of_which_only_a_part_was_set_ask_for_a_reset(call, monkeypatch):
-    envs = ready_envs()
-    state = envs.state_dict()
-    monkeypatch.setattr(envs, "_count_over", interrupting(envs._count_over))
-    with pytest.raises(KeyboardInterrupt):
-        envs.reset(seed=1) if call == "reset" else envs.load_state_dict(state)
-    for refused in (envs.state_dict, envs.observe, lambda: envs.step(FIRST)):
-        with pytest.raises(ResetNeeded, match=r"call `reset` first.*KeyboardInterrupt"):
-            refused()
-    obs, _ = envs.reset(seed=0)
-    np.testing.assert_array_equal(obs, CartPoleVectorEnv(NUM_ENVS).reset(seed=0)[0])
-
-
-def test_a_send_that_was_interrupted_is_not_received(monkeypatch):
-    """Neither is it stepped twice, when it is sent again."""
-    _, new, _ = twin_states()
-    envs = ready_envs()
-    mark_sent = envs._calls.mark_sent
-    monkeypatch.setattr(envs._calls, "mark_sent", interrupting(mark_sent, before=True))
-    with pytest.raises(KeyboardInterrupt):
-        envs.send(SECOND)
-    with pytest.raises(NoAsyncCallError):
-        envs.recv()
-    envs.send(SECOND)
-    assert len(envs.recv().env_ids) == NUM_ENVS
-    assert equal(without_returns(envs.state_dict()), new)
-
-
 @pytest.mark.parametrize("instant", ["_end_infos", "mark_received"])
 def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
     envs = ready_envs(max_episode_steps=4)  # the step to come ends episodes
@@ -191,28 +128,6 @@ def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
     envs.reset(seed=0)
     envs.send(FIRST)
     assert len(envs.recv().env_ids) == NUM_ENVS
-
-
-def test_episodes_that_ended_in_an_interrupted_step_must_be_reset(monkeypatch):
-    envs = ready_envs(max_episode_steps=4, autoreset_mode=AutoresetMode.DISABLED)
-    monkeypatch.setattr(envs, "_end_infos", interrupting(envs._end_infos, before=True))
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(SECOND)
-    with pytest.raises(ResetNeeded, match="have ended"):
-        envs.step(SECOND)
-
-
-@all_split
-@needs_compiler
-def test_close_ends_what_an_interrupted_close_has_left(monkeypatch):
-    envs = ready_envs()
-    assert len(helper_threads()) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(runner._Helpers, "stop", interrupting(None, 2, before=True))
-        with pytest.raises(KeyboardInterrupt):
-            envs.close()
-    envs.close()
-    assert wait_for_no_helpers()
 
 
 # -- forks -----------------------------------------------------------------------------------
@@ -301,54 +216,6 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
-FORK_IN_HANDLER = """
-import os, signal, sys
-import numpy as np
-from gymnasium.error import ResetNeeded
-from vecenv.jit import runner
-from vecenv.jit.cartpole import CartPoleVectorEnv
-
-runner.SPLIT_NS, runner.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
-runner.WAKE_NS, runner.NUM_TIMED = 0.0, 1
-envs, twin = (CartPoleVectorEnv(1000, num_threads=n) for n in (int(sys.argv[1]), 1))
-actions = np.zeros(1000, np.int64)
-for one in (envs, twin):
-    one.reset(seed=0)
-    for _ in range(3):
-        one.step(actions)
-attend, children = envs._runner._attend, []
-
-
-def as_a_signal_handler_might(*args):
-    envs._runner._attend = attend
-    children.append(os.fork())
-    if children[0] == 0:
-        signal.alarm(20)
-        try:
-            envs.step(actions)
-        except (RuntimeError, ResetNeeded) as error:
-            assert "is being used" in str(error) or "forked during a step" in str(error), error
-        else:
-            os._exit(7)
-    return attend(*args)
-
-
-envs._runner._attend = as_a_signal_handler_might
-try:
-    obs = envs.step(actions)[0]
-except RuntimeError as error:
-    assert children[0] == 0 and "forked during a step" in str(error), error
-    obs = twin.step(actions)[0]
-else:
-    twin_obs = twin.step(actions)[0]
-    assert (obs == twin_obs).all()
-assert (envs.reset(seed=0)[0] == twin.reset(seed=0)[0]).all()
-assert (envs.step(actions)[0] == twin.step(actions)[0]).all()
-if children[0] == 0:
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
-"""
-
 
 @pytest.mark.slow
 @needs_compiler
@@ -362,12 +229,6 @@ def test_a_child_forked_while_a_thread_compiles_can_compile():
 def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_threads):
     """The lock was for ever taken in the child, or it waited for threads that it does not have."""
     printed(FORKS, num_threads)
-
-
-@needs_compiler
-@pytest.mark.parametrize("num_threads", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_a_signal_handler_may_fork_in_the_midst_of_a_step(num_threads):
-    printed(FORK_IN_HANDLER, num_threads)
 
 
 # -- other threads and large numbers ---------------------------------------------------------
@@ -418,49 +279,6 @@ def test_actions_that_another_thread_changes_after_the_check_reach_no_kernel(deb
         envs.step(actions)
 
 
-@needs_compiler
-def test_actions_that_another_thread_changes_all_the_time_reach_no_kernel():
-    num_envs = 3_000
-    envs = JitVectorEnv(marking_kernels(), num_envs, num_threads=1)
-    envs.reset(seed=0)
-    actions = np.zeros(num_envs, np.int64)
-    is_over = threading.Event()
-
-    def change():
-        while not is_over.is_set():
-            actions[:] = 2
-            actions[:] = 10**6
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    num_done = 0
-    for _ in range(3000):
-        try:
-            envs.step(actions)
-            num_done += 1
-        except ActionError:
-            actions[:] = 1
-    is_over.set()
-    thread.join()
-    assert envs.states["worst"].max() <= 2
-
-
-def test_actions_that_another_thread_changes_while_they_are_sent_reach_no_kernel(monkeypatch):
-    envs = JitVectorEnv(marking_kernels(), 4, num_threads=1)
-    envs.reset(seed=0)
-    actions = np.array([0, 1, 2, 1])
-    check = envs._reader.check
-
-    def changing(*args):
-        check(*args)
-        actions[:] = 10**6
-
-    monkeypatch.setattr(envs._reader, "check", changing)
-    envs.send(actions)
-    envs.recv()
-    assert envs.states["worst"].tolist() == [0, 1, 2, 1]
-
-
 @pytest.mark.parametrize("limit", [2**31, 2**31 + 1, 2**40])
 def test_episodes_longer_than_32_bits_count_are_truncated(limit):
     envs = CartPoleVectorEnv(2, max_episode_steps=limit)
@@ -469,9 +287,3 @@ def test_episodes_longer_than_32_bits_count_are_truncated(limit):
     assert not envs.step([0, 0])[3].any()
     assert envs.step([0, 0])[3].tolist() == [True, False]
     assert envs.last_lengths[0] == limit
-
-
-def test_a_limit_that_no_episode_reaches_is_none():
-    envs = CartPoleVectorEnv(2, max_episode_steps=2**70)
-    envs.reset(seed=0)
-    assert not envs.step([0, 0])[3].any()

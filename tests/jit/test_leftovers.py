@@ -60,18 +60,6 @@ def flags_first(state, action, rng):
     return False, 1.0, False
 
 
-def whole_reward_last(state, action, rng):
-    return False, False, 1
-
-
-def float_for_a_flag(state, action, rng):
-    return 1.0, state.total, False
-
-
-def array_for_the_reward(state, action, rng):
-    return state.hand, False, False
-
-
 def observe_that_returns(state, out):
     return np.array([state.total, 1.0])
 
@@ -84,19 +72,9 @@ def observe_that_forgets(state, out):
     out[0] = state.total
 
 
-def observe_that_forgets_later(state, out):
-    out[0] = 0
-    if state.total < 2.0:
-        out[1] = 5
-
-
 def observe_that_adds(state, out):
     out[0] = state.total
     out[1] += state.hand[1]
-
-
-def mask_that_forgets(state, out):
-    out[0] = True
 
 
 def empty_reset(state, rng):
@@ -107,19 +85,8 @@ def reset_without_total(state, rng):
     state.hand[:] = 0
 
 
-def reset_without_a_card(state, rng):
-    state.total = 0.0
-    state.hand[0] = 0
-    state.hand[2] = 0
-
-
 def reward_of_what_was_left(state, action, rng):
     return state.hand[2], False, False
-
-
-def end_by_what_was_left(state, action, rng):
-    state.hand[0] += 1
-    return 0.0, False, state.hand[0] > 100
 
 
 def zeros(state, out):
@@ -140,21 +107,8 @@ def zeros(state, out):
             "return False, 1.0, False",
             r"step returns \(bool, float, bool\) here; expected a tuple \(reward, terminated",
         ),
-        (
-            {"step": whole_reward_last},
-            "return False, False, 1",
-            r"step returns \(bool, bool, int\)",
-        ),
-        (
-            {"step": float_for_a_flag},
-            "return 1.0, state.total, False",
-            r"step returns \(float, float64, bool\)",
-        ),
-        (
-            {"step": array_for_the_reward},
-            "return state.hand, False, False",
-            r"step returns \(array, bool, bool\)",
-        ),
+
+
         (
             {"observe": observe_that_returns},
             "return np.array([state.total, 1.0])",
@@ -172,19 +126,9 @@ def zeros(state, out):
             r"observe leaves out\[1\] as it was before.*write all of it",
         ),
         (
-            {"observe": observe_that_forgets_later},
-            "def observe_that_forgets_later(state, out):",
-            r"observe leaves out\[1\] as it was before, or reads it, after step \d",
-        ),
-        (
             {"observe": observe_that_adds},
             "def observe_that_adds(state, out):",
             r"observe leaves out\[1\] as it was before, or reads it",
-        ),
-        (
-            {"action_mask": mask_that_forgets},
-            "def mask_that_forgets(state, out):",
-            r"action_mask leaves out\[1\] as it was before",
         ),
         (
             {"reset": reset_without_total},
@@ -192,20 +136,11 @@ def zeros(state, out):
             r"reset does not set state\.total, and the observation of the reset depends on it",
         ),
         (
-            {"reset": reset_without_a_card},
-            "def reset_without_a_card(state, rng):",
-            r"reset does not set state\.hand\[1\], and the observation of the reset",
-        ),
-        (
             {"reset": empty_reset, "step": reward_of_what_was_left, "observe": zeros},
             "def empty_reset(state, rng):",
             r"reset does not set state\.hand\[0\], and the reward of step 1 depends on it",
         ),
-        (
-            {"reset": empty_reset, "step": end_by_what_was_left, "observe": zeros},
-            "def empty_reset(state, rng):",
-            r"reset does not set state\.hand\[0\], and the truncation of step 1 depends on it",
-        ),
+
     ],
 )  # fmt: skip
 def test_a_trial_names_file_line_kernel_and_field(changes, line, message):
@@ -251,11 +186,6 @@ def test_kernels_that_read_something_besides_their_arguments_are_told_so(changes
     assert caught.value.lineno == kernel.__code__.co_firstlineno
 
 
-def reset_that_counts(state, rng):
-    state.total += 1.0
-    state.hand[:] = 0
-
-
 def step_that_sets_first(state, action, rng):
     state.total = action
     return state.total, False, False
@@ -269,7 +199,6 @@ def observe_that_returns_too(state, out):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"reset": reset_that_counts},
         {"reset": reset_without_total, "step": step_that_sets_first, "observe": zeros},
         {"observe": observe_that_returns_too},
     ],
@@ -287,23 +216,12 @@ def test_errors_of_kernels_can_be_sent_to_other_processes(kind):
     assert (type(copy), str(copy), copy.filename, copy.lineno) == (kind, "text", "file.py", 7)
 
 
-@pytest.mark.parametrize("step", [branch_without_return, flags_first, float_for_a_flag])
-def test_debugging_refuses_wrong_results_of_a_step_too(step):
-    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True)
-    envs.reset(seed=0)
-    with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
-        for _ in range(4):
-            envs.step([1])
-
-
 @pytest.mark.parametrize(
     "result",
     [
         (1, False, True),
         (np.where(True, 0.5, 1), np.array(True), False),
         (np.float32(1), 0, 1),
-        (True, False, np.True_),
-        (np.int8(-1), 4, False),
     ],
 )
 def test_a_number_and_two_flags_are_a_result_of_a_step(result):
@@ -360,14 +278,6 @@ def game(**changes):
     ("changes", "message"),
     [
         ({"observe": game_observe_part}, r"observe leaves out\[0, 1\] \(and 2 of 6"),
-        (
-            {"observe": {"cat": game_observe, "dog": game_observe_part}},
-            r"observe leaves out\[0, 1\]",
-        ),
-        (
-            {"observe": game_observe_part, "groups": {"dog": group_of(3)}},
-            r"observe leaves out\[0, 1\]",
-        ),
         ({"step": game_step_without_return}, "step returns None"),
         ({"reset": empty_reset}, r"reset does not set state\.place\[0\]"),
     ],
@@ -378,3 +288,12 @@ def test_of_a_game_the_authors_kernels_are_named(changes, message):
         with pytest.raises(KernelResultError, match=f"(?s)game: kernel {message}") as caught:
             JitVectorEnv(game(**changes))
     assert re.match(rf"{re.escape(__file__)}:\d+, in (game_|empty_)", str(caught.value))
+
+
+@pytest.mark.parametrize("step", [branch_without_return, flags_first])
+def test_debugging_refuses_wrong_results_of_a_step_too(step):
+    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
+        for _ in range(4):
+            envs.step([1])

@@ -102,23 +102,6 @@ def test_neighbours_are_independent(axis):
         assert uneven_sigma(pairs) < LIMIT_SIGMA
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_bits_of_neighbours_are_uncorrelated(axis):
-    words = words_of(range(8 if SMALL else 128), 8 if SMALL else 64, 8 if SMALL else 16)
-    flipped = words ^ np.roll(words, 1, axis)
-    num_words = flipped.size
-    for bit in range(64):
-        share = ((flipped >> np.uint64(bit)) & np.uint64(1)).mean()
-        assert abs(share - 0.5) * 2 * np.sqrt(num_words) < LIMIT_SIGMA
-
-
-def test_seeds_that_differ_in_one_bit_have_unlike_words():
-    words = words_of([0, *(1 << k for k in range(64))], 1, 1).ravel()
-    flips = [bin(int(word) ^ int(words[0])).count("1") for word in words[1:]]
-    assert min(flips) > 12 and max(flips) < 52
-    assert 29 < np.mean(flips) < 35
-
-
 def test_draws_have_their_distributions():
     count = 5_000 if SMALL else 300_000
     unit, small, bell = np.zeros(count), np.zeros(count, dtype=np.int64), np.zeros(count)

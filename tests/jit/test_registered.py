@@ -2,30 +2,20 @@
 
 import json
 import logging
-import os
-import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium.wrappers import vector as wrappers
 from jit.toy_env import PARAMS, TOY
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from PIL import Image
 
-import vecenv
 from vecenv import make_vec
 from vecenv.command.cli import main
-from vecenv.compare.source import BackendUnavailableError, read_source
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cartpole import CARTPOLE
 
-ROOT = Path(vecenv.__file__).parents[1]
 WAREHOUSE = """
 import gymnasium as gym
 import numpy as np
@@ -134,38 +124,6 @@ def test_ids_without_single_envs_say_so(options, beside):
             make_vec("warehouse:OtherWarehouse-v0", 2, **changes)
 
 
-LAZY = """
-import gymnasium as gym
-
-def make_lazily(num_envs, **options):
-    from warehouse import KERNELS
-    from vecenv.jit import JitVectorEnv
-    return JitVectorEnv(KERNELS, num_envs, debug=True, **options)
-
-gym.register("Lazy-v0", vector_entry_point=make_lazily)
-"""
-
-
-@pytest.mark.slow
-def test_an_id_whose_module_imports_the_kit_later_is_recognised(beside):
-    (beside / "lazy.py").write_text(LAZY)
-    program = "from vecenv import make_vec; print(type(make_vec('lazy:Lazy-v0', 2)).__name__)"
-    command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.check_output(command, env=environment, text=True).split() == ["JitVectorEnv"]
-
-
-def test_what_makes_anything_may_make_compiled_envs():
-    def make_annotated(num_envs: int = 1, **options: Any) -> Any:
-        return JitVectorEnv(CARTPOLE, num_envs, debug=True, **options)
-
-    gym.register("Annotated-v0", vector_entry_point=make_annotated)
-    try:
-        assert isinstance(make_vec("Annotated-v0", 2), JitVectorEnv)
-    finally:
-        del gym.registry["Annotated-v0"]
-
-
 def test_kernels_are_made_into_a_vector_env():
     actions = random_actions(5)
     envs = make_vec(TOY, 5, params=PARAMS, num_threads=1)
@@ -182,33 +140,6 @@ def test_a_compiled_env_that_does_the_same_is_named(caplog):
     assert "make_vec('JitCartPole-v1')" in caplog.text
     with pytest.raises(ValueError, match="use 'JitCartPole-v1', which does the same"):
         make_vec("CartPole-v1", backend="jit")
-
-
-def test_sources_of_comparisons_ask_the_object(beside):
-    for name in ("Warehouse-v0", "WarehouseText-v0", "KERNELS"):
-        source = read_source(f"warehouse:{name}")
-        assert isinstance(source.make_compiled(2), JitVectorEnv)
-        with pytest.raises(BackendUnavailableError, match="no single envs; only the backend jit"):
-            source.env_fn()
-    with pytest.raises(BackendUnavailableError, match="NoWarehouse-v0 is not compiled"):
-        read_source("warehouse:NoWarehouse-v0").make_compiled(2)
-
-
-@pytest.mark.slow
-def test_commands_run_a_users_compiled_env(beside, capsys):
-    assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
-    assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
-    trace = ["trace", "warehouse:Warehouse-v0", "--backend", "jit", "--steps", "5"]
-    assert main([*trace, "--out", "trace.json"]) == 0
-    assert json.loads(Path("trace.json").read_text())["traceEvents"]
-    compare = ["compare", "warehouse:Warehouse-v0", "--num-envs", "4", "--backends", "jit,sync"]
-    few = ["--rounds", "1", "--round-s", "0.02", "--no-diversity", "--json", "numbers.json"]
-    assert main([*compare, *few]) == 0
-    cases = json.loads(Path("numbers.json").read_text())["cases"]
-    assert {case["backend"]: case["status"] for case in cases} == {
-        "jit": "ok",
-        "sync": "unavailable",
-    }
 
 
 def test_watch_draws_a_users_env(beside, capsys):
@@ -240,49 +171,18 @@ def test_render_gives_each_env_and_a_copy_of_its_state(beside):
         make(1, render_mode="rgb_array").render()
 
 
-@pytest.mark.skipif(
-    not hasattr(gym.wrappers.vector, "RecordVideo"), reason="this Gymnasium records no vector envs"
-)
-def test_gymnasiums_recorder_takes_the_pictures(beside, monkeypatch):
-    clips = []
-
-    class Clip:  # of moviepy, which writes the video
-        def __init__(self, frames, fps):
-            clips.append((np.asarray(frames), fps))
-
-        def write_videofile(self, path, logger):
-            Path(path).write_bytes(b"video")
-
-    for name in ("moviepy", "moviepy.video", "moviepy.video.io"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    module = types.ModuleType("moviepy.video.io.ImageSequenceClip")
-    module.ImageSequenceClip = Clip
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    envs = make_vec("warehouse:Warehouse-v0", 2, render_mode="rgb_array")
-    recorded = wrappers.RecordVideo(envs, "videos", step_trigger=lambda step: step == 0)
-    recorded.reset(seed=0)
-    for _ in range(5):
-        recorded.step(np.ones(2, np.int64))
-    recorded.close()
-    ((frames, fps),) = clips
-    assert len(frames) >= 5 and fps == 10 and (frames == 255).any()
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(is_jit_off(), reason="too slow in Python")
-def test_ppo_trains_a_users_compiled_env(beside):
-    command = [sys.executable, "-m", "vecenv", "train", "warehouse:Warehouse-v0", "--algo", "ppo"]
-    command += ["--total-steps", "1024"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--num-envs", "8", "--save", "runs"],
-        env=environment,
-        cwd=beside,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=380,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "warehouse:Warehouse-v0" in done.stdout
+def test_commands_run_a_users_compiled_env(beside, capsys):
+    assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
+    assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
+    trace = ["trace", "warehouse:Warehouse-v0", "--backend", "jit", "--steps", "5"]
+    assert main([*trace, "--out", "trace.json"]) == 0
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    compare = ["compare", "warehouse:Warehouse-v0", "--num-envs", "4", "--backends", "jit,sync"]
+    few = ["--rounds", "1", "--round-s", "0.02", "--no-diversity", "--json", "numbers.json"]
+    assert main([*compare, *few]) == 0
+    cases = json.loads(Path("numbers.json").read_text())["cases"]
+    assert {case["backend"]: case["status"] for case in cases} == {
+        "jit": "ok",
+        "sync": "unavailable",
+    }

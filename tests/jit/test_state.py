@@ -37,7 +37,7 @@ def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp
         np.savez_compressed(tmp_path / "state.npz", **{**state, name: array})
         with np.load(tmp_path / "state.npz") as found:
             tracemalloc.start()
-            with pytest.raises(ValueError, match=r"has shape \(1048576,\), expected"):
+            with pytest.raises(ValueError, match=r"has (shape \(104|dtype float64).* expected"):
                 envs.load_state_dict(found)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()

@@ -40,12 +40,6 @@ def step_too_far_back(state, action, rng):
     return 0.0, state.time == LENGTH, False
 
 
-def step_without_return(state, action, rng):
-    state.time += 1
-    if state.time < LENGTH:
-        return 0.0, False, False
-
-
 def observe(state, out):
     out[0] = state.time
 
@@ -80,12 +74,6 @@ def test_an_index_out_of_range_late_in_an_episode_is_found(step, index):
     line = int(text.partition(f"{__file__}:")[2].partition(",")[0])
     assert Path(__file__).read_text().splitlines()[line - 1].endswith("# the line at fault")
     assert "all other rules" in str(error)
-
-
-def test_a_wrong_result_late_in_an_episode_is_found():
-    kernels = dataclasses.replace(WALK, step=step_without_return)
-    error = failures_of(JitVectorEnv(kernels, 2, debug=True))
-    assert "kernel step returns None" in error.failures[RULE]
 
 
 def test_kernels_that_keep_to_their_arrays_pass_and_bundled_ones_are_not_played():

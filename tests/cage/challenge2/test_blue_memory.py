@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from cage.challenge2.harbour import HARBOUR
 
-from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_actions, blue_choices, cage2_scenario
+from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_choices, cage2_scenario
 from vecenv.cage.challenge2.network.state import host_bits
 from vecenv.core.compiling import is_jit_off
 
@@ -51,18 +51,6 @@ def test_a_decoy_that_is_chosen_can_always_be_placed():
             envs.close()
 
 
-def test_choices_stand_for_actions_of_their_name():
-    scenario = cage2_scenario()
-    actions = blue_actions(scenario)
-    for choice in blue_choices(scenario):
-        for number in choice.actions:
-            expected = "Decoy" if choice.name == "Decoy" else str(choice.name)
-            assert actions[number].name.startswith(expected)
-            assert actions[number].host == choice.host
-    fallible = {c.host for c in blue_choices(scenario)} - {None}
-    assert fallible == {h.name for h in scenario.hosts} - {"Defender", "User0"}
-
-
 @pytest.mark.parametrize("agent", ["b_line", "meander", "sleep"])
 def test_attackers_give_themselves_away(agent):
     *_, (memory, *_) = play(agent, 50)
@@ -94,18 +82,6 @@ def test_features_are_what_was_seen_and_remembered():
     groups = memory.features(obs)[:, 52 : 52 + 7 * 13].reshape(2, 7, 13)
     assert groups[0, 2, 11] == groups[0, 4, 11] == groups[0, 5, 11] == 0 and groups[0, 6, 11] == 1
     assert groups[1, 0, 12] == groups[1, 1, 12] == 1  # still the last scan
-
-
-def test_forgetting_some_episodes_leaves_the_others():
-    *_, (memory, _, _) = play("meander", 12)
-    before = memory.features(np.zeros((NUM_ENVS, 52)))
-    begins = np.arange(NUM_ENVS) % 2 == 0
-    memory.forget(begins)
-    after = memory.features(np.zeros((NUM_ENVS, 52)))
-    fresh = BlueMemory(NUM_ENVS).features(np.zeros((NUM_ENVS, 52)))
-    assert (after[begins] == fresh[begins]).all() and (after[~begins] == before[~begins]).all()
-    memory.forget()
-    assert (memory.features(np.zeros((NUM_ENVS, 52))) == fresh).all()
 
 
 @pytest.mark.parametrize(

@@ -88,20 +88,6 @@ def test_a_defender_says_if_it_was_trained_under_other_rules(layers, tmp_path, r
         load_defender(path, HARBOUR)
 
 
-def test_a_memory_needs_no_choices_to_stay_as_they_were():
-    """The caller may write the next choices into the same array before the step is noted."""
-    memory, careless = BlueMemory(2), BlueMemory(2)
-    decoy = next(k for k, choice in enumerate(memory.choices) if choice.name == "Decoy")
-    choices = np.array([decoy, decoy])
-    memory.act(choices.copy())
-    careless.act(choices)
-    choices[:] = 0
-    obs = np.zeros((2, 52), np.float32)
-    memory.note(obs)
-    careless.note(obs)
-    np.testing.assert_array_equal(memory.features(obs), careless.features(obs))
-
-
 @pytest.mark.slow
 def test_the_defender_that_comes_along_is_level_with_the_challenges_winner():
     """The winner's -54.57 is itself uncertain by 0.43, see docs/cage2_defender.md."""

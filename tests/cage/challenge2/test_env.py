@@ -6,7 +6,6 @@ import importlib
 import io
 import pickle
 import sys
-from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from rich.console import Console
 
 import vecenv
-from vecenv import ActionError, StepSlot
+from vecenv import ActionError
 from vecenv.cage import (
     RULES_VERSION,
     Cage2Env,
@@ -30,7 +29,7 @@ from vecenv.cage import (
     cage2_scenario,
     replay_episodes,
 )
-from vecenv.cage.challenge2.options import RED_AGENTS, STEP_INFOS, read_red_agents
+from vecenv.cage.challenge2.options import STEP_INFOS
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off
@@ -107,8 +106,8 @@ def test_keeps_the_rules_of_vector_envs(mode, episode_length):
     assert "the same seed gives the same run" in report.passed
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_is_made_by_gymnasium(num_envs):
+def test_is_made_by_gymnasium():
+    num_envs = 2
     envs = gym.make_vec("vecenv:Cage2-v0", num_envs=num_envs, red_agent="meander", rules="debugged")
     assert isinstance(envs, Cage2VectorEnv)
     assert (envs.num_envs, envs.scenario.rules.name) == (num_envs, "debugged")
@@ -171,51 +170,6 @@ def test_threads_change_nothing():
     assert_same(*frames)
 
 
-def test_next_step_autoreset_spends_a_step_on_the_reset():
-    envs = Cage2VectorEnv(2, red_agent="sleep", episode_length=3, step_infos=["red_type"])
-    envs.reset(seed=0)
-    for t in range(8):
-        obs, rewards, terminations, truncations, infos = envs.step([144, 144])
-        is_dead = t % 4 == 3
-        assert truncations.all() == (t % 4 == 2)
-        assert not terminations.any()
-        assert (rewards == (0 if is_dead else -1)).all()
-        assert infos["_red_type"].all() != is_dead
-        if is_dead:
-            assert not obs.any()
-
-
-def test_same_step_autoreset_returns_both_observations():
-    envs = Cage2VectorEnv(2, episode_length=3, autoreset_mode="SameStep", step_infos=["red_type"])
-    twin = Cage2VectorEnv(2, episode_length=3)
-    assert_same([envs.reset(seed=0)[0]], [twin.reset(seed=0)[0]])
-    for t in range(3):
-        obs, _, _, truncations, infos = envs.step([1, 1])
-        expected = twin.step([1, 1])[0]
-        assert truncations.all() == (t == 2)
-        assert infos["_red_type"].all() == (t < 2), "a reset env has made no step"
-    np.testing.assert_array_equal(np.stack(infos["final_obs"]), expected)
-    assert not obs.any()
-
-
-def test_disabled_autoreset_leaves_resets_to_the_caller():
-    envs = Cage2VectorEnv(2, episode_length=(2, 3), autoreset_mode="Disabled")
-    envs.reset(seed=np.arange(2).tolist())
-    steps = 0
-    truncations = np.zeros(2, bool)
-    while not truncations.any():
-        truncations = envs.step([0, 0])[3]
-        steps += 1
-    assert [envs.episode_length_of(i) for i in np.flatnonzero(truncations)] == [steps] * sum(
-        truncations
-    )
-    with pytest.raises(ResetNeeded):
-        envs.step([0, 0])
-    envs.reset(options={"reset_mask": truncations})
-    assert (envs.true_state["step"] == np.where(truncations, 0, steps)).all()
-    envs.step([0, 0])
-
-
 def test_every_episode_draws_its_length():
     lengths = {4, 6, 9}
     envs = Cage2VectorEnv(SOME, episode_length=lengths, episode_infos=True)
@@ -231,14 +185,6 @@ def test_every_episode_draws_its_length():
     assert set(ended) == lengths
     assert envs.num_episodes.min() >= 60 // (max(lengths) + 1)
     assert len(set(envs.num_episodes.tolist())) > 1, "an env draws anew in every episode"
-
-
-def test_first_lengths_are_uniform():
-    envs = Cage2VectorEnv(6000, episode_length=[30, 50, 100])
-    envs.reset(seed=9)
-    drawn = [envs.episode_length_of(i) for i in range(6000)]
-    counts = np.array([drawn.count(length) for length in (30, 50, 100)])
-    assert ((counts - 2000) ** 2 / 2000).sum() < 13.8  # chi2, 2 degrees of freedom, p = 0.001
 
 
 @pytest.mark.parametrize(
@@ -258,16 +204,6 @@ def test_red_agents_are_drawn_per_episode(red_agent, expected):
     assert set(agents) == expected
     share = MANY / len(expected)
     assert (abs(counts - share) < 4 * np.sqrt(share)).all()
-
-
-def sweep_for_ever(state, rng, tables):
-    return 1, 2
-
-
-def test_plain_functions_are_compiled_once():
-    agents = [read_red_agents(sweep_for_ever)[1] for _ in range(2)]
-    assert agents[0] is agents[1]
-    assert read_red_agents(own_red) == ((CUSTOM,), own_red)
 
 
 def test_red_policy_of_ones_own():
@@ -314,17 +250,6 @@ def test_true_state_is_the_live_memory():
     assert envs.decoded_state([1, 2])["access"].shape == (2, 13)
 
 
-def test_states_can_be_saved_and_loaded():
-    actions = random_actions(30, 6)
-    options = {"red_agent": "mixed", "episode_length": (7, 12)}
-    envs, other = Cage2VectorEnv(6, **options), Cage2VectorEnv(6, **options)
-    roll(envs, actions[:15])
-    other.load_state_dict(envs.state_dict())
-    np.testing.assert_array_equal(envs.observe(), other.observe())
-    for row in actions[15:]:
-        assert_same(envs.step(row)[:4], other.step(row)[:4])
-
-
 def test_send_and_recv_report_steps_too():
     options = {"red_agent": "mixed", "step_infos": ["red_type", "red_target"]}
     whole, parts = Cage2VectorEnv(4, **options), Cage2VectorEnv(4, **options)
@@ -337,29 +262,6 @@ def test_send_and_recv_report_steps_too():
             np.testing.assert_array_equal(batch.obs, obs[batch.env_ids])
             for name in options["step_infos"]:
                 np.testing.assert_array_equal(batch.infos[name], infos[name][batch.env_ids])
-
-
-def test_results_go_where_they_are_wanted():
-    envs, twin = Cage2VectorEnv(3, step_infos=["red_type"]), Cage2VectorEnv(3)
-    envs.reset(seed=0), twin.reset(seed=0)
-    slot = StepSlot(
-        envs.allocate((3, 52)),
-        envs.allocate((3,), np.float32),
-        envs.allocate((3,), bool),
-        envs.allocate((3,), bool),
-    )
-    result = envs.step([144, 0, 3], out=slot)
-    assert all(ours is given for ours, given in zip(result, slot, strict=False))
-    assert_same(slot[:1], twin.step([144, 0, 3])[:1])
-    assert slot.rewards.tolist() == [-1.0, 0.0, 0.0]
-    assert "red_type" in result[4]
-
-
-def test_another_scenario_can_be_given():
-    scenario = replace(cage2_scenario(), name="dear restores", restore_cost=2.5)
-    envs = Cage2VectorEnv(1, scenario=scenario)
-    envs.reset(seed=0)
-    assert envs.step([144])[1].tolist() == [-2.5]
 
 
 def tables_of(envs):
@@ -390,16 +292,8 @@ def test_tables_for_people():
 
 BAD_ACTIONS = {
     "too large": [0, 145],
-    "negative": [-1, 0],
-    "floats": [0.0, 1.0],
     "NaN": [np.nan, 0],
-    "bools": [True, False],
-    "one number": 3,
-    "too few": [0],
     "too many": [0, 0, 0],
-    "wrong shape": [[0], [0]],
-    "strings": ["0", "1"],
-    "None": None,
     "huge": [2**63, 0],
 }
 
@@ -416,7 +310,7 @@ def test_bad_actions_are_refused_before_anything_runs(what, call):
     envs.step([0, 0])
 
 
-@pytest.mark.parametrize("action", [145, -1, 1.0, np.nan, None, "0", [0], True, [[1], [2, 3]]])
+@pytest.mark.parametrize("action", [145, 1.0, None, [[1], [2, 3]]])
 def test_single_env_refuses_bad_actions(action):
     env = Cage2Env()
     env.reset(seed=0)
@@ -427,10 +321,7 @@ def test_single_env_refuses_bad_actions(action):
 
 BAD_OPTIONS = [
     ({"red_agent": "bline"}, ValueError, "red_agent is 'bline'.*'b_line'"),
-    ({"red_agent": ["b_line", "x"]}, ValueError, "red_agent is 'x'"),
     ({"red_agent": []}, ValueError, "red_agent is empty"),
-    ({"red_agent": None}, TypeError, "red_agent is None"),
-    ({"red_agent": [3]}, TypeError, "red_agent is 3"),
     ({"red_agent": len}, TypeError, "red_agent is <built-in function len>.*state, rng, tables"),
     ({"red_agent": lambda state: (0, 0)}, TypeError, r"red_agent is <lambda>\(state\), expected"),
     (
@@ -439,23 +330,14 @@ BAD_OPTIONS = [
         "red_agent has 2 compiled policies",
     ),
     ({"rules": "bugged"}, ValueError, "rules is 'bugged'.*faithful, debugged"),
-    ({"rules": 3}, ValueError, "rules is 3"),
     ({"rules": "faithful", "scenario": cage2_scenario()}, ValueError, "rules is 'faithful', but"),
     ({"scenario": "cage2"}, TypeError, "scenario is 'cage2'"),
     ({"observation": "pixels"}, ValueError, "observation is 'pixels'.*bits, extended"),
-    ({"observation": None}, ValueError, "observation is None"),
     ({"episode_length": 0}, ValueError, "episode_length is 0"),
-    ({"episode_length": -5}, ValueError, "episode_length is -5"),
-    ({"episode_length": [30, 0]}, ValueError, "episode_length is 0"),
     ({"episode_length": []}, ValueError, "episode_length has 0 entries"),
     ({"episode_length": range(1, 400)}, ValueError, "episode_length has 399 entries"),
     ({"episode_length": 70_000}, ValueError, "episode_length is 70000"),
     ({"episode_length": 30.0}, TypeError, "episode_length is 30.0"),
-    ({"episode_length": np.nan}, TypeError, "episode_length is nan"),
-    ({"episode_length": "30"}, TypeError, "episode_length"),
-    ({"episode_length": None}, TypeError, "episode_length is None"),
-    ({"episode_length": True}, TypeError, "episode_length is True"),
-    ({"episode_length": [[30]]}, TypeError, "episode_length is"),
     ({"green": "yes"}, TypeError, "green is 'yes'"),
     ({"step_infos": ["red_typ"]}, ValueError, "step_infos has 'red_typ'"),
     ({"render_mode": "human"}, ValueError, "render_mode is 'human'"),
@@ -463,10 +345,9 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS)
-@pytest.mark.parametrize("make", [Cage2VectorEnv, Cage2Env])
-def test_bad_options_are_refused_by_name(options, error, message, make):
+def test_bad_options_are_refused_by_name(options, error, message):
     with pytest.raises(error, match=message):
-        make(**options)
+        Cage2VectorEnv(**options)
 
 
 def test_bad_numbers_of_envs_and_threads_are_refused_by_name():
@@ -479,10 +360,6 @@ def test_bad_numbers_of_envs_and_threads_are_refused_by_name():
         Cage2Env(num_envs=2)
     with pytest.raises(ValueError, match="options has"):
         Cage2Env().reset(options={"x": 1})
-
-
-def test_names_of_red_agents_are_documented():
-    assert all(name in (Cage2VectorEnv.__doc__ or "") for name in RED_AGENTS)
 
 
 def test_no_episode_is_longer_than_max_episode_steps():
@@ -542,25 +419,6 @@ def test_a_single_env_goes_on_exactly_where_it_was(again):
     np.testing.assert_array_equal(other.unwrapped.observe(), obs)
     assert repr(play_on(env, 17)) == repr(play_on(other, 17))
     assert repr(play_on(env, 17)) == repr(play_on(other, 17)), "and none touches the other"
-
-
-def test_copies_know_whether_the_episode_is_over_and_what_is_sampled_next():
-    env = Cage2Env(episode_length=2)
-    fresh = pickled(env)
-    with pytest.raises(ResetNeeded, match="state_dict"):
-        env.state_dict()
-    with pytest.raises(ResetNeeded):
-        fresh.step(0)
-    env.reset(seed=1)
-    env.step(0), env.step(0)
-    env.action_space.seed(5)
-    for other in (copied(env), pickled(env)):
-        with pytest.raises(ResetNeeded, match="the episode is over"):
-            other.step(0)
-        assert other.action_space.sample() == copied(env).action_space.sample()
-    fresh.load_state_dict(env.state_dict())
-    with pytest.raises(ResetNeeded, match="the episode is over"):
-        fresh.step(0)
 
 
 def test_states_that_no_env_was_ever_in_are_refused():

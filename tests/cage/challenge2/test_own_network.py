@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import vecenv
-from vecenv.cage import Cage2VectorEnv, Cage4VectorEnv, evaluate
+from vecenv.cage import evaluate
 from vecenv.command.cli import main
 from vecenv.command.trainers import choose, env_id_of
 from vecenv.compare.source import read_source
@@ -79,13 +79,11 @@ def test_a_policy_is_scored_by_the_tables_of_its_network(scenario, capsys):
             ["--scenario", "my_net:restore"],
             "scenario is 'my_net:restore', which has none",
         ),
-        (["--scenario", "vecenv:Cage2-v0"], "scenario is 'vecenv:Cage2-v0', which has none"),
         (["--scenario", "nowhere:office"], "No module named 'nowhere'"),
         (
             ["--scenario", "my_net:office", "--rules", "debugged"],
             "the scenario 'Office' has its",
         ),
-        (["--scenario", "my_net:office", "--challenge", "4"], "are of Challenge 2; leave them"),
     ],
 )
 def test_a_scenario_that_is_none_is_told(words, told, capsys):
@@ -145,21 +143,3 @@ def test_watch_writes_a_page_and_an_animation_of_two_pictures_a_second(env, caps
     assert "page: a.html" in out and "animation: a.gif" in out
     assert fps_of("a.html") == 2
     assert milliseconds_of("a.gif") == 500
-
-
-@pytest.mark.learn
-def test_play_shows_a_network_at_two_pictures_a_second(capsys):
-    train = ["train", "my_net:Office-v0", "--algo", "ppo", "--num-envs", "4", "--num-steps", "16"]
-    assert main([*train, "--total-steps", "64", "--eval-episodes", "2"]) == 0
-    args = ["play", "my_net:Office-v0", "--policy", "runs/Office-v0-ppo", "--episodes", "1"]
-    args += ["--frames", "4", "--env-kwargs", "episode_length=3"]
-    assert main([*args, "--html", "a.html", "--gif", "a.gif"]) == 0, capsys.readouterr().err
-    assert fps_of("a.html") == 2
-    assert milliseconds_of("a.gif") == 500
-    assert main([*args, "--html", "a.html", "--fps", "5"]) == 0
-    assert fps_of("a.html") == 5
-
-
-def test_networks_ask_for_two_pictures_a_second():
-    for kind in (Cage2VectorEnv, Cage4VectorEnv):
-        assert kind.metadata["render_fps"] == 2

@@ -80,15 +80,6 @@ def test_texts_show_what_happens():
     assert envs.render_env(0, "rgb_array").ndim == 3
 
 
-def test_single_env_renders_too():
-    env = Cage2Env(render_mode="ansi", episode_length=3)
-    env.reset(seed=0)
-    for t in range(3):
-        env.step(0)
-        assert f"step {t + 1}/3" in env.render()
-    env.close()
-
-
 @pytest.mark.parametrize("make", [Cage2Env, Cage2VectorEnv])
 def test_rendering_without_a_mode_warns(make):
     env = make()
@@ -193,11 +184,6 @@ def test_animation_needs_pictures_and_a_speed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_refused_before_anything_is_played(tmp_path):
-    with pytest.raises(FileNotFoundError, match="missing"):
-        save_episode_gif("sleep", tmp_path / "missing" / "a.gif", episode_length=10**4)
-
-
 def test_missing_pillow_names_the_extra(monkeypatch):
     real_import = builtins.__import__
 
@@ -212,25 +198,3 @@ def test_missing_pillow_names_the_extra(monkeypatch):
         Canvas(10, 10, "#ffffff")
     monkeypatch.undo()
     Canvas(10, 10, "#ffffff")
-
-
-def test_the_legend_says_what_colours_and_frames_mean(monkeypatch):
-    drawn = []
-    write = Canvas.text
-
-    def noted(self, x, y, words, *args, **options):
-        end = write(self, x, y, words, *args, **options)
-        drawn.append((self.width, self.height, end, y, words))
-        return end
-
-    monkeypatch.setattr(Canvas, "text", noted)
-    lone = replace(HARBOUR, hosts=tuple(replace(h, subnet="Lab") for h in HARBOUR.hosts))
-    for scenario in (cage2_scenario(), HARBOUR, replace(lone, subnets=("Lab",))):
-        drawn.clear()
-        state = stepped(0).true_state[0]
-        draw_snapshot(take_snapshot(state, scenario, Episode(100, 0.0)))
-        seen = [row for row in drawn if row[1] > 2]  # not what was only measured
-        words = " / ".join(row[-1] for row in seen)
-        for meaning in ("decoy in place", "blue's action", "red's action", "red's access"):
-            assert meaning in words
-        assert all(end <= width and y < height - 5 for width, height, end, y, _ in seen)

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from cage.golden import COMPACT_FIELDS, RULES_OF_TRACE, load_trace
-from choices import fast_are
 
 from vecenv.cage.challenge2.network.scenario import cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
 from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
 from vecenv.cage.challenge2.rules.codes import (
     BAD_DETECTION,
@@ -40,12 +38,6 @@ def replay_singly(name, episodes):
     for episode in episodes:
         single = {key: array[episode : episode + 1] for key, array in trace.items()}
         assert_replays(single, replay_episodes(single, cage2_scenario(RULES_OF_TRACE[name])))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", fast_are([next(iter(RULES_OF_TRACE))], RULES_OF_TRACE))
-def test_episodes_replay_one_at_a_time(name):
-    replay_singly(name, range(0, len(load_trace(name)["red_agent"]), 9))
 
 
 @pytest.mark.slow
@@ -163,12 +155,3 @@ def test_bad_recordings_are_refused_by_name(field, given):
     with pytest.raises(ValueError, match=field):
         replay.step(RecordedStep(0, 0, 0)._replace(**{field: given}))
     assert replay.states.tobytes() == before
-
-
-def test_a_replay_needs_an_episode():
-    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
-        Replay(0)
-
-
-def test_state_is_small():
-    assert STATE_DTYPE.itemsize <= 192

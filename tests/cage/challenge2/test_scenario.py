@@ -1,6 +1,7 @@
 """Scenarios are data: the tables of CAGE 2, another scenario, and tables that make no sense."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -34,11 +35,6 @@ def test_names_and_order_are_those_of_the_original():
         assert (action.name, action.host) == (expected["action"], expected["host"])
         index = action_index(CAGE2, expected["action"], expected["host"])
         assert index == expected["index"]
-
-
-def test_an_unknown_action_is_refused():
-    with pytest.raises(ValueError, match=r"no action 'Remove' on host 'User9'.*User4"):
-        action_index(CAGE2, "Remove", "User9")
 
 
 def test_unknown_rules_are_refused():
@@ -119,8 +115,9 @@ def test_traffic_rules_of_another_scenario_hold():
     assert replay.step(RecordedStep(0, 3, 6)).errors[0] == 0  # no candidate, no draw
 
 
-@pytest.mark.parametrize("agent", [B_LINE, MEANDER])
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize(
+    ("agent", "policy"), [*zip(cycle((B_LINE, MEANDER)), POLICY_NAMES, strict=False)]
+)
 def test_another_scenario_runs_freely(agent, policy):
     options = {"observation": "extended", "obs_dtype": np.uint8}  # compiled for other tests, too
     run = FreeRun(200, (agent,), scenario=HARBOUR, seed=1, **options)
@@ -151,11 +148,13 @@ def with_plan_step(index, **changes):
 
 
 BAD_TABLES = {
+    "subnet twice": (replace(CAGE2, subnets=("User", *CAGE2.subnets)), r"subnets\[3\] is 'User'"),
+    "decoy of no process": (replaced("decoys", 1, process=""), r"decoys\[1\].process"),
+    "plan that verifies nothing": (with_plan(verify_step=15), "b_line.verify_step is 15"),
     "subnet nobody is in": (
         replace(CAGE2, subnets=(*CAGE2.subnets, "Guests")),
         r"subnets\[3\] is 'Guests', but no host is in it",
     ),
-    "subnet twice": (replace(CAGE2, subnets=("User", *CAGE2.subnets)), r"subnets\[3\] is 'User'"),
     "host in two subnets": (
         replace(CAGE2, hosts=(*CAGE2.hosts, replace(CAGE2.hosts[9], subnet="Enterprise"))),
         r"hosts\[13\] is 'User1' again, in subnet 'Enterprise' after 'User'; a host is in exactly",
@@ -164,12 +163,7 @@ BAD_TABLES = {
         replaced("hosts", 3, subnet=("User", "Enterprise")),
         r"hosts\[3\].subnet is \('User', 'Enterprise'\)",
     ),
-    "host in an unknown subnet": (
-        replaced("hosts", 3, subnet="Cellar"),
-        r"hosts\[3\].subnet names 'Cellar', expected one of Enterprise, Operational, User",
-    ),
     "nameless host": (replaced("hosts", 3, name=""), r"hosts\[3\] is named ''"),
-    "no hosts": (replace(CAGE2, hosts=()), r"subnets\[0\]"),
     "too many hosts": (
         replace(
             CAGE2,
@@ -178,21 +172,11 @@ BAD_TABLES = {
         r"hosts has 17 rows, expected 1 to 16",
     ),
     "odd value": (replaced("hosts", 3, value=0.25), r"hosts\[3\].value is 0.25"),
-    "negative value": (replaced("hosts", 3, value=-1.0), r"hosts\[3\].value is -1.0"),
-    "value that is no number": (
-        replaced("hosts", 3, value=float("nan")),
-        r"hosts\[3\].value is nan",
-    ),
     "service without port": (
         replaced("hosts", 3, services=(cage.Service(None, "ssh"),)),
         r"hosts\[3\].services\[0\].port is None",
     ),
     "reveals nobody": (replaced("hosts", 3, reveals=("X",)), r"hosts\[3\].reveals names 'X'"),
-    "rule for an unknown subnet": (
-        replaced("traffic", 0, target="Cellar"),
-        r"traffic\[0\].target names 'Cellar'",
-    ),
-    "rule via nobody known": (replaced("traffic", 0, via=("X",)), r"traffic\[0\].via names 'X'"),
     "rule within a subnet": (replaced("traffic", 0, target="User"), r"traffic\[0\] is from 'User'"),
     "rule twice": (
         replace(CAGE2, traffic=CAGE2.traffic * 2),
@@ -202,7 +186,6 @@ BAD_TABLES = {
         replaced("exploits", 2, port=None),
         r"exploits\[2\].port is None, expected a port number in 1..65535",
     ),
-    "exploit of an impossible port": (replaced("exploits", 2, port=70000), r"exploits\[2\].port"),
     "exploit that needs an impossible port": (
         replaced("exploits", 2, needs_one_of=(80, "x")),
         r"exploits\[2\].needs_one_of is 'x'",
@@ -212,15 +195,11 @@ BAD_TABLES = {
         replaced("exploits", 2, weight=6.5),
         r"exploits\[2\].weight is 6.5, expected less than 6.0",
     ),
-    "exploit twice": (replaced("exploits", 2, name="HTTPRFI"), r"exploits\[4\] is 'HTTPRFI' again"),
-    "no exploits": (replace(CAGE2, exploits=()), r"exploits has 0 rows"),
     "too many exploits": (
         replace(CAGE2, exploits=(*CAGE2.exploits, cage.Exploit("X", 0.01, 22, "ssh"))),
         r"exploits has 9 rows, expected 1 to 8",
     ),
     "decoy without a port": (replaced("decoys", 1, opens=None), r"decoys\[1\].opens is None"),
-    "decoy that checks no port": (replaced("decoys", 1, checks=0), r"decoys\[1\].checks is 0"),
-    "decoy of no process": (replaced("decoys", 1, process=""), r"decoys\[1\].process"),
     "two decoys without limit": (replaced("decoys", 1, checks=22), r"decoys\[7\] opens another"),
     "too many ports": (
         replaced("decoys", 1, opens=5, checks=5),
@@ -230,9 +209,6 @@ BAD_TABLES = {
         replace(CAGE2, operational_service=cage.OperationalService("X", 10.0)),
         r"operational_service.host names 'X'",
     ),
-    "foothold nowhere": (replace(CAGE2, foothold="X"), "foothold names 'X'"),
-    "green nowhere": (replace(CAGE2, green_hosts=("X",)), "green_hosts names 'X'"),
-    "odd cost": (replace(CAGE2, restore_cost=0.55), "restore_cost is 0.55"),
     "impossible chance": (
         replace(CAGE2, detection_probability=1.5),
         r"detection_probability is 1.5, expected a number in \[0, 1\]",
@@ -246,7 +222,6 @@ BAD_TABLES = {
         with_plan_step(4, action="phone"),
         r"b_line.steps\[4\].action is 'phone', expected one of sweep, scan",
     ),
-    "plan that does not know where": (with_plan_step(4, target="X"), r"b_line.steps\[4\].target"),
     "plan that sweeps a host": (with_plan_step(7, target="User1"), r"b_line.steps\[7\].target"),
     "plan that hurries": (
         with_plan_step(0, action="scan", target=cage.NEXT_HOST),
@@ -257,12 +232,7 @@ BAD_TABLES = {
         f"b_line.steps never targets '{cage.FIRST_HOST}'",
     ),
     "plan that leads nowhere": (with_plan(next_hosts=()), "b_line.next_hosts has 0 rows"),
-    "plan that leads to nobody": (
-        with_plan(next_hosts=(("User1", "X"),)),
-        "b_line.next_hosts names 'X'",
-    ),
     "plan that verifies no scan": (with_plan(verify_step=3), "b_line.verify_step is 3"),
-    "plan that verifies nothing": (with_plan(verify_step=15), "b_line.verify_step is 15"),
     "plan that restarts ahead": (with_plan(restart_step=12), "b_line.restart_step is 12"),
     "meander forgets nobody known": (
         replace(CAGE2, meander=replace(CAGE2.meander, forget_next=("X",))),
@@ -278,28 +248,9 @@ def test_contradictory_tables_are_refused_by_field(problem):
         compile_tables(scenario)
 
 
-def test_unknown_agents_are_refused():
-    with pytest.raises(ValueError, match="red_agents has 7"):
-        compile_tables(CAGE2, red_agents=(7,))
-
-
 def test_compiled_tables_are_read_only_and_made_once_for_each_scenario():
     tables = compile_tables(CAGE2)
     with pytest.raises(ValueError, match="read-only"):
         tables.gate[0] = 1
     assert compile_tables(replace(CAGE2)) is tables is not compile_tables(CAGE2, green=True)
     assert compile_tables(replace(CAGE2, hosts=list(CAGE2.hosts))) == tables  # can't be hashed
-
-
-def test_hosts_and_rules_can_be_added():
-    """A table that makes sense is accepted: one more host, one more rule."""
-    host = cage.Host("User5", "User", "Linux", 0.3, (cage.Service(22, "ssh", "root"),), "pi")
-    scenario = replace(
-        CAGE2,
-        hosts=(*CAGE2.hosts, host),
-        traffic=(*CAGE2.traffic, cage.TrafficRule("Operational", "User", ())),
-        decoys=CAGE2.decoys[:7],
-    )
-    tables = compile_tables(scenario)
-    assert tables.num_actions == 2 + 10 * 14
-    assert int(tables.host_costs[1, 1 << 5]) == 3

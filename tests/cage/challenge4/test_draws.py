@@ -107,17 +107,6 @@ def test_greens_by_exception_do_what_greens_one_by_one_do():
     assert (np.abs(differences.mean(axis=0) / error) < 4).all()
 
 
-def test_no_rates_mean_no_alarms_and_no_phishing():
-    options = Cage4Options(steps=60, red="sleep", phishing_rate=0, alarm_rate=0)
-    games = Games(20, seed=0, options=options)
-    for _ in range(59):
-        games.step(np.tile([49, 49, 49, 49, 145], (20, 1)))
-        assert not games.envs.states["process_events"].any()
-        assert not games.envs.states["connection_events"].any()
-        assert (games.rewards == 0).all()
-    assert (games.envs.states["num_sessions"].sum(axis=1) == 1).all()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("red", "policy"), CELLS)
 def test_mean_returns_match_the_original_and_its_twin(red, policy):

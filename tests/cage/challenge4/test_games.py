@@ -6,10 +6,9 @@ from cage.challenge4.invariants import check
 from cage.challenge4.lockstep import Games, play
 from choices import fast_are
 
-from vecenv.cage.challenge4.network.state import STATE_DTYPE
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.policies import make_policy
-from vecenv.cage.challenge4.rules import blue, codes
+from vecenv.cage.challenge4.rules import codes
 from vecenv.jit.random import integers
 
 SHORT = Cage4Options(steps=40)
@@ -86,7 +85,13 @@ def test_actions_that_do_not_exist_are_refused(actions, messages, match):
 
 
 def test_options_out_of_range_are_refused():
-    for wrong in ({"phishing_rate": 1.1}, {"alarm_rate": -0.1}, {"red": "b_line"}, {"steps": 1}):
+    for wrong in (
+        {"phishing_rate": 1.1},
+        {"phishing_rate": None},
+        {"alarm_rate": -0.1},
+        {"red": "b_line"},
+        {"steps": 1},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Cage4Options(**wrong)
 
@@ -115,14 +120,6 @@ def test_rules_run_as_plain_python_with_every_index_checked(red):
         plain.step(actions)
         assert (compiled.obs == plain.obs).all() and (compiled.rewards == plain.rewards).all()
     assert compiled.envs.states.tobytes() == plain.envs.states.tobytes()
-
-
-def test_remove_ends_the_old_service_of_its_host_and_no_other():
-    state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
-    state.num_vsftpd[17], state.num_old_vsftpd = 2, 2
-    state.old_vsftpd_host[:2], state.old_vsftpd_pid[:2] = (16, 17), 300
-    getattr(blue._remove_process, "py_func", blue._remove_process)(state, 17, 300, None, 0)
-    assert (state.num_old_vsftpd, state.old_vsftpd_host[0], state.num_vsftpd[17]) == (1, 16, 1)
 
 
 def scanning_red(state, agent, rng):

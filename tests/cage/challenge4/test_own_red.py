@@ -23,16 +23,8 @@ def host_that_is_not_there(state, agent, rng):
     return codes.AGGRESSIVE, codes.NUM_HOSTS, state.offered[agent, 0]
 
 
-def subnet_that_is_not_there(state, agent, rng):
-    return codes.DISCOVER, -1, state.offered[agent, 0]
-
-
 def floats(state, agent, rng):
     return codes.AGGRESSIVE, 7.0, 0
-
-
-def two_values(state, agent, rng):
-    return codes.AGGRESSIVE, 7
 
 
 def waiting(state, agent, rng):
@@ -49,9 +41,7 @@ def unknown_host(state, agent, rng):
     [
         (kind_that_is_not_there, r"\(8, \d+, \d+\): there is no action 8, expected a code from 0"),
         (host_that_is_not_there, r"\(1, 128, \d+\): there is no host 128, expected 0..127"),
-        (subnet_that_is_not_there, r"\(0, -1, \d+\): there is no subnet -1, expected 0..7"),
         (floats, r"\(1, 7.0, 0\), expected three integers"),
-        (two_values, r"\(1, 7\), expected three integers: what to do, the host or subnet"),
     ],
 )
 @pytest.mark.parametrize("is_team", [True, False])

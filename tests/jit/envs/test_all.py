@@ -46,15 +46,6 @@ def test_it_runs_as_plain_python_and_draws_itself(name):
     assert any((frame != before).any() for frame in frames)
 
 
-@pytest.mark.parametrize("name", [k for k in NAMES if k.removeprefix("Jit") in gym.registry])
-def test_spaces_and_limits_are_gymnasiums(name):
-    theirs = gym.make(name.removeprefix("Jit"))
-    ours = vecenv.make_vec(name, 2, vector_kwargs={"debug": True})
-    assert ours.single_observation_space == theirs.observation_space
-    assert ours.single_action_space == theirs.action_space
-    assert ours.max_episode_steps == theirs.spec.max_episode_steps
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_its_actions_have_names(name):
     envs = vecenv.make_vec(name, 1, vector_kwargs={"debug": True})

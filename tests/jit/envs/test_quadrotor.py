@@ -57,12 +57,3 @@ def test_a_step_equals_the_equations():
 @pytest.mark.slow
 def test_a_compiled_step_equals_the_equations_from_a_hundred_thousand_states():
     check_steps(100_000, debug=False)
-
-
-def test_it_hovers_and_falls():
-    envs = make(2)
-    put(envs, np.zeros((2, 6)))
-    for _ in range(25):  # half a second
-        _, rewards, *_ = envs.step(np.array([[0, 0], [-1, -1]], np.float32))
-    assert envs.states[0].z == 0 and rewards[0] == 1
-    np.testing.assert_allclose(envs.states[1].z, -0.5 * G * 0.5**2, atol=0.03)

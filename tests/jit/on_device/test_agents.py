@@ -13,14 +13,13 @@ from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 
 import vecenv
-from buffers import RolloutBuffer
 from vecenv import ActionError, ObservationError, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot
 from vecenv.core.errors import NoActionMaskError, SlotError
 from vecenv.core.masks import sample_actions
 
 MODES = ("NextStep", "SameStep", "Disabled")
-GAMES, T = 3, 8
+GAMES = 3
 
 
 def mask_of_dead_and_alive(state, agent, out):
@@ -190,78 +189,6 @@ def copied(values):
     return np.asarray(values).copy()
 
 
-def collect(envs, rollouts, rng):
-    """Fill the rollouts of all groups; return what was seen on the way."""
-    mode, seen = envs.autoreset_mode.value, []
-    for t in range(T):
-        actions = draw(envs, rng)
-        for name, rollout in rollouts.items():
-            seen += [rollout.obs_at(t), rollout.is_first_at(t), actions[name]]
-            floats = torch.from_numpy(rng.random(rollout.num_envs, np.float32))
-            given = rollout.put(t, actions=actions[name], log_probs=floats, values=floats)
-            actions[name] = given
-        call(envs, "step", actions, out={k: rollout.slot(t) for k, rollout in rollouts.items()})
-        if mode == "NextStep":
-            continue
-        for rollout in rollouts.values():
-            cut = np.asarray(rollout.slot(t).truncations)
-            rollout.set_final_values(t, cut, np.arange(cut.sum(), dtype=np.float32))
-        alive = [np.asarray(g.alive).reshape(GAMES, -1).any(1) for g in envs.groups.values()]
-        over = ~np.any(alive, axis=0)
-        if mode == "Disabled" and over.any():
-            obs = by_group(envs, envs.reset(options={"reset_mask": over}))[0]
-            for name, rollout in rollouts.items():
-                rollout.write_obs(t + 1, obs[name])
-    return [copied(one) for one in seen]
-
-
-def own_rows(batches, *names):
-    """Columns of the rows of weight 1 of all batches, in the order of the rollout."""
-    found = []
-    for batch in batches:
-        own = batch.weights > 0
-        found.append([getattr(batch, name)[own] for name in ("indices", *names)])
-    columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
-    return [copied(column[columns[0].argsort()]) for column in columns]
-
-
-@pytest.mark.parametrize("mode", fast_are(MODES[1:], MODES))
-def test_rollouts_of_agents_on_a_device_are_those_of_the_cpu(mode):
-    found = []
-    for envs in pair(MASKED, autoreset_mode=mode):
-        obs, _ = envs.reset(seed=7)
-        rng, seen = np.random.default_rng(3), []
-        rollouts = {
-            name: RolloutBuffer(
-                T, group.num_envs, group.single_observation_space, group.single_action_space,
-                autoreset_mode=mode, seed=0, allocate=group.allocate,
-            )
-            for name, group in envs.groups.items()
-        }  # fmt: skip
-        for name, rollout in rollouts.items():
-            rollout.start(obs[name])
-        for _ in range(3):
-            seen += collect(envs, rollouts, rng)
-            for rollout in rollouts.values():
-                assert type(rollout.slot(0).valid) is type(rollout.slot(0).rewards)
-                episodes = rollout.episodes()
-                rollout.compute_advantages(torch.ones(rollout.num_envs))
-                if rollout.generator is not None:  # of the rollout that was computed last
-                    episodes = rollout.episodes()
-                rollout.check()
-                seen += [copied(x) for x in (episodes.returns, rollout.valid, rollout.returns)]
-                batches = rollout.minibatches(2, fixed=True)
-                seen += own_rows(batches, "obs", "actions", "advantages", "rewards")
-                seen += own_rows(rollout.sequences(2, length=4), "is_first", "returns")
-                rollout.advance()
-        found.append(seen)
-    assert len(found[0]) == len(found[1]) > 60
-    assert any(part.dtype == bool and not part.all() for part in found[0])  # some are dead
-    for number, (expected, got) in enumerate(zip(*found, strict=True)):
-        # Advantages are computed by another order of the same operations.
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=f"{number}")
-
-
 @pytest.mark.parametrize(
     ("kind", "mode"),
     fast_are(
@@ -346,35 +273,6 @@ def test_saved_games_go_on_from_one_side_to_the_other():
         device.load_state_dict({**saved, "groups": {}})
 
 
-def test_infos_have_masks_and_statistics_of_games():
-    cpu, device = pair(MASKED, mask_infos=True, episode_infos=True)
-    cpu.reset(seed=2)
-    _, infos = device.reset(seed=2)
-    rng = np.random.default_rng(2)
-    num_ended = 0
-    for _ in range(14):
-        for name, group in cpu.groups.items():
-            same(infos[name]["action_mask"], group.action_masks())
-            assert infos[name]["_action_mask"].all()
-        actions = draw(cpu, rng)
-        *_, infos = device.step(actions)
-        *_, expected = cpu.step(actions)
-        ended = expected.get("_episode", np.zeros(GAMES, bool))
-        same(infos["_episode"], ended)
-        num_ended += ended.sum()
-        if ended.any():
-            same(infos["episode"]["r"], expected["episode"]["r"])
-    assert num_ended
-    rows, other = pair(WALK, episode_infos=True)[::-1]
-    rows.reset(seed=1)
-    other.reset(seed=1)
-    for _ in range(9):
-        zeros = np.zeros((rows.num_envs, 2), np.float32)
-        infos, expected = rows.step(zeros)[4], other.step(zeros)[4]
-    same(infos["_episode"], expected["_episode"])
-    same(infos["episode"]["l"], expected["episode"]["l"])
-
-
 def test_an_action_out_of_bounds_steps_no_agent_of_its_game_and_is_told_later():
     cpu, device = pair(MASKED)
     cpu.reset(seed=4)
@@ -402,8 +300,6 @@ def test_an_action_out_of_bounds_steps_no_agent_of_its_game_and_is_told_later():
     [
         ({"obs": np.zeros((9, 2, 2), np.float32)}, "out.obs is ndarray"),
         ({"obs": torch.zeros(9, 4)}, r"out.obs .* expected .*\(9, 2, 2\)"),
-        ({"rewards": None}, "out.rewards is NoneType"),
-        ({"valid": torch.zeros(9)}, "out.valid is torch.float32"),
     ],
 )
 def test_slots_that_cannot_be_written_are_refused(change, told):
@@ -415,6 +311,26 @@ def test_slots_that_cannot_be_written_are_refused(change, told):
     with pytest.raises(SlotError, match="share memory"):
         device.step(torch.zeros(9, 2), out=slot._replace(valid=slot.terminations))
     device.step(torch.zeros(9, 2), out=slot)
+
+
+def test_what_a_device_cannot_refuse_at_once_is_told_by_check():
+    _, device = pair(WALK, autoreset_mode="Disabled", max_episode_steps=1)
+    device.reset(seed=0)
+    device.step(torch.zeros(9, 2))
+    found = device.step(torch.zeros(9, 2))
+    assert not found[1].any()
+    assert not device.valid.any()
+    with pytest.raises(ResetNeeded, match="had ended when it was stepped"):
+        device.check()
+
+    def leave_all(state, rng):
+        for k in range(len(state.alive)):
+            state.alive[k] = 0
+
+    _, device = pair(dataclasses.replace(WALK, reset=leave_all), autoreset_mode="NextStep")
+    device.reset(seed=0)
+    with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
+        device.check()
 
 
 def test_masks_are_asked_for_by_rows_that_are_there():
@@ -436,41 +352,6 @@ def test_masks_are_asked_for_by_rows_that_are_there():
             group.action_masks(alive.astype(bool))
         with pytest.raises(TypeError, match="got dtype float64"):
             group.action_masks([0.0])
-
-
-def test_wrong_actions_are_refused_by_group():
-    _, device = pair(MASKED)
-    device.reset(seed=0)
-    right = {name: torch.zeros(g.action_space.shape).long() for name, g in device.groups.items()}
-    with pytest.raises(ActionError, match="the groups"):
-        device.step({"cat": right["cat"]})
-    with pytest.raises(ActionError, match=r"group 'mouse': actions has shape \(9,\)"):
-        device.step({**right, "mouse": right["mouse"][:, 0]})
-    with pytest.raises(ActionError, match="group 'cat': actions has dtype"):
-        device.step({**right, "cat": right["cat"].float()})
-    with pytest.raises(SlotError, match="out has the groups"):
-        device.step(right, out={"dog": None})
-    assert device.games.episode_lengths.tolist() == [0] * GAMES
-
-
-def test_what_a_device_cannot_refuse_at_once_is_told_by_check():
-    _, device = pair(WALK, autoreset_mode="Disabled", max_episode_steps=1)
-    device.reset(seed=0)
-    device.step(torch.zeros(9, 2))
-    found = device.step(torch.zeros(9, 2))
-    assert not found[1].any()
-    assert not device.valid.any()
-    with pytest.raises(ResetNeeded, match="had ended when it was stepped"):
-        device.check()
-
-    def leave_all(state, rng):
-        for k in range(len(state.alive)):
-            state.alive[k] = 0
-
-    _, device = pair(dataclasses.replace(WALK, reset=leave_all), autoreset_mode="NextStep")
-    device.reset(seed=0)
-    with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
-        device.check()
 
 
 def test_results_may_be_numpy_arrays_and_what_is_not_there_is_said():

@@ -17,7 +17,6 @@ from vecenv.core import cuda
 from vecenv.jit import EnvKernels, KernelCompileError
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda import compiler
-from vecenv.jit.cuda.driver import ARGUMENTS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -97,22 +96,6 @@ def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
     assert b".target sm_90" in code
     assert code.endswith(b"\0")
     assert not list(tmp_path.iterdir())
-
-
-_LATER_NUMPY = """
-import numpy as np
-from vecenv.core import cuda
-
-vars(np).pop("row_stack", None)  # as of NumPy 2.5
-cuda.require()
-assert not hasattr(np, "row_stack")
-"""
-
-
-def test_numba_cuda_is_imported_beside_a_later_numpy():
-    command = [sys.executable, "-W", "error", "-c", _LATER_NUMPY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 # What a driver of NVIDIA's would be called with: it writes that to its output.
@@ -197,10 +180,3 @@ def test_the_driver_of_devices_gets_what_it_expects(tmp_path):
         "launch 6 grid 1 1 1 block 64 1 1 shared 0 stream 0 extra 0: 11 -12 1099511627776",
     ], done.stderr
     assert "CUDA_ERROR_INVALID_IMAGE: the driver of the device is for CUDA 12.8" in told
-
-
-def test_all_arguments_are_64_bit_numbers_in_the_code():
-    envs = MAKERS["cartpole"](1)
-    text = cuda.ptx(compiler.lower(envs.kernels, envs.params), (9, 0))
-    head = text[text.index(".visible .entry vecenv_run_thread(") :].partition(")")[0]
-    assert head.count(".param .u64 ") == head.count(".param") == len(ARGUMENTS)

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jit.on_device.bundled import FLOATS, MAKERS, RETURNS_ARE_FLOATS, ZOO, check_infos, check_states
+from jit.on_device.bundled import FLOATS, MAKERS, RETURNS_ARE_FLOATS, ZOO, check_states
 from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 import vecenv
 from buffers import RolloutBuffer
 from vecenv import StepSlot
-from vecenv.core.errors import ActionError
 from vecenv.core.masks import sample_actions
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -64,26 +63,6 @@ def test_steps_are_those_of_the_processor(name):
     device.check()
     nearly = ("episode_return", "last_return") if name in RETURNS_ARE_FLOATS else ()
     check_states(device.state_dict(), cpu.state_dict(), nearly)
-    device.close()
-    cpu.close()
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_infos_are_those_of_the_processor(mode):
-    rng = np.random.default_rng(0)
-    cpu, device = pair("cage2 memory", 256, autoreset_mode=mode, episode_infos=True)
-    cpu.reset(seed=7)
-    device.reset(seed=7)
-    num_ended = 0
-    for _ in range(120):
-        actions = rng.integers(0, cpu.single_action_space.n, 256)
-        expected, found = cpu.step(actions), device.step(actions)
-        check_infos(found[4], expected[4])
-        over = expected[2] | expected[3]
-        num_ended += over.sum()
-        if mode == "SameStep":
-            np.testing.assert_array_equal(array(found[4]["final_obs"])[over], cpu.final_obs[over])
-    assert num_ended > 256
     device.close()
     cpu.close()
 
@@ -200,30 +179,3 @@ def test_a_rollout_in_a_graph_is_that_of_the_cpu():
         one.advance()
     assert graph.is_captured
     assert len(set(orders)) == 6  # another order each time, also of replays
-
-
-def test_an_impossible_action_is_told_by_a_later_call():
-    envs: Any = vecenv.make_vec("Cage2-v0", 300, device="cuda")
-    envs.reset(seed=0)
-    actions = torch.zeros(300, dtype=torch.int64, device=envs.device)
-    actions[123] = 10_000
-    envs.step(actions)
-    with pytest.raises(ActionError, match="env 123 was given an action out of bounds"):
-        envs.check()
-    envs.step(actions.zero_())
-    envs.check()
-    envs.close()
-
-
-@pytest.mark.parametrize("index", range(1, 8))
-def test_every_device_steps(index):
-    if index >= torch.cuda.device_count():
-        pytest.skip("there are fewer devices")
-    cpu, _ = pair("cage2", 100)
-    device: Any = vecenv.make_vec("Cage2-v0", 100, device=f"cuda:{index}")
-    assert torch.cuda.current_device() == 0
-    assert_same(device.reset(seed=1)[0], cpu.reset(seed=1)[0], is_float=False)
-    actions = cpu.action_space.sample()
-    for one, other in zip(device.step(actions)[:4], cpu.step(actions)[:4], strict=True):
-        assert_same(one, other, is_float=False)
-    device.close()

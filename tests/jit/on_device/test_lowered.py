@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from jit.drawn_env import DRAWN
 from jit.on_device.bundled import (
     MAKERS,
@@ -19,11 +18,9 @@ from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
-from vecenv.jit import EnvKernels, JitVectorEnv
+from vecenv.jit import JitVectorEnv
 from vecenv.jit.binding import uncompiled
-from vecenv.jit.copying import write_bits
 from vecenv.jit.cuda.env import CudaVectorEnv
-from vecenv.jit.random import next_word
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -86,34 +83,6 @@ def test_every_bit_is_that_of_the_processor(name):
         cpu.close()
 
 
-@pytest.mark.parametrize("num_bits", [3, 11, 52])
-def test_bits_are_written_wherever_rows_lie(num_bits):
-    """In fours from the first place on that lies at a multiple of 16 bytes; that of rows varies."""
-
-    def reset(state, rng):
-        state.bits = next_word(rng)
-
-    def step(state, action, rng):
-        state.bits = next_word(rng)
-        return 0.0, False, False
-
-    def observe(state, out):
-        write_bits(np.uint64(state.bits), np.uint64(num_bits), out)
-
-    space = Box(0, 1, (num_bits,), np.float32)
-    kernels = EnvKernels(
-        [("bits", np.uint64)], space, Discrete(2), reset, step, observe, name="bits"
-    )
-    with uncompiled():
-        device = CudaVectorEnv(kernels, NUM_ENVS)
-    obs = device.reset(seed=1)[0].numpy()
-    for _ in range(3):
-        words = device.state_dict()["states"]["bits"]
-        np.testing.assert_array_equal(obs, words[:, None] >> np.arange(num_bits, dtype="u8") & 1)
-        obs = device.step(np.zeros(NUM_ENVS, np.int64))[0].numpy()
-    assert 0.4 < obs.mean() < 0.6
-
-
 def test_every_distribution_has_the_draws_of_the_processor():
     cpu = JitVectorEnv(DRAWN, NUM_ENVS)
     with uncompiled():
@@ -124,22 +93,6 @@ def test_every_distribution_has_the_draws_of_the_processor():
         actions = np.zeros(NUM_ENVS, np.int64)
         check(device.step(actions)[0].numpy(), cpu.step(actions)[0], rtol=1e-12)
     device.check()
-
-
-@pytest.mark.parametrize("name", [*ZOO][::3])
-def test_every_bit_of_some_others_is_that_of_the_processor(name):
-    rng, options = np.random.default_rng(0), {"max_episode_steps": 40}
-    cpu: Any = ZOO[name](NUM_ENVS, **options)
-    with uncompiled():
-        device = CudaVectorEnv(ZOO[name](1, **options), NUM_ENVS)
-    np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), cpu.reset(seed=7)[0])
-    num_ended = 0
-    for _ in range(100):
-        expected, _ = step_both(cpu, device, rng)
-        num_ended += (expected[2] | expected[3]).sum()
-    device.check()
-    assert num_ended
-    check_states(device.state_dict(), cpu.state_dict())
 
 
 @pytest.mark.parametrize("name", RULES_OF_TRACE)
@@ -176,3 +129,19 @@ def test_agents_are_those_of_the_processor(env_id):
         check_states(device.state_dict()["games"], cpu.state_dict()["games"])
         device.close()
         cpu.close()
+
+
+@pytest.mark.parametrize("name", [*ZOO][::3])
+def test_every_bit_of_some_others_is_that_of_the_processor(name):
+    rng, options = np.random.default_rng(0), {"max_episode_steps": 40}
+    cpu: Any = ZOO[name](NUM_ENVS, **options)
+    with uncompiled():
+        device = CudaVectorEnv(ZOO[name](1, **options), NUM_ENVS)
+    np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), cpu.reset(seed=7)[0])
+    num_ended = 0
+    for _ in range(100):
+        expected, _ = step_both(cpu, device, rng)
+        num_ended += (expected[2] | expected[3]).sum()
+    device.check()
+    assert num_ended
+    check_states(device.state_dict(), cpu.state_dict())

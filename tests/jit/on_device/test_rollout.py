@@ -1,6 +1,5 @@
 """Rollouts of envs on a device, whose slots are memory there, against those on the CPU."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -105,19 +104,6 @@ def test_rollouts_on_a_device_are_those_of_the_cpu_but_for_the_order_of_rows(mod
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=f"{number}")
     for name in ("over_before", "running_returns", "running_lengths", "is_first", "obs"):
         np.testing.assert_allclose(lasting[1][name], lasting[0][name], rtol=1e-6, err_msg=name)
-
-
-def test_a_rollout_on_a_device_that_begins_with_dead_steps_is_that_of_the_cpu():
-    found = []
-    for envs, rollout in pair("NextStep", most_steps=T):
-        envs.single_action_space.seed(1)
-        for seed in range(2):
-            collect(envs, rollout, seed)
-            rollout.compute_advantages(torch.ones(N))
-            found.append(array(rollout.valid).copy())
-            rollout.advance()
-    assert not found[1][0].all()  # some episodes ended with the first rollout
-    np.testing.assert_array_equal(found[2:], found[:2])
 
 
 def test_a_rollout_on_a_device_waits_for_nothing_and_touches_no_memory_of_the_host(monkeypatch):
@@ -260,21 +246,6 @@ def test_what_a_rollout_on_a_device_lacks_is_told_by_check():
         rollout.minibatches(3)
 
 
-def test_steps_touch_no_memory_of_the_host():
-    _, (_, rollout) = pair("NextStep")
-    slot = rollout.slot(0)
-    pages = [slot.obs, slot.rewards, slot.terminations, slot.truncations, rollout.env_actions(0)]
-    assert all(isinstance(page, torch.Tensor) for page in pages)
-    assert slot.obs.data_ptr() == rollout.obs[1].data_ptr()
-    assert slot.rewards.data_ptr() == rollout.rewards[0].data_ptr()
-    assert rollout.env_actions(0).data_ptr() == rollout.actions[0].data_ptr()
-
-
-def test_copies_are_refused():
-    with pytest.raises(BufferMisuseError, match="load its state_dict"):
-        copy.deepcopy(pair("NextStep")[1][1])
-
-
 def test_a_state_goes_on_in_another_buffer():
     (_, (envs, rollout)), (_, (others, other)) = (pair("NextStep") for _ in "ab")
     envs.single_action_space.seed(1)
@@ -297,30 +268,3 @@ def test_a_state_goes_on_in_another_buffer():
     state = other.state_dict()
     with pytest.raises(BufferMisuseError, match="generator of another device"):
         other.load_state_dict({**state, "generator": torch.zeros_like(state["generator"])})
-
-
-def test_memory_of_another_kind_is_refused():
-    (_, (envs, _)) = pair("NextStep")
-
-    class Owner:
-        device = torch.device("cpu")
-
-        def allocate(self, shape, dtype):
-            return np.zeros(shape, dtype)
-
-    spaces = envs.single_observation_space, envs.single_action_space
-    with pytest.raises(BufferMisuseError, match=r"allocate returned ndarray .* for obs"):
-        RolloutBuffer(T, N, *spaces, autoreset_mode="NextStep", allocate=Owner().allocate)
-
-
-def test_the_current_device_is_that_of_envs_on_it(monkeypatch):
-    """ "cuda" becomes "cuda:0" once, so that it equals the device of envs."""
-    monkeypatch.setattr("buffers.rollout.buffer.resolve_device", lambda name: torch.device("cpu"))
-    envs = CudaVectorEnv(TOY, N, params=PARAMS, debug=True)
-    spaces = envs.single_observation_space, envs.single_action_space
-    rollout = RolloutBuffer(
-        T, N, *spaces, autoreset_mode="NextStep", device="cuda", allocate=envs.allocate
-    )
-    assert rollout.device == envs.device
-    rollout.start(envs.reset(seed=0)[0])
-    assert isinstance(rollout.slot(0).obs, torch.Tensor)
