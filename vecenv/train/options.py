@@ -52,8 +52,7 @@ class EnvOptions:
     env_id: str = "CartPole-v1"  # registered id, also "module:id"
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
     num_envs: int = 8  # envs stepped side by side, by all processes of torchrun together
-    backend: str | None = None  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
-    # networks on a device; with "ray" the policy of PPO acts in actors
+    backend: str | None = None  # of vecenv.make_vec; "jit" steps compiled envs on the CPU
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     log_infos: tuple[str, ...] = ()  # numbers in infos whose means are logged, by their names

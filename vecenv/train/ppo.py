@@ -51,8 +51,7 @@ class RolloutOptions(RunOptions, GradientOptions):
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    hidden: tuple[int, ...] | None = None  # units of hidden layers; None: 64 64, of actor and
-    # critic each (tanh), or behind pictures one for both (ReLU), see docs/learning.md
+    hidden: tuple[int, ...] | None = None  # units of layers; see docs/learning.md for the default
     target_kl: float | None = None  # no further pass once the policy has moved further than this
     clip_values: float | None = None  # changing a value by more than this does not pay
     entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
@@ -61,8 +60,7 @@ class RolloutOptions(RunOptions, GradientOptions):
     sequence_length: int = 32  # steps through which gradients of a memory go, at most
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
-    graphs: Literal["auto", "on", "off"] = "auto"  # rollout and update as CUDA graphs; "auto": if
-    # envs are on the device, too
+    graphs: Literal["auto", "on", "off"] = "auto"  # CUDA graphs; "auto": of envs on the device
     save_every: int = 200_000  # env steps between two checkpoints
 
 
@@ -72,7 +70,7 @@ class Options(RolloutOptions, EnvOptions):
 
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
-    ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
+    ray_lost: Literal["raise", "wait", "share"] = "raise"  # lost actors, or replace them
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
     load: Path | None = None  # policy.npz of an earlier run to begin with
 

@@ -314,6 +314,8 @@ class Trainer:
             envs = cls.make_envs(options, num_envs, on_device=True)
             trainer = cls.replacing(earlier=earlier)(options, envs)
             save_spaces(folder, cls, options, envs)
+            if trainer.ranks.rank == 0:
+                print(f"{num_envs} envs of {type(getattr(envs, 'unwrapped', envs)).__name__}")
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
