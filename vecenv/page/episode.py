@@ -186,6 +186,7 @@ def record(
     seed: int | None,
     num_steps: int,
     see: Callable[[Any, Any], None] | None = None,
+    tell: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Play one episode into a page.
 
@@ -202,6 +203,7 @@ def record(
         seed: Of the episode.
         num_steps: At most so many.
         see: Is called with observations and infos before each `act`.
+        tell: Returns further facts of the latest step, by name.
     """
     obs, infos = envs.reset(seed=seed)
     page.show(frame_of(), facts=_facts(infos))
@@ -218,7 +220,8 @@ def record(
             None if value is None else float(np.asarray(value).reshape(-1)[0]),
         )
         obs, rewards, terminations, truncations, infos = envs.step(actions)
-        page.show(frame_of(), reward=float(rewards[0]), facts=_facts(infos))
+        facts = {**tell(), **_facts(infos)}
+        page.show(frame_of(), reward=float(rewards[0]), facts=facts)
         if terminations[0] or truncations[0]:
             break
 

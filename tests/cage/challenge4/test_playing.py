@@ -73,6 +73,8 @@ def test_a_page_says_what_every_agent_does_also_those_that_are_busy():
     ]
     for words in shown:
         assert words[2:] == ["blue 2: Sleep", "blue 3: Sleep", "blue 4: Sleep"]
+    deeds = [fact for step in data["steps"] for fact in step.get("facts", [])]
+    assert ["red 0", "PrivilegeEscalate"] in [[name, what.split()[0]] for name, what in deeds]
 
 
 def test_the_score_leaves_out_the_last_reward(tmp_path):

@@ -14,6 +14,7 @@ from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels, host
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
+    DISCOVER,
     FAMILY_NAMES,
     HOSTS_PER_SUBNET,
     IMPACT,
@@ -27,7 +28,9 @@ from vecenv.cage.challenge4.rules.codes import (
     OBS_LENGTHS,
     OBS_STARTS,
     OVERFLOW_NAMES,
+    RED_ACTION_NAMES,
     SUBNET_NAMES,
+    SUCCEEDED,
     WORK_REWARD,
 )
 from vecenv.cage.challenge4.rules.graph import UNITS
@@ -226,6 +229,16 @@ class Cage4VectorEnv(_Games):
                 found[f"blue {agent}"] = (
                     f"busy with {what}, {left - 1} more" if left > 1 else f"finishes {what}"
                 )
+        return found
+
+    def get_red_deeds(self) -> dict[str, str]:
+        """Return which actions of red took effect in the latest step of the first game."""
+        state, found = self.states[0], {}
+        for agent in np.flatnonzero(state["done_type"] != NONE).tolist():
+            kind, target = int(state["done_type"][agent]), int(state["done_target"][agent])
+            where = SUBNET_NAMES[target] if kind == DISCOVER else _short(host_name(target))
+            outcome = "succeeded" if state["done_success"][agent] == SUCCEEDED else "failed"
+            found[f"red {agent}"] = f"{RED_ACTION_NAMES[kind]} {where}, {outcome}"
         return found
 
 

@@ -145,6 +145,10 @@ def record_episode(
     """
     blue, envs = _seated(policy, seed, observation, options)
 
+    def tell() -> dict[str, str]:
+        deeds = {side: getattr(envs.snapshot(), side) for side in ("blue", "red")}
+        return {side: deed.with_outcome() for side, deed in deeds.items() if deed is not None}
+
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
         if is_first:
             blue.begin()
@@ -161,6 +165,7 @@ def record_episode(
             lambda: envs.render_env(0, "rgb_array"),
             seed=seed,
             num_steps=limit,
+            tell=tell,
         )
     finally:
         envs.close()

@@ -325,7 +325,8 @@ def record_episode(
     try:
         names = action_names(envs, "Cage4-v0")
         names = names._replace(parts=names.parts[:NUM_BLUE])  # without the messages
-        record(page, envs, act, names, lambda: envs.render()[0], seed=seed, num_steps=num_steps)
+        given: Any = {"seed": seed, "num_steps": num_steps, "tell": envs.get_red_deeds}
+        record(page, envs, act, names, lambda: envs.render()[0], **given)
     finally:
         envs.close()
 
