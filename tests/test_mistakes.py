@@ -179,7 +179,7 @@ def test_the_message_says_what_to_do(mistake):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
 def test_a_device_that_is_not_there():
-    with pytest.raises(BufferMisuseError, match="'cuda', which torch can't use here"):
+    with pytest.raises(BufferMisuseError, match="'cuda', expected one that torch can use here"):
         rollout(device="cuda")
 
 

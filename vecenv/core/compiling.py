@@ -19,6 +19,7 @@ import platform
 import re
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba import config, njit
+from numba import NumbaExperimentalFeatureWarning, config, njit
 from numba import types as types_of_numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
@@ -151,8 +152,20 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
     # Numba does not survive Ctrl-C: what it was about to register or to compile is then there in
     # part, and every later compilation fails.
-    dispatcher.compile = interrupts_later()(dispatcher.compile)
+    dispatcher.compile = interrupts_later()(_quietly(dispatcher.compile))
     return dispatcher
+
+
+def _quietly(compile_one: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass over a warning: that code for a record also serves one with more fields, is right."""
+
+    @functools.wraps(compile_one)
+    def compile_quietly(signature: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+            return compile_one(signature)
+
+    return compile_quietly
 
 
 def fresh_njit(function: Any, **options: Any) -> Any:

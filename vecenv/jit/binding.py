@@ -6,14 +6,13 @@ import contextlib
 import inspect
 import os
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import NumbaExperimentalFeatureWarning, from_dtype, njit
+from numba import from_dtype, njit
 from numba import types as numba_types
 
 from vecenv.core.announcing import announced
@@ -214,10 +213,7 @@ def _compile_or_load(attend: Any) -> None:
     """Compile `attend` for its only signature."""
     job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
     words = numba_types.Array(numba_types.int64, 1, "C")
-    with warnings.catch_warnings():
-        # A function compiled for a record also serves one with more fields, which is right.
-        warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
-        attend.compile((words, job_array, numba_types.int64, numba_types.int64))
+    attend.compile((words, job_array, numba_types.int64, numba_types.int64))
     tidy(attend)
 
 
