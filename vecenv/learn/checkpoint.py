@@ -311,9 +311,12 @@ def _signature(content: bytes, *, create: bool = False) -> str:
     with contextlib.suppress(OSError):
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as aside:
-                aside.chmod(0o600)
-                aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
+            aside = path.with_name(f"{path.name}.{os.getpid()}")
+            aside.touch(0o600)
+            aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                os.link(aside, path)
+            aside.unlink()
         if len(key := path.read_bytes()) == _KEY_BYTES:
             return hmac.new(key, content, hashlib.sha256).hexdigest()
     return ""
