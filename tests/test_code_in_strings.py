@@ -78,4 +78,4 @@ def test_programs_in_strings_import_what_is_there_and_read_what_they_bind():
             stale += [f"{file} imports {name} of {module}" for module, name in imports]
         stale += [f"{file} reads {name}" for name in sorted(unbound - bound)]
     assert stale == []
-    assert num_programs > 100
+    assert num_programs > 80
