@@ -24,6 +24,7 @@ from buffers.core.arguments import (
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
+from buffers.core.memory import check_fits
 from buffers.core.rows import RowLayout, row_views
 from buffers.core.sequences import (
     SequenceBatch,
@@ -64,6 +65,9 @@ class SequenceMemory(NamedTuple):
     owner: object
     first_row: int  # the oldest then, counted for ever
     num_restored: int
+
+
+_NUMBER_BYTES = 64  # of a step that is drawn: its row, the next one's, what they are made of
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
@@ -450,6 +454,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
         chosen, length = self._chosen(columns, SequenceBatch), options.length
+        self._check_numbers(batch_size, length)
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
@@ -481,6 +486,11 @@ class EpisodicReplayBuffer(DrawnBuffer):
         rows, oldest = batch.indices.reshape(-1), memory.first_row
         numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
         return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
+
+    def _check_numbers(self, batch_size: int, length: int) -> None:
+        """Raise BufferMemoryError if what is computed of the rows of a batch does not fit."""
+        what = f"a batch of {batch_size} x {length} steps"
+        check_fits(what, _NUMBER_BYTES * batch_size * length, self.device, "draw fewer at once")
 
     def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
         """Draw the first steps of sequences."""
@@ -528,6 +538,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
+        self._check_numbers(batch_size, num_frames)
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
         ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
         lists = torch.stack([
@@ -589,6 +600,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
         chosen = self._chosen(columns, GoalBatch)
+        self._check_numbers(batch_size, 1)
         relabelling = Relabelling(self._row, (achieved, desired), functions, chosen, pass_tensors)
         needed = relabelling.needed()
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
