@@ -346,10 +346,11 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
                 f"add of {count} rows in a CUDA graph: expected whole steps of all {num_envs} "
                 "envs, without env_ids"
             )
-        if is_capturing and once is not None and once.num_slots < once.enough:
+        enough = 0 if once is None else once.enough(count)
+        if is_capturing and once is not None and once.num_slots < enough:
             raise BufferMisuseError(
-                f"an add in a CUDA graph may need {once.enough} final observations, and there is "
-                f"room for {once.num_slots}; call reserve_final_obs({once.enough}) before"
+                f"an add in a CUDA graph may need {enough} final observations, and there is room "
+                f"for {once.num_slots}; call reserve_final_obs({enough}) before"
             )
         if fits:
             rows = table.add(tensors, ids[:0], is_capturing=is_capturing)

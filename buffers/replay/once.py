@@ -266,7 +266,7 @@ class Once:
         """See to it that so many slots are free; raise as `resize`."""
         if self._xp is np:
             self._least_free = int(self.num_free[0])
-        elif self.num_slots >= self.enough:
+        elif self.num_slots >= self.enough(number // self._num_frames):
             return
         elif self._least_free < number:
             self._least_free = int(self.num_free)  # waits for the device
@@ -274,10 +274,12 @@ class Once:
             self.resize(self.num_slots + max(missing, self.num_slots))
         self._least_free -= number
 
-    @property
-    def enough(self) -> int:
-        """Slots of which there are some free at all times."""
-        return self._num_frames * self._plan.num_rows + self._plan.num_envs
+    def enough(self, count: int) -> int:
+        """Slots of which there are some free for any add of so many rows, one ring's at most.
+
+        An add takes those of its rows before it lets go of those of the rows that it overwrites.
+        """
+        return self._num_frames * (self._plan.num_rows + count)
 
     def resize(self, number: int, *, is_asked: bool = False) -> None:
         """Grow to a number of slots; the new ones are free.

@@ -143,3 +143,19 @@ def test_observations_without_a_number_are_taken(kind, space, options, staged, t
         assert list(found._asdict())[:2] == ["obs", "next_obs"]
         assert other.sample(7, columns=("next_obs",)).next_obs is not None
     assert "kept" not in buffer.memory()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_add_that_replaces_all_keeps_its_own_final_observations(staged):
+    """All rows have observations beside them, and so have those that take their places."""
+    space = Box(-np.inf, np.inf, (1,), np.float32)
+    buffer = SharedReplayBuffer(16, space, Discrete(2), num_envs=1, store_next=False, staged=staged)
+    for first in (0, 100, 200):
+        obs = first + 2 * np.arange(16, dtype=np.float32)[:, None]
+        flags = {"terminations": np.zeros(16, bool), "truncations": np.ones(16, bool)}
+        ids = np.zeros(16, np.int64)
+        given = {"actions": np.zeros(16, np.int64), "rewards": np.zeros(16), "env_ids": ids}
+        buffer.add(obs=obs, next_obs=obs + 1, **given, **flags)
+        batch = buffer.get(buffer.order())
+        np.testing.assert_array_equal(batch.obs, obs)
+        np.testing.assert_array_equal(batch.next_obs, obs + 1)
