@@ -745,6 +745,18 @@ def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
     assert "was trained in CartPole-v1, whose observation space is Box" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_run_that_saved_no_envs_is_played_in_another_env(cartpole_run, capsys, tmp_path):
+    from vecenv.learn.checkpoint import load_checkpoint, save_checkpoint
+
+    shutil.copytree(cartpole_run, run := tmp_path / "run")
+    content = load_checkpoint(last := run / "checkpoint" / "last.pt")
+    del content["kinds"]["envs"]
+    save_checkpoint(last, content)
+    assert main(["play", "CartPole-v0", "--policy", str(run), "--episodes", "2"]) == 0
+    assert "CartPole-v0, ppo of" in capsys.readouterr().out
+
+
 def test_arguments_of_the_env_trained_in_are_not_those_of_another(cartpole_run, capsys, tmp_path):
     shutil.copytree(cartpole_run, tmp_path / "run")
     path = tmp_path / "run" / "options.json"

@@ -24,7 +24,10 @@ __all__ = [
 ]  # fmt: skip
 
 _FLAGS = ("terminations", "truncations", "boundaries")
-_TAKEN = frozenset(("obs", "next_obs", "actions", "rewards", *_FLAGS))
+_TAKEN = frozenset((
+    "obs", "next_obs", "actions", "rewards", *_FLAGS,
+    "unflagged_ends", "episode_index", "frame_index",  # of files
+))  # fmt: skip
 
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RuntimeError,
@@ -361,12 +364,18 @@ class EpisodeDataset:
 
 
 def _as_numbers(column: Any, leaf: Leaf) -> Any:
-    """A column of numbers as files often have it: (T, 1) as (T,), whole floats as integers."""
+    """A column of numbers as files often have it: (T, 1) as (T,), whole floats as integers.
+
+    Floats that the integers of the leaf can't hold stay what they are, and are refused.
+    """
     array = np.asarray(column)
     if leaf.shape == () and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.dtype.kind == "f" and leaf.dtype.kind in "iu" and (array == np.floor(array)).all():
-        return array.astype(np.int64)
+    if array.dtype.kind == "f" and leaf.dtype.kind in "iu":
+        info = np.iinfo(leaf.dtype)  # the largest one and 1 is a float, itself it need not be
+        is_held = (array >= np.float64(info.min)) & (array < np.float64(info.max + 1))
+        if (is_held & (array == np.floor(array))).all():
+            return array.astype(leaf.dtype)
     return array
 
 

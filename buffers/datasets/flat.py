@@ -234,7 +234,7 @@ def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray
 def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) -> np.ndarray:
     """Whether each row, the first of which does, begins an episode, bool (K,)."""
     starts = np.zeros(len(next(iter(columns.values()))), np.bool_)
-    for name in [name for name in _ENDS if name in keys]:
+    for name in [name for name in (*_ENDS, "unflagged_ends") if name in keys]:
         key, is_index = keys[name][0], name == "episode_index"
         found = _numbers(where, key, columns)
         is_right = np.isfinite(found) & (found == np.floor(found))
@@ -249,7 +249,8 @@ def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) 
                 f"{where}: episode_index goes from {found[back[0]]} back to {found[back[0] + 1]}; "
                 "the rows of an episode must follow one another, and episodes ascend"
             )
-        starts[1:] |= found[1:] != found[:-1] if is_index else found[:-1] != 0
+        if name in _ENDS:
+            starts[1:] |= found[1:] != found[:-1] if is_index else found[:-1] != 0
     starts[:1] = True
     return starts
 

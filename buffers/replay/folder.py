@@ -227,7 +227,7 @@ class Folder:
                 )
             safe = np.array(header["safe"], np.int64)
             if (rings["begun"] != safe).any() or (rings["committed"] != safe).any():
-                ends = safe + header["limit"]
+                ends = safe + min(header["limit"], plan.span)
                 lost = np.minimum(np.maximum(ends - plan.capacity, 0), safe)
                 lost -= np.maximum(safe - plan.capacity, 0)
                 warnings.warn(

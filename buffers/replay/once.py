@@ -279,7 +279,7 @@ class Once:
 
         An add takes those of its rows before it lets go of those of the rows that it overwrites.
         """
-        return self._num_frames * (self._plan.num_rows + count)
+        return self._first_slot + self._num_frames * (self._plan.num_rows + count)
 
     def resize(self, number: int, *, is_asked: bool = False) -> None:
         """Grow to a number of slots; the new ones are free.
@@ -344,11 +344,14 @@ class Once:
             found.append(own[is_own].astype(np.int64) - num_rows)
         return np.concatenate(found)
 
-    def take(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what was checked; see `check`. `recount` follows."""
-        number = len(state["units"])
+    def make_room(self, number: int) -> None:
+        """See to it that there are so many slots; raise as `resize`."""
         if number > self.num_slots:
             self.resize(number)
+
+    def take(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what was checked, for which there is room; see `check`. `recount` follows."""
+        number = len(state["units"])
         self.units.zero_()
         self.units[:number].copy_(torch.from_numpy(np.array(state["units"])))
         if "heads" in state:

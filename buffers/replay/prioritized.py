@@ -189,10 +189,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._note_numbers()
 
     def _note_rows(self, rows: torch.Tensor) -> None:
-        assert self._sums is not None
-        self._sums.insert_rows(rows)
-        if not self._is_captured:
-            self._known = self._live()
+        if self._sums is not None and self._is_captured:
+            self._sums.insert_rows(rows)
+        else:
+            self._insert_new()
 
     def _live(self) -> tuple[int, int]:
         return self._table.live_of_one()

@@ -112,7 +112,12 @@ class SequenceIndex:
         number_rows(columns, (begin, end, table.plan.span), self._noted, self._kept)
 
     def mark(self) -> None:
-        """Mark rows that begin a sequence, if some were added; the new ones get their value."""
+        """Mark rows that begin a sequence, if some were added; the new ones get their value.
+
+        An interrupt may have come between an add and `follow`.
+        """
+        self._table.recover()
+        self.follow(self._value)
         begin, end = self._table.live()
         if self.options is None or (end == self._marked).all():
             return

@@ -348,8 +348,10 @@ def _take_table(
     """Take over a state that was checked; see `_check_table`."""
     plan, rings, at = table.plan, state["rings"], 0
     if table.once is not None:
-        table.once.take(state)  # or there is no room
-    table.begun[...] = table.committed[...] = 0  # what is half there can't be drawn
+        table.once.make_room(len(state["units"]))
+    table.forget()
+    if table.once is not None:
+        table.once.take(state)
     loaded = _Loaded(plan, rings, blocks)
     if len(loaded.held) < plan.num_rows:
         table.rows.zero_()

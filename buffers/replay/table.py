@@ -206,7 +206,8 @@ class Table:
     @property
     def is_empty(self) -> bool:
         """Whether that may be so: the number of transitions that can be drawn is 0."""
-        return not self._counts[1] or self._is_unsure
+        begun, end = self._counts
+        return end <= max(begun - self.plan.span, 0) or self._is_unsure
 
     def __len__(self) -> int:
         begin, end = self.live()
@@ -346,7 +347,9 @@ class Table:
         self._commit(placed, chosen)
         self.is_captured |= is_capturing
         if self.is_staged and not self.is_captured:
+            self._is_torn = True
             self.committed += counts
+            self._is_torn = False
         return rows
 
     def _there(self, array: Any) -> Any:
@@ -394,14 +397,18 @@ class Table:
         """Write rows that follow on nothing behind the others of the only ring."""
         if not count:
             return
+        span, counts = self.plan.span, self._counts
+        if count > span:
+            ids = self._ids(env_ids, count)
+            for begin in range(0, count, span):
+                part = slice(begin, begin + span)
+                piece = {path: array[part] for path, array in arrays.items()}
+                self._append(piece, ids[part], len(ids[part]))
+            return
         if "env_ids" in self._written:
             arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
-        span, counts = self.plan.span, self._counts
         start = counts[1]
         end = start + count
-        if count > span:
-            arrays = {path: array[-span:] for path, array in arrays.items()}
-            start, count = end - span, span
         counts[0] = max(counts[0], end)
         self._order()
         first = start % span
@@ -522,6 +529,13 @@ class Table:
     def take_counts(self) -> None:
         """Ask the device how many rows there are; waits."""
         self.begun[...], self.committed[...] = _on_host(self._begun), _on_host(self._committed)
+
+    def forget(self) -> None:
+        """Hold nothing until `restore`, so that what is half there can't be drawn."""
+        self._is_torn = True
+        for counts in (self._begun, self._committed, self.begun, self.committed, self._last):
+            counts[...] = 0
+        self._is_open[...] = False
 
     def restore(
         self, rings: np.ndarray, last: np.ndarray | None, is_open: np.ndarray | None,

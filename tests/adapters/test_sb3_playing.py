@@ -146,3 +146,23 @@ def test_a_model_of_cage_is_scored_with_its_statistics(tmp_path, capsys):
     assert main([*args, "--red-agents", "sleep"]) == 0
     assert f"normalised by {Path(tmp_path, 'vecnormalize.pkl')}" in capsys.readouterr().out
     assert evaluate(str(tmp_path / "model.zip"), episodes=2, red_agents=["sleep"]).total <= 0
+
+
+class Starts(gym.Env):
+    """An env with an argument that `make_vec_env` has as well."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, start_index: int) -> None:
+        self.start_index = start_index
+
+
+def test_an_env_may_have_an_argument_of_that_name():
+    gym.register("test/Starts-v0", Starts, disable_env_checker=True, order_enforce=False)
+    try:
+        envs = make_sb3_env("test/Starts-v0", 1, start_index=3, backend="sync")
+        assert envs.get_attr("start_index") == [3]
+        envs.close()
+    finally:
+        del gym.registry["test/Starts-v0"]

@@ -57,6 +57,23 @@ def test_gradients_are_those_of_backward_and_are_overwritten():
     assert not scalars["loss"].requires_grad
 
 
+def test_weights_with_other_strides_keep_their_values_and_get_their_gradients():
+    module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 3))
+    module.to(memory_format=torch.channels_last)
+    module[2].weight = nn.Parameter(torch.randn(4, 3).t())
+    before = copy.deepcopy(module.state_dict())
+    batch = {"x": torch.randn(5, 3, 2, 2), "y": torch.randn(5, 3)}
+    expected = gradients_of(module, squared_error, batch)
+    gradient = Gradient(module, squared_error)
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0, check_stride=False)
+    gradient(batch)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], check_stride=False)
+    with torch.no_grad():
+        gradient.parameters()[0].zero_()
+    assert not any(parameter.any() for parameter in module.parameters())
+
+
 def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
     module, batch = make_mlp(), make_batch()
     twin = copy.deepcopy(module)

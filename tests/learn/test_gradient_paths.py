@@ -1,5 +1,6 @@
 """Gradients of every path against autograd's, parameter by parameter, and why a path is taken."""
 
+import argparse
 import copy
 import dataclasses
 import functools
@@ -11,7 +12,9 @@ import sys
 import time
 import weakref
 import zipfile
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -413,6 +416,33 @@ def test_rows_that_have_no_halves_are_computed_by_one_thread():
     assert "one thread: two need equal halves of rows" in gradient.reason
 
 
+class Striding(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_buffer("mean", torch.arange(4.0).view(2, 2)[:, 0])
+
+    def forward(self, x):
+        return super().forward(x - self.mean)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_columns_and_buffers_with_gaps_are_given_to_compiled_code_without(threads, monkeypatch):
+    def runs_of(graph, inputs, count, log):
+        def run(*given):
+            assert [x.stride() for x in given] == [x.stride() for x in inputs]
+            assert all(x.is_contiguous() for x in given)
+            return graph(*given)
+
+        return [run] * count, "compiled"
+
+    monkeypatch.setattr(compiled, "_runs_of", runs_of)
+    table = torch.randn(ROWS, 6)
+    gradient = Gradient(Striding(), square_loss, compile=True, threads=threads)
+    for x in (table[:, :4:2], table[:, :2].contiguous(), table[:, 3:5]):
+        assert_equal(gradient, {"x": x, "y": table[:1, 5:].expand(ROWS, 1)})
+    assert gradient.path == "compiled" and not gradient._said
+
+
 @dataclasses.dataclass
 class Settings:
     clip: float = 0.2
@@ -470,6 +500,40 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
     )
     for name in names:
         assert any(f"{name} is not what it was" in line for line in said), (name, said)
+    assert gradient.path == "compiled"
+
+
+class Table:
+    """Numbers that are read by other means than their names."""
+
+    def __init__(self):
+        self.factor = 1.0
+
+    def __getitem__(self, name):
+        return vars(self)[name]
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize(
+    ("holder", "read", "change"),
+    [
+        (argparse.Namespace(c=1.0), lambda x: x.c, lambda x: setattr(x, "c", 5.0)),
+        (SimpleNamespace(c=1.0), lambda x: x.c, lambda x: setattr(x, "c", 5.0)),
+        ({1}, lambda x: 1.0 + 4.0 * (2 in x), lambda x: x.add(2)),
+        (deque([1.0]), lambda x: x[-1], lambda x: x.append(5.0)),
+        (Table(), lambda x: x["factor"], lambda x: setattr(x, "factor", 5.0)),
+    ],
+)
+def test_changes_in_objects_of_the_standard_library_are_noticed(holder, read, change):
+    def loss(module, batch):
+        return read(holder) * square_loss(module, batch)
+
+    gradient = Gradient(make_layers(), loss, compile=True)
+    for seed in range(4):
+        assert_equal(gradient, make_square_batch(seed))
+        assert bool(gradient._said) == (seed == 3)
+        if seed == 2:
+            change(holder)
     assert gradient.path == "compiled"
 
 

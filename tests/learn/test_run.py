@@ -259,6 +259,19 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
     assert load_checkpoint(best)["state"] == load_checkpoint(last)["state"] == {"steps": 2}
 
 
+def test_a_run_killed_in_its_first_save_goes_on_from_the_best_checkpoint(options):
+    with begin(options) as run:
+        run.log(1, {"x": 1})
+        run.save({"steps": 1}, score=1.0)
+    (options.folder / "checkpoint/last.pt").rename(left := options.folder / "checkpoint/.last.0.pt")
+    with pytest.raises(RunError, match="has a run already"):
+        begin(options)
+    with resume(options) as run:
+        assert run.restore({}) == {"steps": 1} and run.best_score == 1
+    assert [line["x"] for line in lines(options)] == [1]
+    assert not left.exists()
+
+
 def test_a_module_with_nan_is_not_saved(options):
     module = torch.nn.Linear(2, 1)
     with begin(options) as run:

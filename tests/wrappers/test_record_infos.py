@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.wrappers import RecordInfos
+from vecenv.wrappers import RecordEpisodeStatistics, RecordInfos
 
 
 class Counting(gym.Env):
@@ -59,6 +59,37 @@ def test_means_are_over_steps_that_acted_and_over_ends(mode, kind) -> None:
     assert found["won"] == found["won_at_end"] == pytest.approx(first / (first + second))
     assert recorded.missing == ["text", "no"]
     assert {"step", "deep", "won", "text"} <= recorded.seen
+
+
+class Bare(Counting):
+    """Its last step of an episode has no infos."""
+
+    def step(self, action):
+        *results, is_over, truncated, info = super().step(action)
+        return *results, is_over, truncated, {} if is_over else info
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_infos_of_resets_do_not_count_where_the_last_step_has_none(mode) -> None:
+    envs = SyncVectorEnv([lambda: Bare(3)] * 2, autoreset_mode=mode)
+    recorded = RecordInfos(envs, ["step"])
+    recorded.reset(seed=1)
+    for _ in range(12):
+        recorded.step(np.zeros(2, np.int64))
+    assert recorded.take() == {"step": 1.5}
+    recorded.close()
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_means_of_the_statistics_of_episodes(mode) -> None:
+    """Their names have no masks of their own: that of "episode" is theirs."""
+    envs = SyncVectorEnv([lambda: Counting(3)] * 2, autoreset_mode=mode)
+    recorded = RecordInfos(RecordEpisodeStatistics(envs), ["episode/r"])
+    recorded.reset(seed=1)
+    for _ in range(12):
+        recorded.step(np.zeros(2, np.int64))
+    assert recorded.take() == {"episode/r": 3, "episode/r_at_end": 3}
+    recorded.close()
 
 
 def test_taking_begins_anew() -> None:

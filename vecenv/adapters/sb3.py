@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv import VecEnv, make_vec
+from vecenv import EnvCreationError, VecEnv, make_vec
 from vecenv.adapters import (
     bind_base,
     load_library,
@@ -358,10 +358,15 @@ def make_sb3_env(
     Raises:
         TypeError: An argument is one of `make_vec_env`'s that has another name here.
     """
-    for name in sorted(_RENAMED.keys() & options.keys()):
-        raise TypeError(f"make_sb3_env has no argument {name}: {_RENAMED[name]}")
     load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
-    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+    try:
+        envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+    except (TypeError, EnvCreationError) as error:
+        for name in sorted(_RENAMED.keys() & options.keys()):  # which an env may have, too
+            if "unexpected keyword" in str(error) and name in str(error):
+                message = f"make_sb3_env has no argument {name}: {_RENAMED[name]}"
+                raise TypeError(message) from error
+        raise
     try:
         adapted = SB3VecEnv(envs, monitor=monitor, monitor_dir=monitor_dir)
         if seed is not None:

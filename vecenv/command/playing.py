@@ -421,10 +421,12 @@ def _takes(source: EnvSource, kwargs: Mapping[str, Any]) -> bool:
 def _check_spaces(
     home: Path, source: EnvSource, kwargs: Mapping[str, Any], trained_in: str
 ) -> None:
-    """Refuse a policy of an env with other spaces."""
+    """Refuse a policy of an env with other spaces, if the run has saved its envs."""
     from vecenv.learn import load_checkpoint
 
-    kinds = load_checkpoint(home / "checkpoint" / "last.pt")["kinds"].get("envs", {})
+    kinds = load_checkpoint(home / "checkpoint" / "last.pt")["kinds"].get("envs")
+    if kinds is None:
+        return
     envs = make_single(source, **kwargs)
     try:
         own = {

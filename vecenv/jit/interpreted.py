@@ -186,9 +186,9 @@ for _name in (
         setattr(_Int64, _full, _wrapping(_full))
 for _full in ("__neg__", "__pos__", "__abs__", "__invert__"):
     setattr(_Int64, _full, _wrapping(_full))
-_here = (
-    threading.local()
-)  # In this thread: `wraps`, whether narrow integers are `_Int64`; `is_trial`
+# In this thread: `wraps`, whether narrow integers are `_Int64`; `is_trial`; `tells`, whether lossy
+# stores are told of.
+_here = threading.local()
 
 
 def _fitting(value: Any, dtype: np.dtype) -> Any:
@@ -210,14 +210,16 @@ _lossy: set[tuple[str, int]] = set()  # lines that were told of
 
 def _note_loss(value: Any, dtype: np.dtype) -> None:
     """Log a line, once, of a user's kernel that stores a number which its target can't hold."""
-    if dtype.kind not in "iu" or not getattr(_here, "is_trial", False):
+    if dtype.kind not in "iu" or not getattr(_here, "tells", False):
         return
     if isinstance(value, float):
+        value = float(value)  # which Python compares with large integers exactly
         is_kept = value.is_integer()
     elif isinstance(value, int) and dtype.kind == "i":  # unsigned ones are meant to overflow
-        is_kept = -(1 << 8 * dtype.itemsize - 1) <= value < 1 << 8 * dtype.itemsize - 1
+        is_kept = True
     else:
         return
+    is_kept = is_kept and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     frame: Any = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -227,7 +229,8 @@ def _note_loss(value: Any, dtype: np.dtype) -> None:
     _lossy.add((file, line))
     source = linecache.getline(file, line, frame.f_globals).strip()
     _logger.warning(
-        "%s:%d, in %s\n    %s\nstores %s as %s, which can't hold it: give the field another dtype",
+        "%s:%d, in %s\n    %s\nstores %s as %s, which can't hold it: use another dtype, or "
+        "int(...) if it is meant",
         file, line, frame.f_code.co_name, source, value, dtype,
     )  # fmt: skip
 
@@ -456,13 +459,15 @@ def try_out(
         KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
     """
 
-    def play(trial: Trial, *, wraps: bool = False) -> Trial:
+    def play(trial: Trial, *, wraps: bool = False, tells: bool = False) -> Trial:
         copied = None if params is None else params.copy()
         trial.seconds = seconds
-        trial.error = _failure(kernels, loop, copied, max_episode_steps, trial, wraps=wraps)
+        trial.error = _failure(
+            kernels, loop, copied, max_episode_steps, trial, wraps=wraps, tells=tells
+        )
         return trial
 
-    clean = play(Trial())
+    clean = play(Trial(), tells=True)  # others begin with foreign numbers in memory
     error = clean.error
     if isinstance(error, KernelResultError):
         raise error from None
@@ -493,12 +498,13 @@ def _failure(
     trial: Trial,
     *,
     wraps: bool = False,
+    tells: bool = False,
 ) -> BaseException | None:
     """Run an env in a thread that can be stopped; return what it raised."""
     failures: list[BaseException] = []
 
     def run() -> None:
-        _here.wraps, _here.is_trial = wraps, True
+        _here.wraps, _here.is_trial, _here.tells = wraps, True, tells
         try:
             _take_steps(kernels, loop, params, max_episode_steps, trial)
         except BaseException as error:

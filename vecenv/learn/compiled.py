@@ -153,14 +153,19 @@ class CompiledGradient:
             why = "one thread: two need equal halves of rows, on the CPU, and set_num_threads(1)"
             self.note += f", {why if len(parts) == 1 else 'two halves of the rows by two threads'}"
 
-    def _inputs(self, columns: Sequence[Any]) -> list[Tensor]:
+    def _given(self, columns: Sequence[Any]) -> list[Any]:
         """Return weights, frozen parameters, buffers, and columns."""
-        state: Any = [getattr(holder, name, None) for holder, name in self._state.values()]
+        state = [getattr(holder, name, None) for holder, name in self._state.values()]
         return [self._weights.values, *state, *columns]
+
+    def _inputs(self, columns: Sequence[Any]) -> list[Tensor]:
+        """Return them without gaps, as machine code takes their strides to be the first ones."""
+        given = self._given(columns)
+        return [x.contiguous() if x.layout == torch.strided else x for x in given]
 
     def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
         """Return what has to be the same in each call."""
-        return [*columns, *map(_kind_of, self._inputs([*columns.values()]))]
+        return [*columns, *map(_kind_of, self._given([*columns.values()]))]
 
     def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Sequence[Tensor]]:
         """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
@@ -246,7 +251,7 @@ def _helper(process: int) -> ThreadPoolExecutor:
 def _kind_of(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return type(value), value if isinstance(value, _PLAIN) else id(value)
-    return value.shape, value.stride(), value.dtype, value.device
+    return value.shape, value.dtype, value.device
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from vecenv.learn.compiled import (
     CompiledGradient,
@@ -63,7 +63,7 @@ class FlatParameters:
                 "device; to compute in bfloat16 pass dtype=torch.bfloat16"
             )
         with torch.no_grad():
-            self.values = parameters_to_vector(self.parameters.values()).clone()
+            self.values = torch.cat([p.reshape(-1) for p in self.parameters.values()])
         vector_to_parameters(self.values, self.parameters.values())
         self.vector, self.gradient = nn.Parameter(self.values), torch.zeros_like(self.values)
         self._grads = {"": self.gradient, **dict(self.named(self.gradient))}

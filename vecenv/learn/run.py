@@ -128,11 +128,12 @@ class Run:
 
     def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        metrics, last = self.folder / _METRICS, self.folder / _LAST
+        metrics, found = self.folder / _METRICS, [self.folder / x for x in (_LAST, _BEST)]
+        found = [path for path in found if path.exists()]  # the best alone: killed in its `save`
         if resume:
             self._check_options(self.folder / OPTIONS_FILE)
-            if last.exists():
-                self._take_over(last, allow_pickle)
+            if found:
+                self._take_over(found[0], allow_pickle)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
@@ -143,11 +144,13 @@ class Run:
             names = _LAST, _BEST, _METRICS, OPTIONS_FILE, "curve.png", "events.out.tfevents.*"
             for path in [path for name in names for path in self.folder.glob(name)]:
                 path.unlink(missing_ok=True)
-        elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
+        elif found or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
+        for path in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
+            path.unlink(missing_ok=True)
         write_json(self._options, self.folder / OPTIONS_FILE)
 
     def _check_options(self, path: Path) -> None:

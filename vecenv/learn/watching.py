@@ -7,6 +7,7 @@ the loss, and of all functions, methods and layers that it can reach by such nam
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -19,18 +20,21 @@ __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _CODE = (FunctionType, staticmethod, classmethod, property)
-_FOREIGN = {"torch", "numpy", "gymnasium", *sys.stdlib_module_names}
+_FOREIGN = {"torch", "numpy", "gymnasium"}  # and of the standard library, code
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
-_MOST = 1000  # items of a dict or list
+_MOST = 1000  # items of a dict, list, set or deque
+_READERS = {"__getitem__", "__getattr__"}  # which find attributes by other means than names
 
 
 class Watch:
     """What a loss and its module may read, apart from tensors.
 
-    Not noticed are attributes that are found by other means than their names, such as `getattr`,
-    those of objects that no name in the loss, its closure and globals, or the module leads to, and
-    what lies in long lists and in objects of torch (other than layers), NumPy and Gymnasium.
+    Not noticed are attributes that are found by other means than their names, such as `getattr`
+    (but all of objects, other than modules, with a `__getitem__` or `__getattr__` of their own are
+    watched); those of objects that no name in the loss, its closure and globals, or the module
+    leads to; and what lies in long lists and in objects of torch (other than layers), NumPy and
+    Gymnasium.
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
@@ -68,7 +72,7 @@ class Watch:
             yield from ((label.rpartition(".")[0], x) for x in (value.__func__, value.__self__))
         elif isinstance(value, tuple):
             yield from ((label, x) for x in value)
-        elif isinstance(value, dict | list):
+        elif isinstance(value, dict | list | set | deque):
             if len(value) <= _MOST:
                 self._watch(value, "items", value.copy, label)
                 items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -94,6 +98,9 @@ class Watch:
             yield from ((label, own[table]) for table in _TABLES if table in own)
         of_class: Any = owner if is_class else type(owner)
         kinds = [kind for kind in of_class.__mro__ if _is_watched(kind)]
+        is_plain = is_class or isinstance(owner, nn.Module | ModuleType)
+        if not is_plain and any(_READERS & vars(kind).keys() for kind in kinds):
+            yield label, own
         for name in [*self._names, *(["__init__"] if is_class else [])]:
             found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
             if isinstance(found, _CODE) and (is_class or name not in own):
@@ -109,17 +116,22 @@ def _is_same(now: Any, before: Any) -> bool:
         return now is before
     if isinstance(now, dict):
         return [*now] == [*before] and all(map(_is_same, now.values(), before.values()))
-    if isinstance(now, list):
+    if isinstance(now, list | deque):
         return len(now) == len(before) and all(map(_is_same, now, before))
-    return isinstance(now, _PLAIN) and not isinstance(now, Tensor) and now == before
+    return isinstance(now, (*_PLAIN, set)) and not isinstance(now, Tensor) and now == before
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether a function, class, object or module of code is the user's, or of a layer."""
+    """Whether a function, class or module of code is the user's, or of a layer.
+
+    So is an object with attributes, also of a class of the standard library.
+    """
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     name = name if name and isinstance(name, str) else "builtins"
     is_layer = name.startswith(_LAYERS) and name != _BASE
-    return is_layer or name.partition(".")[0] not in _FOREIGN
+    is_code = isinstance(value, type | FunctionType | ModuleType) or not hasattr(value, "__dict__")
+    package = name.partition(".")[0]
+    return is_layer or not (package in _FOREIGN or (is_code and package in sys.stdlib_module_names))
 
 
 def _names_of(code: CodeType) -> Iterator[str]:

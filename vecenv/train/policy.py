@@ -145,6 +145,7 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
     """Return observations as a nest of tensors, how many, and whether they were of one env."""
     leaves, arrays = space_leaves(space, "obs"), []
     for (path, shape, dtype), given in zip(leaves, tree_leaves(space, obs, "obs"), strict=True):
+        given = given.cpu().numpy() if isinstance(given, torch.Tensor) else given
         array = np.array(given, dtype, order="C")  # a copy, which the policy may keep
         if array.shape != shape and array.shape[1:] != shape:
             wanted = f"expected {shape} or (N, {shape})"

@@ -56,10 +56,12 @@ class RecordInfos(VecWrapper):
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Add the numbers up; the infos stay as they are."""
         final = infos.get("final_info") or {}  # SAME_STEP: of the step that ended the episode
+        is_final = part.is_over & part.begins  # those whose own infos are of the reset
         self.seen.update(key for key in (*infos, *final) if not key.startswith("_"))
         for name, totals in self._totals.items():
-            own = part.acted & ~part.is_over if final else part.acted
-            for source, rows in ((final, part.acted & part.is_over), (infos, own)):
+            for source, rows in (
+                (final, part.acted & is_final), (infos, part.acted & ~is_final)
+            ):  # fmt: skip
                 values, has = _values_of(source, name)
                 if values is None:
                     continue
@@ -74,10 +76,11 @@ class RecordInfos(VecWrapper):
 def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
     """Return the numbers (N,) under a name, None for none, and bool (N,) whose they are."""
     *parents, key = name.split("/")
+    has = None  # of the innermost dict that says so
     for parent in parents:
-        inner = infos.get(parent)
+        has, inner = infos.get(f"_{parent}", has), infos.get(parent)
         infos = inner if isinstance(inner, Mapping) else {}
-    values = np.asarray(infos.get(key))
-    if f"_{key}" not in infos or values.ndim != 1 or values.dtype.kind not in "biuf":
+    has, values = infos.get(f"_{key}", has), np.asarray(infos.get(key))
+    if has is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return None, None
-    return values.astype(np.float64), np.asarray(infos[f"_{key}"], bool)
+    return values.astype(np.float64), np.asarray(has, bool)

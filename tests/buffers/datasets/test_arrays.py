@@ -179,6 +179,14 @@ BAD = {
         lambda: flat([3], 40) | {"rewards": np.full(40, "x")},
         "rewards has dtype <U1 and shape",
     ),
+    "unflagged ends, some unknown": (
+        lambda: flat([3], 40) | {"unflagged_ends": np.where(np.arange(40) == 7, np.nan, 0.0)},
+        "arrays: unflagged_ends is nan in row 7, expected 0 or 1",
+    ),
+    "unflagged ends of two columns": (
+        lambda: flat([3], 40) | {"unflagged_ends": np.zeros((40, 2), np.bool_)},
+        r"unflagged_ends has dtype bool and shape \(40, 2\), expected one number per step",
+    ),
     "empty": (
         lambda: {k: removed(v, slice(None)) for k, v in flat([3], 40).items()},
         "has no step",
@@ -383,6 +391,34 @@ def test_numbers_of_actions_as_files_have_them_are_taken(actions):
     episodes = list(from_arrays(plain_arrays(actions=actions), LINE, TWO))
     assert episodes[0]["actions"].tolist() == [0, 1, 0]
     assert episodes[0]["actions"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fitting", "wrong"),
+    [(np.int8, 127.0, 128.0), (np.int64, -(2.0**63), 2.0**63), (np.uint64, 2.0**63, -1.0)],
+)
+@pytest.mark.parametrize("kind", [np.float64, np.longdouble])
+def test_whole_floats_are_taken_as_integers_that_can_hold_them(dtype, fitting, wrong, kind):
+    info = np.iinfo(dtype)
+    extra = {"level": spaces.Box(info.min, info.max, (), dtype)}
+
+    def level(value):
+        arrays = plain_arrays(level=np.full(6, value, kind))
+        return from_arrays(arrays, LINE, TWO, extra_columns=extra, check_bounds=False)
+
+    found = next(iter(level(fitting)))["level"]
+    assert found.dtype == dtype and found.tolist() == [int(fitting)] * 3
+    with pytest.raises(
+        DatasetError, match=r"level has dtype float.*, which cannot hold its values"
+    ):
+        next(iter(level(wrong)))
+
+
+@pytest.mark.parametrize("name", ["unflagged_ends", "episode_index", "frame_index"])
+def test_extra_columns_have_no_name_that_files_use(name):
+    arrays = plain_arrays(**{name: np.zeros(6, np.int64)})
+    with pytest.raises(BufferMisuseError, match=f"extra column '{name}' has a name that is taken"):
+        from_arrays(arrays, LINE, TWO, extra_columns={name: TWO})
 
 
 def test_rings_that_do_not_know_their_envs_are_refused():

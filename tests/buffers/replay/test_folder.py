@@ -271,6 +271,22 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     assert len(other) == 90
 
 
+def test_after_a_power_loss_a_small_ring_can_be_drawn_from_at_once(tmp_path, monkeypatch):
+    buffer, envs = make(tmp_path / "f", capacity=90), CountingEnvs(3)
+    fill([buffer], envs, steps=30)
+    buffer.flush()
+    fill([buffer], envs, steps=1)
+    shutil.copytree(tmp_path / "f", tmp_path / "later")
+    monkeypatch.setattr(folders, "_boot_id", lambda: "another start")
+    with pytest.warns(UserWarning, match="was stopped"):
+        other = make(tmp_path / "later", capacity=90)
+    assert len(other) == 0
+    model = ListModel(90, 3, per_env=False)
+    fill([other], CountingEnvs(3, 5), model, 2)
+    assert len(other) == 6
+    assert set(other.sample(20).obs[:, 0].tolist()) <= {made.obs for made in model.rings[0]}
+
+
 def test_readers_see_what_is_written_and_never_half_of_it(tmp_path):
     envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
     with pytest.raises(BufferMisuseError, match="holds no buffer"):

@@ -325,3 +325,25 @@ def test_rows_that_only_stacks_still_read_are_not_drawn_after_an_update(num_step
     live = {number % span for number in range(begin, end)}
     assert set(buffer.sample(500).indices.tolist()) <= live
     assert {k for k, priority in enumerate(buffer.priorities.tolist()) if priority} <= live
+
+
+def test_as_many_slots_as_a_capture_asks_for_are_enough():
+    num_envs, number = 4, 4
+    space = spaces.Box(-9999, 9999, (number - 1, 1), np.float32)
+    options = {"num_envs": num_envs, "frame_stack": number - 1, "staged": True}
+    buffer = SharedReplayBuffer(8, space, ACTIONS, **options)
+    buffer.reserve_final_obs(enough := buffer._table.once.enough(num_envs))
+    for step in range(60):  # an episode each, without a frame in common
+        begin = num_envs * number * step + 1
+        made = np.arange(begin, begin + num_envs * number, dtype=np.float32)
+        made = made.reshape(num_envs, number, 1)
+        buffer.add(
+            obs=made[:, :-1], next_obs=made[:, 1:], actions=np.zeros(num_envs, np.int64),
+            rewards=made[:, 0, 0], terminations=np.ones(num_envs, bool),
+            truncations=np.zeros(num_envs, bool),
+        )  # fmt: skip
+        held = buffer.get(buffer.order())
+        wanted = held.rewards.numpy()[:, None] + np.arange(number)
+        np.testing.assert_array_equal(held.obs[..., 0], wanted[:, :-1])
+        np.testing.assert_array_equal(held.next_obs[..., 0], wanted[:, 1:])
+    assert buffer._table.once.num_slots == enough

@@ -2,12 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
 from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, columns_of
 
-from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+from buffers import (
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)  # fmt: skip
+from buffers.replay import sequences
 from buffers.replay import table as tables
 from buffers.replay.table import write_columns
 
+WIDE = Box(-9999, 9999, (1,), np.float32)
 OPTIONS = {
     "plain": {},
     "three steps": {"n_step": 3, "gamma": 0.5},
@@ -101,9 +110,8 @@ def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
         first, many = envs.random_steps([0, 1] * 3), envs.random_steps([0, 1] * 18)
         buffer.add(**columns_of(first))
         model.add(first)
-        # A buffer without links keeps the newest rows at once; others add piece by piece.
-        calls, limit = [], len(many) if buffer._is_plain else 7
-        last, num_columns = number % (1 if buffer._is_plain else 3), number // 3
+        calls, limit = [], 7
+        last, num_columns = number % 3, number // 3
 
         def stop(columns, *rest, calls=calls, last=last, num_columns=num_columns):
             calls.append(last)
@@ -129,3 +137,89 @@ def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
         buffer.add(**columns_of(again))
         model.add(again)
         check_against(buffer, model, *window)
+
+
+def rows_of(begin, count, *, is_over=True):
+    obs = np.arange(begin, begin + count, dtype=np.float32)[:, None]
+    return {
+        "obs": obs, "next_obs": -obs, "actions": np.zeros(count, np.int64),
+        "rewards": np.ones(count), "terminations": np.full(count, is_over),
+        "truncations": np.zeros(count, np.bool_),
+    }  # fmt: skip
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{}, {"staged": True}])
+@pytest.mark.parametrize("count", [10, 1000])
+def test_after_an_interrupted_add_of_a_whole_ring_the_next_rows_can_be_drawn(
+    count, options, monkeypatch
+):
+    buffer = SharedReplayBuffer(10, WIDE, Discrete(2), **options)
+    buffer.add(**rows_of(0, 10))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(buffer._table, "_write", interrupt)
+        buffer.add(**rows_of(100, count))
+    with pytest.raises(BufferMisuseError, match="the buffer is empty"):
+        buffer.sample(4)
+    for begin in range(0, 4):
+        buffer.add(**rows_of(begin, 1))
+        assert buffer.get(buffer.order()).obs[:, 0].tolist() == [*range(begin + 1)]
+
+
+def test_sequences_after_an_interrupt_behind_the_rows(monkeypatch):
+    buffer = SharedReplayBuffer(4, WIDE, Discrete(2), num_envs=1, track_episodes=True, seed=0)
+    for begin in range(4):
+        buffer.add(**rows_of(begin, 1, is_over=False))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sequences, "number_rows", interrupt)
+        buffer.add(**rows_of(100, 1))
+    drawn = buffer.sample_sequences(40, 2).obs[..., 0].tolist()
+    assert set(map(tuple, drawn)) <= {(1, 2), (2, 3), (3, 100)}
+
+
+@pytest.mark.parametrize("options", [{"store_next": False}, {"staged": True}])
+def test_after_an_interrupted_load_nothing_of_it_can_be_drawn(options, monkeypatch):
+    buffer = SharedReplayBuffer(8, WIDE, Discrete(2), num_envs=1, **options)
+    other = SharedReplayBuffer(8, WIDE, Discrete(2), num_envs=1, **options)
+    buffer.add(**rows_of(1, 4))
+    other.add(**rows_of(50, 6))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(buffer._table, "restore", interrupt)
+        buffer.load_state_dict(other.state_dict())
+    assert len(buffer) == 0
+    for begin in range(20, 40):
+        buffer.add(**rows_of(begin, 1))
+        held = buffer.get(buffer.order())
+        wanted = [*range(max(20, begin - 7), begin + 1)]
+        assert held.obs[:, 0].tolist() == wanted
+        assert held.next_obs[:, 0].tolist() == [-number for number in wanted]
+        assert set(buffer.sample(50).obs[:, 0].int().tolist()) <= set(wanted)
+
+
+def test_counts_after_an_interrupt_at_the_end_of_a_staged_add(monkeypatch):
+    class Counts(np.ndarray):
+        def __iadd__(self, other):
+            raise KeyboardInterrupt
+
+    buffer = SharedReplayBuffer(4, WIDE, Discrete(2), num_envs=1, staged=True)
+    buffer.add(**rows_of(0, 4))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(buffer._table, "committed", buffer._table.committed.view(Counts))
+        buffer.add(**rows_of(4, 1))
+    buffer.add(**rows_of(5, 1))
+    assert buffer.num_added == 6
+    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [2, 3, 4, 5]
+
+
+def test_priorities_after_an_interrupted_add_of_tensors(monkeypatch):
+    buffer = PrioritizedReplayBuffer(10, WIDE, Discrete(2), num_envs=1, staged=True, seed=0)
+    buffer.add(**rows_of(0, 10))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(buffer._table, "_write", interrupt)
+        buffer.add(**rows_of(500, 5))
+    tensors = {path: torch.from_numpy(array) for path, array in rows_of(100, 1).items()}
+    buffer._note_rows(buffer._table.add(tensors, np.zeros(0, np.int64)))
+    assert set(buffer.sample(200).indices.tolist()) <= set(buffer.order().tolist())

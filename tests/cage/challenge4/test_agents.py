@@ -171,6 +171,7 @@ def test_labels_say_what_values_are():
     obs, _ = env.reset(seed=3)
     labels = {name: env.observation_labels(name) for name in env.agents}
     assert [len(labels[name]) for name in env.agents] == [len(obs[name]) for name in env.agents]
+    assert all(len(set(names)) == len(names) for names in labels.values())
     told = set()
     block = env.action_labels("blue_agent_4").index(
         "BlockTrafficZone office_network_subnet <- internet_subnet"
@@ -183,7 +184,7 @@ def test_labels_say_what_values_are():
             told |= {f"{name}: {labels[name][k]}" for k in np.flatnonzero(values)}
     assert "blue_agent_4: traffic office_network_subnet <- internet_subnet is blocked" in told
     assert "blue_agent_0: bit 3 from blue_agent_2" in told
-    assert "blue_agent_1: zone is operational_zone_a_subnet" in told
+    assert "blue_agent_1: operational_zone_a_subnet: zone is operational_zone_a_subnet" in told
     assert not any("zone is restricted" in label for label in told if "agent_4" in label)
     assert any("event on" in label for label in told)
     env.close()

@@ -276,6 +276,15 @@ def test_an_episode_becomes_pictures():
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
 
 
+def test_a_policy_may_have_an_observation_of_its_own():
+    def act(observations, masks):
+        act.observation = observations[0]
+        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
+
+    act.observation = np.zeros(3)
+    assert evaluate_cage4(act, episodes=2, steps=5).episodes == 2
+
+
 def test_what_a_policy_is_given_is_its_own_to_keep():
     kept = []
 

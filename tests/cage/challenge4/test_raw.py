@@ -3,6 +3,7 @@
 import enum
 import ipaddress
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -72,6 +73,16 @@ def test_a_part_that_was_recorded_otherwise_is_reported(tmp_path, part, place):
     assert [(one.step, one.field) for one in found] == where != []
 
 
+def put(name, value, dtype=np.uint8):
+    """A change of row 3 of an array."""
+
+    def change(arrays, raw):
+        arrays[name] = arrays[name].astype(dtype)
+        arrays[name][3] = value
+
+    return change
+
+
 def _hosts(told):
     for name, observation in told.items():
         for host, entry in observation.items():
@@ -86,6 +97,20 @@ def _hosts(told):
         (lambda arrays, raw: [{}] * 81, "raw is no list of 81 dicts"),
         (lambda arrays, raw: arrays.pop("net_os") * 0 == 1, "lacks net_os"),
         (lambda arrays, raw: arrays.pop("tape_n") * 0 == 1, "lacks tape_n"),
+        (put("net_os", 2), "net_os is 2 in row 3, expected 0 to 1"),
+        (put("net_os", -1, np.int8), "net_os is -1 in row 3, expected 0 to 1"),
+        (
+            put("net_address", 1 << 32, np.int64),
+            "net_address is 4294967296 in row 3, expected 0 to",
+        ),
+        (
+            put("net_cidr_third_octet", 256, np.int16),
+            "third_octet is 256 in row 3, expected 0 to 255",
+        ),
+        (
+            lambda arrays, raw: raw[2].update(blue_agent_1=7),
+            "blue_agent_1 is 7 at place 2, expected a",
+        ),
     ],
 )
 def test_a_damaged_recording_is_refused(tmp_path, change, message):
@@ -95,6 +120,15 @@ def test_a_damaged_recording_is_refused(tmp_path, change, message):
 
     with pytest.raises(TraceError, match=message):
         replay_traces([changed(tmp_path, first)])
+
+
+def test_bytes_out_of_range_are_no_raw_observations(tmp_path):
+    with np.load(RECORDINGS[0]) as file:
+        arrays = {key: file[key] for key in file.files}
+    arrays["raw"] = arrays["raw"].astype(np.int64) + 256
+    np.savez(tmp_path / "changed.npz", **arrays)
+    with pytest.raises(TraceError, match="raw is 347 in row 0, expected 0 to 255"):
+        replay_traces([tmp_path / "changed.npz"])
 
 
 def random_actions(env, rng):
@@ -196,6 +230,15 @@ def test_names_stand_for_members_of_enums():
     assert RawName("LINUX") != True  # noqa: E712
     assert (name.name, str(name), json.dumps(name)) == ("TRUE", "TRUE", '"TRUE"')
     assert {name: 1}["TRUE"] == 1
+
+
+def test_the_space_of_raw_observations_has_all_dicts():
+    env = Cage4ParallelEnv(raw=True)
+    obs, _ = env.reset(seed=0)
+    for name, told in obs.items():
+        space = pickle.loads(pickle.dumps(env.observation_space(name)))
+        assert told in space and [told] not in space
+    env.close()
 
 
 def test_raw_is_true_or_false():

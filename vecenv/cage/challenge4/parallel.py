@@ -99,12 +99,12 @@ class Cage4ParallelEnv:
 
     def _space_of(self, agent: int) -> Space[Any]:
         if self._raw:
-            return Space()  # of any dict
+            return _AnyDict()
         length = PADDED if self._pad else OBS_LENGTHS[agent]
         return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
-        """Return what an agent observes: MultiDiscrete, as in the original; if raw a bare Space."""
+        """Return what an agent observes: MultiDiscrete, as in the original; if raw, any dict."""
         return self._spaces[_known(agent)]
 
     def action_space(self, agent: str) -> Any:
@@ -240,6 +240,14 @@ class Cage4ParallelEnv:
 
     def _infos(self) -> dict[str, dict[str, Any]]:
         return {name: {"action_mask": mask.copy()} for name, mask in self._masks.items()}
+
+
+class _AnyDict(Space[Any]):
+    """All dicts; none is drawn."""
+
+    def contains(self, x: Any) -> bool:
+        """Whether it is a dict."""
+        return isinstance(x, dict)
 
 
 def _known(agent: Any) -> str:

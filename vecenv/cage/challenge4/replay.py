@@ -172,6 +172,9 @@ _RAW_FIELDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "raw": (_INTEGERS, (_ROWS,)),
 }
 _PLAYED |= set(_RAW_FIELDS)
+# Largest values of what is played; the least are 0.
+_MOST = dict.fromkeys(("tape_site", "tape_actor", "tape_n"), 255)  # bytes when it is played
+_RAW_MOST = {"net_os": 1, "net_address": 2**32 - 1, "net_cidr_third_octet": 255, "raw": 255}
 
 
 class Trace:
@@ -250,12 +253,12 @@ class Trace:
             offsets, num = arrays[name], len(arrays[size])
             if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > num:
                 raise TraceError(f"{self.path}: {name} does not ascend from 0 to {num}")
-        for name in ("tape_site", "tape_actor", "tape_n"):  # bytes when it is played
+        for name, most in (_MOST | (_RAW_MOST if "raw" in arrays else {})).items():
             values = arrays[name]
-            if len(values) and (values.min() < 0 or values.max() > 255):
-                row = int(np.flatnonzero((values < 0) | (values > 255))[0])
+            if len(values) and (values.min() < 0 or values.max() > most):
+                row = int(np.flatnonzero((values < 0) | (values > most))[0])
                 raise TraceError(
-                    f"{self.path}: {name} is {values[row]} in row {row}, expected 0 to 255"
+                    f"{self.path}: {name} is {values[row]} in row {row}, expected 0 to {most}"
                 )
         exists = arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(bool)
         users, servers = exists[:, :FIRST_SERVER], exists[:, FIRST_SERVER:]
@@ -287,6 +290,13 @@ class Trace:
             raise TraceError(
                 f"{self.path}: raw is no list of {self.num_steps + 1} dicts of {AGENT_NAMES}"
             )
+        for row, one in enumerate(raw):
+            for name in AGENT_NAMES:
+                if not isinstance(one[name], dict):
+                    raise TraceError(
+                        f"{self.path}: raw of {name} is {one[name]!r:.99} at place {row}, expected "
+                        "a dict"
+                    )
         return raw
 
     def set_network(self, state: Any) -> int:

@@ -70,7 +70,7 @@ def observation_labels(agent: int) -> list[str]:
     """Return what each of the 92 or 210 values is that a blue agent, 0 to 4, observes."""
     labels, zones = ["phase"], [ZONE_NAMES[zone] for zone in SORTED]
     for subnet in BLUE_SUBNETS[agent]:
-        labels += [f"zone is {zone}" for zone in zones]
+        labels += [f"{ZONE_NAMES[subnet]}: zone is {zone}" for zone in zones]
         labels += [f"traffic {ZONE_NAMES[subnet]} <- {zone} is blocked" for zone in zones]
         labels += [f"policy does not link {ZONE_NAMES[subnet]} and {zone}" for zone in zones]
         places = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))

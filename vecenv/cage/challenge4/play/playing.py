@@ -140,10 +140,11 @@ def _make_envs(
 ) -> Cage4VectorEnv:
     if "observation" in options:
         raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
+    asked = getattr(policy, "observation", None)
     return Cage4VectorEnv(
         num,
         messages=True,
-        observation=getattr(policy, "observation", FLAT),
+        observation=asked if isinstance(asked, str) else FLAT,
         autoreset_mode="Disabled",
         num_threads=num_threads,
         **options,
