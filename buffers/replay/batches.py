@@ -26,7 +26,7 @@ from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, prefetch
-from buffers.core.memory import check_fits
+from buffers.core.memory import allocation
 from buffers.core.rows import Field, view_fields
 from buffers.replay.draws import find_windows, find_windows_there
 from buffers.replay.plan import OLDER
@@ -216,19 +216,11 @@ class Reader:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
         if plan.size_bytes > _NO_MATTER_BYTES:
-            device = self.table.device
-            check_fits(f"a batch of {size}", plan.size_bytes, device, "draw fewer at once")
-        pages, arrays = None, {}
-        if self._pages is not None:
-            pages = np.empty(plan.size_bytes, np.uint8)
-            arrays = {n: np.ndarray(shape, kind, pages, at) for n, shape, kind, at in plan.places}
-            tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
+            what, device = f"a batch of {size}", self.table.device
+            with allocation(what, plan.size_bytes, device, "draw fewer at once"):
+                pages, arrays, tensors = self._allocate(plan)
         else:
-            tensors = {
-                name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
-                for name, shape, dtype, _ in plan.places
-            }
-            tensors["indices"] = tensors["lists"][0]
+            pages, arrays, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
         batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
         for name in plan.names:
@@ -236,6 +228,19 @@ class Reader:
         for name, make in plan.made.items():
             setattr(batch, name, make(tensors))
         return batch
+
+    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Any]]:
+        """Memory of a batch, on the host only, and its arrays, there too, and tensors by name."""
+        if self._pages is not None:
+            pages = np.empty(plan.size_bytes, np.uint8)
+            arrays = {n: np.ndarray(shape, kind, pages, at) for n, shape, kind, at in plan.places}
+            return pages, arrays, {name: torch.from_numpy(arrays[name]) for name in arrays}
+        tensors = {
+            name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
+            for name, shape, dtype, _ in plan.places
+        }
+        tensors["indices"] = tensors["lists"][0]
+        return None, {}, tensors
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
         plan, layout, frames = self.table.plan, self.table.plan.layout, self._frames
