@@ -23,7 +23,7 @@ from buffers.core.columns import torch_dtype
 from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_fits
-from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
 
 __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
@@ -87,9 +87,7 @@ class TrajectoryBuffer(Rebuilt):
     ):
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        obs = space_leaves(observation_space, "obs")
-        if not obs:
-            raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+        obs = obs_leaves(observation_space)
         rewards, flags = Leaf("rewards", (), _FLOAT32), [Leaf(name, (), _BOOL) for name in _FLAGS]
         extras = extra_leaves(extra_columns, _TAKEN)
         self._leaves = [*obs, action_leaf(action_space), rewards, *flags, *extras]

@@ -13,8 +13,8 @@ from gymnasium import Space, spaces
 from buffers.core.errors import BufferMisuseError
 
 __all__ = [
-    "Leaf", "action_leaf", "build_tree", "describe_space", "extra_leaves", "space_leaves",
-    "space_of",
+    "Leaf", "action_leaf", "build_tree", "describe_space", "extra_leaves", "obs_leaves",
+    "space_leaves", "space_of",
 ]  # fmt: skip
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -59,6 +59,13 @@ def space_leaves(space: Space, name: str) -> list[Leaf]:
             "or Dict or Tuple of these; flatten or encode it with a wrapper first"
         )
     return [leaf for child, path in parts for leaf in space_leaves(child, path)]
+
+
+def obs_leaves(space: Space) -> list[Leaf]:
+    """List the leaves of an observation space, one at least; see `space_leaves`."""
+    if leaves := space_leaves(space, "obs"):
+        return leaves
+    raise BufferMisuseError(f"observation_space {space} holds no array at all")
 
 
 def action_leaf(space: Space) -> Leaf:

@@ -30,7 +30,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_room, zeroed_bytes
 from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions
-from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
+from buffers.core.spaces import Leaf, action_leaf, extra_leaves, obs_leaves
 
 __all__ = [
     "FLAGS", "HOLE", "PAIRS", "WINDOWS", "EpisodeTable", "Layout", "fill_rooms", "plan_layout"
@@ -90,9 +90,7 @@ def plan_layout(
             f"capacity {capacity} with {max_episodes} episodes needs more rows than {_MAX_ROWS}; "
             "make it smaller"
         )
-    obs = space_leaves(observation_space, "obs")
-    if not obs:
-        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    obs = obs_leaves(observation_space)
     extras = extra_leaves(extra_columns, _TAKEN)
     numbers = [Leaf("rewards", (), np.dtype(np.float32)), *extras]
     flags = [Leaf(name, (), np.dtype(np.bool_)) for name in FLAGS]

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from buffers.core.arguments import as_tensor, check_count
 from buffers.core.columns import Allocate, ColumnSpec, allocate_columns
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
 from buffers.rollout.gae import discounted_sums, sum_episodes
 from vecenv.core.arguments import read_autoreset_mode
 
@@ -97,9 +97,7 @@ def plan_rollout(
             f"num_steps * num_envs is {num_steps * num_envs}, expected at most {_MAX_ROWS}; "
             "use shorter rollouts"
         )
-    obs = space_leaves(observation_space, "obs")
-    if not obs:
-        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    obs = obs_leaves(observation_space)
     action, extras = action_leaf(action_space), extra_leaves(extra_columns, _TAKEN)
     if game_columns and agents_per_game is None:
         raise BufferMisuseError(

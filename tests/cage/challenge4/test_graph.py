@@ -212,7 +212,7 @@ def test_graphs_are_taken_apart_without_copies_and_only_graphs():
             assert all(np.shares_memory(part, rows) for part in graph)
             assert sum(part[0, 0].size for part in graph) == length
     for wrong in (np.zeros((4, 92)), np.zeros(()), np.zeros(4653)):
-        with pytest.raises(ValueError, match=r"expected .* a length of a graph, 729, 1737"):
+        with pytest.raises(ValueError, match=r"expected .* one of the lengths 729, 1737"):
             Cage4Graph.of(wrong)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import Box
 
+from vecenv.cage.challenge4.graph import EVENTS, find_kind
 from vecenv.cage.challenge4.rules import event_view as rules
 from vecenv.cage.challenge4.rules.codes import HOSTS_PER_SUBNET
 from vecenv.cage.challenge4.rules.event_view import (
@@ -71,14 +72,7 @@ class Cage4Events(NamedTuple):
         Raises:
             ValueError: `obs` has another length than events have.
         """
-        shape = tuple(obs.shape)
-        units = _KINDS.get(shape[-1] if shape else 0)
-        if units is None:
-            raise ValueError(
-                f"obs has shape {shape}, expected (..., length) with a length of events, "
-                f"{', '.join(map(str, _KINDS))}: pass the rows of one group of agents, of envs "
-                "with observation='events'"
-            )
+        shape, units = find_kind(obs, _KINDS, EVENTS)
         context = vector_length(units)
         nodes = context + NUM_CONTEXT
         # One feature after the other in memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "GRAPH_WITH_RED",
     "Cage4Graph",
     "check_observation",
+    "find_kind",
     "graph_length",
     "graph_space",
 ]
@@ -39,6 +41,22 @@ def check_observation(observation: Any) -> None:
         raise ValueError(
             f"observation must be one of {', '.join(_OBSERVATIONS)}, got {observation!r}"
         )
+
+
+def find_kind(obs: Any, kinds: Mapping[int, Any], name: str) -> tuple[tuple[int, ...], Any]:
+    """Return the shape of observations and the kind that has their length; `name` is theirs.
+
+    Raises:
+        ValueError: None has.
+    """
+    shape = tuple(obs.shape)
+    if not shape or shape[-1] not in kinds:
+        raise ValueError(
+            f"obs has shape {shape}, expected (..., length) with one of the lengths "
+            f"{', '.join(map(str, kinds))}: pass the rows of one group of agents, of envs with "
+            f"observation={name!r}"
+        )
+    return shape, kinds[shape[-1]]
 
 
 class Cage4Graph(NamedTuple):
@@ -95,14 +113,7 @@ class Cage4Graph(NamedTuple):
         Raises:
             ValueError: `obs` has another length than graphs have.
         """
-        shape = tuple(obs.shape)
-        kind = _KINDS.get(shape[-1] if shape else 0)
-        if kind is None:
-            raise ValueError(
-                f"obs has shape {shape}, expected (..., length) with a length of a graph, "
-                f"{', '.join(map(str, _KINDS))}: pass the rows of one group of agents, of envs "
-                f"with observation={GRAPH!r}"
-            )
+        shape, kind = find_kind(obs, _KINDS, GRAPH)
         parts, start = [], 0
         for part in _shapes(*kind):
             stop = start + int(np.prod(part))
