@@ -328,7 +328,7 @@ def test_agents_rows_are_the_events_of_the_team(pad):
 
 
 def test_rows_of_another_length_are_no_events():
-    with pytest.raises(ValueError, match=r"obs has shape \(4, 92\), expected .* of events"):
+    with pytest.raises(ValueError, match=r"obs has shape \(4, 92\), expected .*='events'"):
         Cage4Events.of(np.zeros((4, 92)))
 
 
