@@ -311,7 +311,7 @@ class Once:
     def state(self) -> dict[str, Any]:
         """What does not follow from the rows."""
         heads = {"heads": self._heads} if self._frames is not None else {}
-        return {"units": self.units[:-1], **heads}
+        return {"units": self.units[:-1], "free": self.free[: int(self.num_free[0])], **heads}
 
     def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Raise BufferMisuseError if the same of a state does not fit.
@@ -332,6 +332,9 @@ class Once:
         used = self._used(links, older)
         if len(np.unique(used)) < len(used):
             raise contradiction("two rows lead back to the same frame")
+        free = state["free"]
+        if free.size and not 0 <= free.min() <= free.max() < len(units):
+            raise contradiction("it has free places that there are not")
 
     def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
         """Slots that belong to rows, int64: to what they lead to, or their older frames."""
@@ -357,12 +360,19 @@ class Once:
         if "heads" in state:
             self._heads[...] = self.there(np.array(state["heads"]))
 
-    def recount(self, links: np.ndarray, older: np.ndarray) -> None:
-        """Find out which slots are free, from links and units as of `check`."""
-        is_used = np.zeros(self.num_slots, np.bool_)
-        is_used[: self._first_slot] = True
-        is_used[self._used(links, older)] = True
-        free = np.flatnonzero(~is_used)[::-1].copy()
+    def recount(
+        self, links: np.ndarray, older: np.ndarray, order: np.ndarray | None = None
+    ) -> None:
+        """Find out which slots are free, from links and units as of `check`.
+
+        `order` int64 (M,), as of a state, is that in which they are taken, the last first.
+        """
+        is_free, ranks = np.ones(self.num_slots, np.bool_), np.zeros(self.num_slots, np.int64)
+        is_free[: self._first_slot] = is_free[self._used(links, older)] = False
+        free = np.flatnonzero(is_free)[::-1]
+        if order is not None:
+            ranks[order] = np.arange(1, len(order) + 1)
+        free = free[np.argsort(ranks[free], kind="stable")]
         self.free[: len(free)] = self.there(free)
         self.num_free[...] = self._least_free = len(free)
 

@@ -51,7 +51,7 @@ class TableState(SavedBuffer):
     """Gives a replay buffer states, files and copies."""
 
     _large = ("rows",)
-    _growing = ("rows", "units")
+    _growing = ("rows", "units", "free")
 
     _table: Table
     _kind: str
@@ -102,7 +102,6 @@ class TableState(SavedBuffer):
         if table.plan.num_envs:
             arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
         if table.once is not None:
-            table.recount()  # as it will be where this is loaded
             arrays |= table.once.state()
         arrays |= self._own_state()
         return {"rows": _held_blocks(table), **{name: [arrays[name]] for name in arrays}}
@@ -241,7 +240,7 @@ def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
         "axis of the stack": frames and frames.axis, "bytes of a row": plan.layout.stride, **own,
     }  # fmt: skip
     described = {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
-    return {"kind": kind, "state_version": 5, "settings": settings, "fields": described}
+    return {"kind": kind, "state_version": 6, "settings": settings, "fields": described}
 
 
 def check_described(state: Any, own: Mapping[str, Any]) -> None:
@@ -360,4 +359,5 @@ def _take_table(
         pages = torch.from_numpy(block if block.flags.writeable else block.copy())
         table.rows.index_copy_(0, rows, pages.to(table.device))
         at += len(block)
-    table.restore(rings, state.get("last"), state.get("is_open"), loaded.links, loaded.older)
+    others = loaded.links, loaded.older, state.get("free")
+    table.restore(rings, state.get("last"), state.get("is_open"), *others)

@@ -287,12 +287,12 @@ class Table:
         links, older = _on_host(self._links), _on_host(self._older)
         return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
 
-    def recount(self) -> None:
-        """Find out which slots are free, in the order in which they are found in a state, too."""
+    def recount(self, order: np.ndarray | None = None) -> None:
+        """Find out which slots are free; see `Once.recount`."""
         if self.once is not None:
             links, older = self.kept_links()
             self._links[...], self._older[...] = self._there(links), self._there(older)
-            self.once.recount(links, older)
+            self.once.recount(links, older, order)
 
     # What comes in.
 
@@ -539,9 +539,9 @@ class Table:
 
     def restore(
         self, rings: np.ndarray, last: np.ndarray | None, is_open: np.ndarray | None,
-        links: np.ndarray | None, older: np.ndarray | None,
+        links: np.ndarray | None, older: np.ndarray | None, free: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """Take over counts int64 (R, 2), environments and links, when rows are there."""
+        """Take over counts int64 (R, 2), environments, links and free slots, of rows there."""
         there = self._there
         if last is not None and is_open is not None:
             self._last[...], self._is_open[...] = there(last), there(is_open)
@@ -554,7 +554,7 @@ class Table:
         if len(self._mirrors["link"]):
             self._changed = [self._arange(self.plan.num_rows)]
         self._is_torn = False
-        self.recount()
+        self.recount(free)
 
     def mend(self) -> None:
         """After a power loss, let no row lead to one that does not count."""
