@@ -328,7 +328,7 @@ class CompiledGames(VecEnv):
         assert space is not None and self._state_writer is not None
         states = self.envs.states[env_ids]
         found = np.zeros((len(states), *(space.shape or ())), space.dtype)
-        self._state_writer(states, found)
+        self._state_writer(states, found, env_ids)
         return found
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:

@@ -50,7 +50,7 @@ class Fixed(NamedTuple):
     max_episode_steps: int
     states: np.ndarray  # (N,) state records
     runs: np.ndarray  # (N,) RUN_DTYPE
-    params: np.ndarray | None  # (1,) parameter record
+    params: np.ndarray | None  # (1,) parameter record, or (N,), of each env
     action_bounds: np.ndarray  # int64 (2, K), lowest and highest of each element; K = 0: any
     final_obs: np.ndarray  # (N, *obs_shape), or (0, *obs_shape) where it is not needed
     no_actions: np.ndarray  # (0, *action_shape) of the action space's dtype
@@ -179,6 +179,7 @@ class CompiledRunner:
         self._job["autoreset_mode"] = fixed.autoreset_mode
         self._job["max_episode_steps"] = fixed.max_episode_steps
         self._job["num_envs"] = len(fixed.states)
+        self._job["num_params"] = 0 if fixed.params is None else len(fixed.params)
         self._job["own_actions"] = self._own_actions.ctypes.data
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)

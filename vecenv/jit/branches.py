@@ -1,0 +1,103 @@
+"""Branches: copies of envs in the midst of their episodes, to go on from more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from vecenv.core.arguments import check_choice
+from vecenv.core.compiling import cached_njit
+from vecenv.jit.random import mix, seed_key, word_of
+
+__all__ = ["LUCKS", "Branch", "copy_records", "draw_seeds", "read_rows", "read_sources"]
+
+LUCKS = "same", "fresh"
+
+
+class Branch(NamedTuple):
+    """Copies of B envs, from `snapshot`: their states, episodes, random streams and parameters.
+
+    Attributes:
+        name: Of the kind of env.
+        states: (B,) state records.
+        runs: (B,) RUN_DTYPE, random streams and statistics.
+        params: (B,) parameter records; None where all envs share one, or have none.
+        facts: Further entries that `state_dict` has of this kind of env.
+    """
+
+    name: str
+    states: np.ndarray
+    runs: np.ndarray
+    params: np.ndarray | None
+    facts: Mapping[str, np.ndarray]
+
+
+def read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
+    """Return the envs that an argument names, int64 (B,): ids, one id, or a mask bool (num_envs,).
+
+    Raises:
+        TypeError, ValueError: It is nothing of that.
+    """
+    ids = np.asarray(rows)
+    if ids.dtype.kind == "b" and ids.shape == (num_envs,):
+        return np.flatnonzero(ids)
+    if ids.dtype.kind not in "iu" or ids.ndim > 1:
+        raise TypeError(
+            f"{name} is {ids.dtype} {ids.shape}, expected env ids, or a mask bool ({num_envs},)"
+        )
+    ids = np.atleast_1d(ids).astype(np.int64)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < num_envs:
+        bad = ids[(ids < 0) | (ids >= num_envs)][0]
+        raise ValueError(f"{name} has {bad}, expected env ids from 0 to {num_envs - 1}")
+    return ids
+
+
+def read_sources(
+    source: Any, target: Any, num_sources: int, num_envs: int, luck: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is copied where, int64 (B,) each; one source goes to all targets.
+
+    Raises:
+        TypeError, ValueError: Ids are out of range, targets repeated, or the numbers differ.
+    """
+    check_choice("luck", luck, LUCKS)
+    sources = read_rows("source", source, num_sources)
+    targets = read_rows("target", target, num_envs)
+    if len(sources) == 1:
+        sources = np.repeat(sources, len(targets))
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"{len(sources)} sources for {len(targets)} targets, expected as many, or one source"
+        )
+    if len(np.unique(targets)) < len(targets):
+        raise ValueError("target has repeated ids, expected different ones")
+    return sources, targets
+
+
+def copy_records(
+    records: np.ndarray, targets: np.ndarray, given: np.ndarray, sources: np.ndarray
+) -> None:
+    """Copy records `given[sources]` (B,) to `records[targets]`, of the same dtype, as bytes."""
+    whole = np.dtype((np.void, records.dtype.itemsize))
+    records.view(whole)[targets] = given.view(whole)[sources]
+
+
+@njit
+def _draw_seeds(streams, env_ids, out):
+    for k in range(env_ids.shape[0]):
+        stream = streams[env_ids[k]]
+        word = word_of(stream.key, ~stream.counter)
+        out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))
+
+
+def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+    """Return new seeds uint64 (B,) of the streams of some envs: a function of env and stream."""
+    seeds = np.zeros(len(env_ids), np.uint64)
+    _compiled_draw(runs.view(np.recarray), env_ids, seeds)
+    return seeds
+
+
+_compiled_draw = cached_njit(_draw_seeds)
