@@ -148,6 +148,11 @@ class CompiledGames(VecEnv):
         self.envs.load_state_dict(state)
         self._calls.mark_reset()
 
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy games to others, see `JitVectorEnv.copy_rows`."""
+        self._all_alive = False
+        self.envs.copy_rows(source, target, luck=luck)
+
     def close(self, **kwargs: Any) -> None:
         """Close the games; may be called twice."""
         try:

@@ -10,11 +10,20 @@ from numba import njit
 
 from vecenv.core.arguments import check_choice
 from vecenv.core.compiling import cached_njit
+from vecenv.core.protocol import CallProtocol
 from vecenv.jit.random import mix, seed_key, word_of
 
-__all__ = ["LUCKS", "Branch", "copy_records", "draw_seeds", "read_rows", "read_sources"]
+__all__ = [
+    "Branch",
+    "copy_records",
+    "draw_seeds",
+    "read_branch",
+    "read_rows",
+    "read_sources",
+    "refuse_branches",
+]
 
-LUCKS = "same", "fresh"
+_LUCKS = "same", "fresh"
 
 
 class Branch(NamedTuple):
@@ -61,9 +70,9 @@ def read_sources(
     """Return what is copied where, int64 (B,) each; one source goes to all targets.
 
     Raises:
-        TypeError, ValueError: Ids are out of range, targets repeated, or the numbers differ.
+        TypeError, ValueError: Ids are out of range, or the numbers differ.
     """
-    check_choice("luck", luck, LUCKS)
+    check_choice("luck", luck, _LUCKS)
     sources = read_rows("source", source, num_sources)
     targets = read_rows("target", target, num_envs)
     if len(sources) == 1:
@@ -72,8 +81,6 @@ def read_sources(
         raise ValueError(
             f"{len(sources)} sources for {len(targets)} targets, expected as many, or one source"
         )
-    if len(np.unique(targets)) < len(targets):
-        raise ValueError("target has repeated ids, expected different ones")
     return sources, targets
 
 
@@ -85,16 +92,59 @@ def copy_records(
     records.view(whole)[targets] = given.view(whole)[sources]
 
 
+def refuse_branches(
+    calls: CallProtocol, call: str, sources: np.ndarray, targets: np.ndarray, over: np.ndarray
+) -> None:
+    """Refuse envs that are in flight, or were never reset, and sources that have ended.
+
+    `over` bool (N,) says whose episodes have ended.
+    """
+    if len(targets):
+        calls.check_env_ids(targets, call)  # which must differ
+    if len(sources) and (calls.num_in_flight or calls.unreset):
+        calls.check_env_ids(np.unique(sources), call)
+    if over[sources].any():
+        ended = np.unique(sources[over[sources]])
+        raise ValueError(
+            f"{call} of envs {', '.join(map(str, ended[:8].tolist()))}, whose episodes have ended: "
+            "branches are of episodes that go on; take other envs, or step or reset these first"
+        )
+
+
+def read_branch(branch: Any, name: str, dtype: np.dtype, params: np.ndarray | None) -> Branch:
+    """Return a branch for envs of this name and state record; `params` are theirs, if each has own.
+
+    Raises:
+        TypeError, ValueError: It is none, or of another kind of env.
+    """
+    if not isinstance(branch, Branch):
+        raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
+    is_same = branch.name == name and branch.states.dtype == dtype
+    if branch.params is None or params is None:
+        is_same &= branch.params is params
+    else:
+        is_same &= branch.params.dtype == params.dtype
+    if not is_same:
+        raise ValueError(
+            f"the branch is of {branch.name}, of another kind than {name} here, or one of them has "
+            "parameters per env and the other has not"
+        )
+    return branch
+
+
 @njit
 def _draw_seeds(streams, env_ids, out):
     for k in range(env_ids.shape[0]):
-        stream = streams[env_ids[k]]
+        stream = streams[k]
         word = word_of(stream.key, ~stream.counter)
         out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))
 
 
 def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-    """Return new seeds uint64 (B,) of the streams of some envs: a function of env and stream."""
+    """Return new seeds uint64 (B,) of envs int64 (B,), each a function of its number and stream.
+
+    `runs` (B,) are their streams.
+    """
     seeds = np.zeros(len(env_ids), np.uint64)
     _compiled_draw(runs.view(np.recarray), env_ids, seeds)
     return seeds

@@ -27,7 +27,15 @@ from vecenv.files import read_entry
 from vecenv.jit import random
 from vecenv.jit.arrays import ActionReader, new_outputs
 from vecenv.jit.binding import Loop, bind_loop, play_episodes
-from vecenv.jit.branches import Branch, copy_records, draw_seeds, read_rows, read_sources
+from vecenv.jit.branches import (
+    Branch,
+    copy_records,
+    draw_seeds,
+    read_branch,
+    read_rows,
+    read_sources,
+    refuse_branches,
+)
 from vecenv.jit.episodes import (
     DISABLED,
     MASK,
@@ -140,9 +148,9 @@ class JitVectorEnv(VecEnv):
         )
         if sampler is not None:
             kernels = kernels.having(sampler=as_sampler(kernels, sampler))
-        self._has_sampler = kernels.sampler is not None
-        found = read_params(kernels, params, num_envs, per_env=self._has_sampler)
-        if self._has_sampler and found is None:
+        has_sampler = kernels.sampler is not None
+        found = read_params(kernels, params, num_envs, per_env=has_sampler)
+        if has_sampler and found is None:
             raise TypeError(f"{kernels.name} has a sampler, but no params that it could write")
         all_metadata = _with_rendering(
             kernels, {**type(self).metadata, **(metadata or {})}, render_mode
@@ -156,6 +164,7 @@ class JitVectorEnv(VecEnv):
         if mask_infos:
             self.require_masks()
         self._params, self._on_episode_end = found, on_episode_end
+        self._has_own_params = kernels.sampler is not None or (found is not None and len(found) > 1)
         self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
         first = None if found is None else found[:1]
@@ -225,30 +234,36 @@ class JitVectorEnv(VecEnv):
 
     @property
     def has_own_params(self) -> bool:
-        """Whether each env has parameters of its own: there are several records, or a sampler."""
-        return self._has_sampler or (self._params is not None and len(self._params) > 1)
+        """Whether each env has parameters of its own: records were given, or set, or drawn."""
+        return self._has_own_params
+
+    def _separate_params(self) -> np.ndarray:
+        """Give each env a record of its own, and return them (num_envs,)."""
+        if self._params is None:
+            raise TypeError(f"{self.kernels.name} takes no params")
+        self._has_own_params = True
+        if len(self._params) < self.num_envs:
+            self._params = read_params(self.kernels, self._params, self.num_envs, per_env=True)
+            assert self._params is not None
+            self._runner.set_params(self._params)
+        return self._params
 
     def set_params(self, rows: Any, values: Any) -> None:
         """Change parameters of some envs, which count from the next step on; nothing is compiled.
 
+        Envs that have shared one record have records of their own from then on.
+
         Args:
-            rows: Env ids, a mask bool (num_envs,), or None for all envs.
+            rows: Env ids (B,), a mask bool (num_envs,), or None for all envs.
             values: A dict from names to values, one for all these envs or one per env; or records.
 
         Raises:
-            TypeError, ValueError: A name, dtype or shape is wrong, or some envs are meant, but all
-                share one record; nothing was changed.
+            TypeError, ValueError: A name, dtype or shape is wrong; nothing was changed.
         """
         self._calls.require_open("set_params")
-        if self._params is None:
-            raise TypeError(f"{self.kernels.name} takes no params")
-        if rows is not None and not self.has_own_params and self.num_envs > 1:
-            raise ValueError(
-                f"all envs share one record of parameters: make the {type(self).__name__} with "
-                "params=... of num_envs records, or pass rows=None to change it for all"
-            )
-        chosen = slice(None) if rows is None else read_rows("rows", rows, self.num_envs)
-        write_params(self._params, chosen, values, self.kernels.name)
+        every = np.arange(self.num_envs)
+        chosen = every if rows is None else read_rows("rows", rows, self.num_envs)
+        write_params(self._separate_params(), chosen, values, self.kernels.name)
 
     def params_of(self, rows: Any = None) -> np.ndarray:
         """Return the parameters of some envs as numbers, for buffers and critics.
@@ -355,7 +370,8 @@ class JitVectorEnv(VecEnv):
     def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
 
-        Its third argument has the envs int64 (B,), or None for all in order. Of games with a `central_state` kernel, see `EnvKernels`.
+        Its third argument has the envs int64 (B,), or None for all in order. Of games with a
+        `central_state` kernel, see `EnvKernels`.
         """
         write: Any = state_writer(self.kernels.central_state, debug=self._runner.is_python)
         shared = () if self._params is None else (self._params.view(np.recarray)[0],)
@@ -475,7 +491,7 @@ class JitVectorEnv(VecEnv):
             ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
         """
         sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
-        self._refuse_branches("copy_rows", sources, targets)
+        refuse_branches(self._calls, "copy_rows", sources, targets, self.episode_over)
         own = self._params if self.has_own_params else None
         self._put(targets, self._states, self._runs, own, sources, luck)
 
@@ -490,7 +506,7 @@ class JitVectorEnv(VecEnv):
         """
         found = np.arange(self.num_envs)
         found = found if rows is None else read_rows("rows", rows, self.num_envs)
-        self._refuse_branches("snapshot", found, found)
+        refuse_branches(self._calls, "snapshot", found, found, self.episode_over)
         params = None if self._params is None or not self.has_own_params else self._params[found]
         facts = self.described_state({})
         return Branch(self.kernels.name, self._states[found], self._runs[found], params, facts)
@@ -507,46 +523,21 @@ class JitVectorEnv(VecEnv):
             TypeError, ValueError: Ids are wrong, or the branch is of another kind of env.
             ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
         """
-        if not isinstance(branch, Branch):
-            raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
         own = self._params if self.has_own_params else None
-        kinds = [
-            (name, *(None if records is None else records.dtype for records in pair))
-            for name, *pair in (
-                (branch.name, branch.states, branch.params),
-                (self.kernels.name, self._states, own),
-            )
-        ]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"the branch is of {branch.name}, with other records than this "
-                f"{self.kernels.name}, or parameters per env in one of them only"
-            )
+        branch = read_branch(branch, self.kernels.name, self._states.dtype, own)
         every, count = np.arange(len(branch.states)), len(branch.states)
         sources, targets = read_sources(every, rows, count, self.num_envs, luck)
-        self._refuse_branches("restore", targets[:0], targets)
+        refuse_branches(self._calls, "restore", targets[:0], targets, self.episode_over)
         if branch.facts:
             self.check_state(branch.facts, branch.states)
         self._put(targets, branch.states, branch.runs, branch.params, sources, luck)
-
-    def _refuse_branches(self, call: str, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Refuse envs that are in flight, or were never reset, and sources that have ended."""
-        for ids in (np.unique(sources), targets):
-            if len(ids):
-                self._calls.check_env_ids(ids, call)
-        over = sources[self._runs["episode_over"][sources]]
-        if len(over):
-            raise ValueError(
-                f"{call} of envs {_listed(np.unique(over))}, whose episodes have ended: branches "
-                "are of episodes that go on; take other envs, or step or reset these first"
-            )
 
     def _put(
         self, targets: np.ndarray, states: np.ndarray, runs: np.ndarray,
         params: np.ndarray | None, sources: np.ndarray, luck: str,
     ) -> None:  # fmt: skip
         """Copy records[sources] to envs; see `copy_rows`."""
-        seeds = draw_seeds(self._runs, targets) if luck == "fresh" else None
+        seeds = draw_seeds(self._runs[targets], targets) if luck == "fresh" else None
         self._runner.end_cut_job()
         copy_records(self._states, targets, states, sources)
         copy_records(self._runs, targets, runs, sources)
@@ -573,16 +564,16 @@ class JitVectorEnv(VecEnv):
         self._calls.require_idle("load_state_dict")
         states, runs = read_state(state, self.num_envs, self.kernels.state_dtype)
         self.check_state(state, states)
-        params = self._params if not self.has_own_params else None
-        if params is None and self._params is not None:
+        params: np.ndarray | None = None
+        if self._params is not None and (self.has_own_params or "params" in state):
             params = read_array(state, "params", self.num_envs, self._params.dtype)
         self._calls.has_reset = self._calls.is_ready = False  # until everything is restored
         try:
             self._runner.end_cut_job()
             self._states[:] = states
             self._runs[:] = runs
-            if self._params is not None and params is not None:
-                self._params[:] = params
+            if params is not None:
+                self._separate_params()[:] = params
             self._count_over()
             self._is_seeded = True
         except BaseException as error:

@@ -121,6 +121,8 @@ class EnvKernels:
 
     def having(self, **changed: Any) -> EnvKernels:
         """Return these kernels with other `params` or another `sampler`."""
+        if "params" in changed:
+            changed["params"] = as_record(changed["params"])
         other = copy.copy(self)
         for name, value in changed.items():
             object.__setattr__(other, name, value)

@@ -134,6 +134,10 @@ class PythonRunner:
             self.is_cut = not isinstance(error, Exception)
             raise
 
+    def set_params(self, params: np.ndarray) -> None:
+        """From now on use other parameter records."""
+        self._fixed = self._fixed._replace(params=params)
+
     def end_cut_job(self) -> None:
         """Do nothing: no thread continues the job."""
 
@@ -254,6 +258,12 @@ class CompiledRunner:
             return num_ended
         finally:
             self._free[0] = None
+
+    def set_params(self, params: np.ndarray) -> None:
+        """From now on use other parameter records, between two jobs."""
+        self.end_cut_job()
+        self._fixed = self._fixed._replace(params=params)
+        self._job["params"], self._job["num_params"] = params.ctypes.data, len(params)
 
     def end_cut_job(self) -> None:
         """Complete a job that was cut short, before anything else touches the envs."""

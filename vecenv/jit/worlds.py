@@ -1,4 +1,4 @@
-"""Parameters of compiled envs: one record for all, or one per env, which a sampler may draw anew."""
+"""Parameters of compiled envs: one record for all, or one per env, which a sampler may draw."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read_params(
             if params is None:
                 return None
             raise TypeError(
-                f"params is a {type(params).__name__}, but {kernels.name} names no parameters with "
-                "defaults: pass a record, see `vecenv.jit.pack_record`"
+                f"params must be one record, as `pack_record` makes, or several: {kernels.name} "
+                f"has no defaults that a {type(params).__name__} could change"
             )
         given = {} if params is None else params
         is_many = any(_is_per_env(own, name, value, num_envs) for name, value in given.items())
@@ -84,9 +84,7 @@ def _is_per_env(own: np.ndarray, name: str, value: Any, num_envs: int) -> bool:
     return True
 
 
-def write_params(
-    records: np.ndarray, rows: Any, values: Any, name: str
-) -> None:
+def write_params(records: np.ndarray, rows: Any, values: Any, name: str) -> None:
     """Write parameters into some rows of records (N,); nothing is written if one does not fit.
 
     Args:
@@ -111,17 +109,13 @@ def write_params(
         return
     for key, value in values.items():
         if key not in (records.dtype.names or ()):
-            raise ValueError(
-                f"{name} has no parameter {key!r}; it has {_listed(records.dtype)}"
-            )
+            raise ValueError(f"{name} has no parameter {key!r}; it has {_listed(records.dtype)}")
         field, array = chosen[key], np.asarray(value)
         is_number = array.dtype.kind in "biuf" and not (
             array.dtype.kind == "f" and field.dtype.kind in "biu"
         )
         if not is_number and array.dtype.names is None:
-            raise TypeError(
-                f"parameter {key!r} of {name} is {array.dtype}, expected {field.dtype}"
-            )
+            raise TypeError(f"parameter {key!r} of {name} is {array.dtype}, expected {field.dtype}")
         if np.isnan(array).any() if array.dtype.kind == "f" else False:
             raise ValueError(f"parameter {key!r} of {name} is NaN")
         try:
@@ -171,8 +165,10 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
         except (TypeError, ValueError):
             low, high = 1.0, 0.0
         is_float = fields[name][0].kind == "f"
-        if not low <= high or not np.isfinite([low, high]).all() or (
-            not is_float and not (low.is_integer() and high.is_integer())
+        if (
+            not low <= high
+            or not np.isfinite([low, high]).all()
+            or (not is_float and not (low.is_integer() and high.is_integer()))
         ):
             raise ValueError(
                 f"sampler[{name!r}] is {ends!r}, expected (lowest, highest), two finite "
