@@ -506,7 +506,7 @@ class JitVectorEnv(VecEnv):
         """
         found = np.arange(self.num_envs)
         found = found if rows is None else read_rows("rows", rows, self.num_envs)
-        refuse_branches(self._calls, "snapshot", found, found, self.episode_over)
+        refuse_branches(self._calls, "snapshot", found, np.unique(found), self.episode_over)
         params = None if self._params is None or not self.has_own_params else self._params[found]
         facts = self.described_state({})
         return Branch(self.kernels.name, self._states[found], self._runs[found], params, facts)

@@ -624,7 +624,8 @@ class CudaVectorEnv(VecEnv):
         """Return copies of envs on the CPU, see `JitVectorEnv.snapshot`, which can restore them."""
         found = np.arange(self.num_envs)
         found = found if rows is None else read_rows("rows", rows, self.num_envs)
-        refuse_branches(self._calls, "snapshot", found, found, self.episode_over.cpu().numpy())
+        over = self.episode_over.cpu().numpy()
+        refuse_branches(self._calls, "snapshot", found, np.unique(found), over)
         at = self._upload(found)
         params = None
         if self._params is not None and self.has_own_params:
