@@ -9,7 +9,7 @@ copies know what blue can't see (where red is), so the score hints at what polic
 observations could still save. Both play the same games with the same luck of red,
 until their actions differ.
 
-Against B_line, 100 steps, 40 games: the defender RESULT_PLAIN, one level RESULT_ONE, two RESULT_TWO.
+RESULT
 """
 
 from dataclasses import dataclass
