@@ -20,7 +20,7 @@ from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
-from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 
 __all__ = ["Answer", "Chunk", "EnvSpaces", "close_envs", "make_envs"]
 
@@ -161,14 +161,13 @@ class Chunk:
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode, self._enter)
+        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
         self._every, self._place, self._layout = range(len(envs)), place, layout
         self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
                 env.be_of(*self._spaces)
-        self._rows, self._objects, self._tables = tables.rows, tables.objects, tables
-        self._infos: InfoTable | None = None  # once infos have keys in common
+        self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = tables.actions  # None if all travel by message
         self._published = list(tables.published.items())
 
@@ -184,8 +183,6 @@ class Chunk:
         chosen = self._every if index is None else range(index, index + 1)
         if actions is None:
             actions = self._actions.all() if index is None else (self._actions.one(index),)
-        if self._infos is not None:
-            self._infos.flags[chosen.start : chosen.stop] = False
         infos: dict[int, Any] = {}
         faults: list[EnvFault] = []
         left = chosen
@@ -209,11 +206,6 @@ class Chunk:
                 answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
         self.group.mark_done(chosen[-1])
         return answer
-
-    def _enter(self, infos: dict[int, Any], info: Any, index: int, num_envs: int) -> None:
-        """Take down an info of a step: in shared memory, or as it is."""
-        if self._infos is None or index in infos or not self._infos.put(info, index):
-            keep_info(infos, info, index, num_envs)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before, should it never return."""
@@ -374,10 +366,6 @@ class Chunk:
             env = MissingEnv(fault.text, self._layout.restart_envs, self._spaces)
             self._put(fault.env_id - self.first, env, made[fault.env_id])
         return Answer(faults)
-
-    def share_infos(self, keys: Sequence[InfoKey]) -> None:
-        """From now on, put infos of steps that have these keys into shared memory."""
-        self._infos = InfoTable(keys, self._tables.infos, self._tables.info_flags)
 
     def lose_episodes(self, reason: str, objects: Sequence[Sequence[Any]]) -> None:
         """Take over from a worker that is gone: every episode of its envs is over.

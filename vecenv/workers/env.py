@@ -16,8 +16,7 @@ places (at which env a worker is, which full reset was the last). Each worker ha
 (`Channel`); the caller waits for all at once.
 
 *A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
-and observations without fixed shape come as the reply's payload; infos that are the same numbers
-each time lie in memory (`InfoTable`).
+and observations without fixed shape come as the reply's payload.
 *send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
 *An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
 same, and the caller raises it.
@@ -70,7 +69,6 @@ from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.stamps import EnvStamps, WorkerProcess
 from vecenv.workers.channel import Kind, message
 from vecenv.workers.plan import Plan, read_spaces, worker_bounds, worker_variables
-from vecenv.workers.rows import common_keys
 
 if TYPE_CHECKING:
     from vecenv.workers.chunk import Answer
@@ -82,7 +80,6 @@ WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 _Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 
 _CLOSE_TIMEOUT_S = 30.0
-_NUM_LOOKS = 8  # at infos, for keys that they have in common
 _WORKER = 5  # place of the argument
 _NEVER = Deadline.of_call(None, None)
 
@@ -238,8 +235,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
             self._out: Any = None  # of the step under way
             self._resetting: Sequence[int] = ()  # the envs of the pending reset
-            self._everyone = np.arange(self.num_envs)
-            self._num_looks = _NUM_LOOKS  # that are left
             self._is_new = True  # never reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
@@ -427,49 +422,36 @@ class AsyncVectorEnv(GymVecEnv):
             self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
         found = [(env_id, row, answer) for row, (env_id, answer) in enumerate(taken) if answer]
         try:
-            infos = self._gather(found, env_ids)
+            infos = self._gather(found, env_ids.tolist())
         except Exception:
             calls.mark_received(env_ids)
             raise
         return self._batch_of(env_ids, infos)
 
     def _gather(
-        self, found: Sequence[tuple[int, int, Answer]], steps: slice | np.ndarray | None
+        self, found: Sequence[tuple[int, int, Answer]], env_ids: Sequence[int]
     ) -> dict[Any, Any]:
         """Take in what envs had to say beyond numbers, and return their infos.
 
         Args:
             found: The first env of each answer, and its row.
-            steps: Which envs have been stepped, in the order of the rows; None for no step, where
-                all envs have rows.
+            env_ids: The env of each row.
 
         Raises:
             Exception: What envs have raised, the last.
             InfoError: The infos can't be batched; the rest has been taken in.
         """
-        pool, entries = self._pool, {}
-        if not found and pool.infos is None:
-            return {}
+        pool, entries, infos = self._pool, {}, {}
         for first, _, answer in found:
             for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first : first + len(items)] = items
         if faults := [fault for *_, answer in found for fault in answer.errors]:
             raise_faults(faults, pool.steps)
-        for *_, row, answer in found:  # infos by row
+        for *_, row, answer in found:
             entries.update((row + index, parts) for index, parts in answer.infos.items())
-        table, infos = None if steps is None else pool.infos, {}
-        if not entries:
-            return infos if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
-        env_ids = self._everyone if steps is None else self._everyone[steps]
-        for row, env_id in enumerate(env_ids.tolist()):
-            if table is not None and (info := table.row(env_id)):
-                add_info(infos, info, row, len(env_ids), env_id)
-            for info in entries.get(row, ()):
-                add_info(infos, info, row, len(env_ids), env_id)
-        if steps is not None and table is None and self._num_looks:
-            self._num_looks -= 1
-            if keys := common_keys(list(chain.from_iterable(entries.values()))):
-                pool.share_infos(keys)
+        for row in sorted(entries):  # the first env that has a key decides its dtype
+            for info in entries[row]:
+                add_info(infos, info, row, len(env_ids), env_ids[row])
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -633,7 +615,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
         found = [(first, first, answer) for first, answer in pool.answers()]
         try:
-            infos = self._gather(found, slice(None) if call == "step" else None)
+            infos = self._gather(found, range(self.num_envs))
         except Exception as error:
             if call != "call":
                 calls.forget_reset(retold(error))

@@ -34,7 +34,7 @@ from vecenv.workers.channel import HEAD, Channel, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
 from vecenv.workers.plan import Plan
-from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
 from vecenv.workers.worker import run_worker
 
@@ -114,7 +114,6 @@ class Pool:
         seats: The workers.
         missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
-        infos: Numbers in infos, once these have keys in common; see `share_infos`.
         number, steps: Of the latest command, and of the latest step.
         ready: Env ids that have come back, in order, and what they say beyond numbers.
         timed_out: Whether the wait for what is pending has ended at its deadline.
@@ -142,8 +141,6 @@ class Pool:
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
         self._layout: Layout | None = None
         self._is_stamped = False
-        self.infos: InfoTable | None = None
-        self._info_keys: Sequence[InfoKey] = ()
         self._since = 0  # replies to what was sent before this number are dropped
         self._left = 0  # answers to commands that are missing
         self._dead: list[_Seat] = []
@@ -400,15 +397,6 @@ class Pool:
         if self.own is not None:
             self.own.group.stamp(None if stamps is None else stamps.part(0, self.own.last))
 
-    def share_infos(self, keys: Sequence[InfoKey]) -> None:
-        """Have the numbers of infos with these keys in shared memory from now on."""
-        self.infos = InfoTable(keys, self.tables.infos, self.tables.info_flags)
-        self._info_keys = keys
-        for seat in self.seats:
-            self._tell(seat, "share_infos", keys)
-        if self.own is not None:
-            self.own.share_infos(keys)
-
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
         """Tell a worker something that it does not answer."""
         self._write(seat, ask(0, name, *request))
@@ -642,7 +630,7 @@ class Pool:
         restarts = self.plan.restart_envs
         self.tables.restarts[seat.first : seat.last] += restarts
         lost = (reason, objects) if restarts else None
-        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, self._info_keys)
+        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped)
         seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
         if number:
             self._command(seat, number, command)
@@ -730,7 +718,7 @@ class Pool:
         if hasattr(self, "memory"):
             self.memory.close()
             vars(self.own or self).pop("group", None)  # a cycle, which would hold the memory
-            for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
+            for name in ("memory", "own", "tables", "_places", "_own_tasks"):
                 vars(self).pop(name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

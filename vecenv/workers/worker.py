@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import HEAD, Channel, Kind, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
-from vecenv.workers.rows import InfoKey, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 from vecenv.workers.starting import ChildSetup, set_up_child
 
 __all__ = ["run_worker"]
@@ -133,13 +133,9 @@ class _Worker:
             return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
     def lay_out(
-        self,
-        layout: Layout,
-        lost: tuple[str, list[Any]] | None = None,
-        is_stamped: bool = False,
-        keys: Sequence[InfoKey] = (),
+        self, layout: Layout, lost: tuple[str, list[Any]] | None = None, is_stamped: bool = False
     ) -> None:
-        """Take notice of where everything is, and of what a former worker has left and knew."""
+        """Take notice of where everything is, and of what a former worker has left."""
         if layout.caller_steps:
             self._channel.be_patient()
         first, last = self._first, self._first + len(self._envs)
@@ -151,8 +147,6 @@ class _Worker:
         if lost is not None:
             self._chunk.lose_episodes(*lost)
         self.stamp(is_stamped)
-        if keys:
-            self._chunk.share_infos(keys)
 
     def stamp(self, is_on: bool) -> None:
         """Stamp the envs' steps from now on, or no longer."""
