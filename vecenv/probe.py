@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from vecenv.core.library_threads import forked_with_one_openblas_thread
 from vecenv.core.pickling import dumps, loads
 from vecenv.core.random_actions import RandomActions
 from vecenv.machine import pss_bytes
-from vecenv.workers.channel import Channel
 from vecenv.workers.starting import (
     ChildSetup,
     choose_method,
@@ -109,13 +109,13 @@ def run_apart(
             process.close()
 
 
-def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> Any:
+def _receive(channel: socket.socket, process: Any, deadline: Deadline, what: str) -> Any:
     """Return the next message of a probe: its size, then its pickle."""
 
     def read(size: int) -> bytes:
         data = b""
         while len(data) < size:
-            if not wait_for_any([channel.reader], deadline.left()):
+            if not wait_for_any([channel], deadline.left()):
                 raise ProbeTimeout(f"it has not {what}")
             if not (part := channel.recv(size - len(data))):
                 raise EOFError
@@ -130,7 +130,7 @@ def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> A
 
 
 def _be_apart(
-    channel: Channel, child: ChildSetup, function: Callable[..., Any], args: tuple[Any, ...]
+    channel: socket.socket, child: ChildSetup, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     """Carry out a task in the process for it."""
 
@@ -138,7 +138,7 @@ def _be_apart(
         leave_if_copied()
         pickled = dumps(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is ended already
-            channel.send_all(len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled)
+            channel.sendall(len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled)
 
     set_up_child(child, channel)
     warnings.simplefilter("ignore")  # what is made later for good repeats them

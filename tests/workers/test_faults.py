@@ -1203,18 +1203,24 @@ def test_envs_that_have_not_begun_a_step_that_is_given_up_do_not_do_it():
 def test_half_a_reply_that_an_interrupt_has_cut_is_never_read_on(make):
     pool = make(4)
     pool.reset()
-    channel = pool._pool.seats[1].channel
-    whole = channel.recv
+    seat = pool._pool.seats[1]
+    whole = seat.channel
 
-    def cut(size):
-        whole(3)
-        raise KeyboardInterrupt
+    class Cut:
+        fileno, close = whole.fileno, whole.close
 
-    channel.recv = cut
+        def recv(self, size):
+            whole.recv(3)
+            raise KeyboardInterrupt
+
+        def send(self, data):
+            return whole.send(data)
+
+    seat.channel = Cut()
     pool.send([FINE] * 4)
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
-    channel.recv = whole
+    seat.channel = whole
     assert pool.reset(seed=0)[0][:, 1].tolist() == [0] * 4
     for count in (1, 2):
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [count] * 4

@@ -6,21 +6,21 @@
       Actions      ---- actions --------> +---------+ ------> Chunk       envs bounds[w] ...
       Tables       <--- obs, rewards, --- | Memory  | <------   EnvGroup  steps and autoresets
                         flags             +---------+           with RestartingEnv, if asked for
-      Pool         ---- frame: STEP, SEND env, ASK + pickle ->   (pipe) wakes the worker
-        _Seat w    <--- frame: DONE, ROW env, + pickled Answer   (pipe) wakes the caller
+      Pool         ---- frame: STEP, SEND env, ASK + pickle -> (socket) wakes the worker
+        _Seat w    <--- frame: DONE, ROW env, + pickled Answer (socket) wakes the caller
 
 Memory is one anonymous file that all map, and in which all allocate the same `Tables` in the same
 order. A row of actions is written by the caller before it sends a frame, a row of results by the
 env's worker before it replies, so a frame is what hands a row over. Nothing else is shared but
-places (at which env a worker is, which full reset was the last). Each worker has two pipes
-(`Channel`); the caller waits for all at once.
+places (at which env a worker is, which full reset was the last). Each worker has one
+end of a pair of sockets; the caller waits for all at once.
 
 *A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
 and observations without fixed shape come as the reply's payload.
 *send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
 *An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
 same, and the caller raises it.
-*A worker that dies* ends its pipe: the wait sees that at once, and `Pool` says how it ended, or
+*A worker that dies* ends its socket: the wait sees that at once, and `Pool` says how it ended, or
 starts another one, which is sent what is unanswered. One that is late is killed, then the same.
 *A caller that dies* takes its workers along (`child`), and these their groups of processes.
 *An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import selectors
+import socket
 import sys
 import time
 import weakref
@@ -30,7 +31,7 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import HEAD, Channel, Kind, ask, frame
+from vecenv.workers.channel import HEAD, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
 from vecenv.workers.plan import Plan
@@ -80,7 +81,7 @@ class _Seat:
     def __init__(self, worker: int, first: int, last: int) -> None:
         self.worker, self.first, self.last = worker, first, last
         self.process: Process | None = None
-        self.channel: Channel | None = None
+        self.channel: socket.socket | None = None
         self.inbox, self.outbox = bytearray(), bytearray()
         self.command, self.awaits = b"", 0
         self.answer: Answer | None = None
@@ -222,7 +223,7 @@ class Pool:
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 error.add_note(
-                    f"{len(self.seats)} workers need four files each: raise the limit (ulimit -n), "
+                    f"{len(self.seats)} workers need three files each: raise the limit (ulimit -n), "
                     "or take fewer workers, which step several envs each (num_workers)."
                 )
             with interrupts_later():
@@ -242,8 +243,7 @@ class Pool:
                 method, run_worker, name, factories, *args, variables=variables
             )
             self._watcher.tell("+", seat.process.pid)
-        seat.channel.set_nonblocking()
-        self._selector.register(seat.channel.reader, _READ, seat.worker)
+        self._selector.register(seat.channel.fileno(), _READ, seat.worker)
 
     def _make(self, seats: Sequence[_Seat]) -> list[EnvSpaces]:
         """Have workers make their envs, as many at once as the plan says; return what these are.
@@ -413,13 +413,8 @@ class Pool:
         except OSError:  # it is gone
             seat.outbox.clear()
         if was_full != bool(seat.outbox):
-            reader, writer = seat.channel.reader, seat.channel.writer
-            if reader is writer:
-                self._selector.modify(reader, _READ if was_full else _READ | _WRITE, seat.worker)
-            elif was_full:
-                self._selector.unregister(writer)
-            else:
-                self._selector.register(writer, _WRITE, seat.worker)
+            events = _READ if was_full else _READ | _WRITE
+            self._selector.modify(seat.channel.fileno(), events, seat.worker)
         seat.is_cut = False
 
     # -- replies -----------------------------------------------------------------------------
@@ -538,9 +533,9 @@ class Pool:
     def _forget(self, seat: _Seat) -> None:
         """Wait for nothing of a worker any more."""
         seat.outbox.clear()
-        for file in {seat.channel.reader, seat.channel.writer} if seat.channel else ():
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(file)
+        if seat.channel is not None:
+            with contextlib.suppress(KeyError, ValueError):  # forgotten already
+                self._selector.unregister(seat.channel.fileno())
 
     def _standing_still(self, limit_s: float) -> list[_Seat]:
         """Return the workers that have been at the same env for longer than the limit."""

@@ -34,7 +34,7 @@ from vecenv.core.library_threads import limit_threads, limited_environment
 from vecenv.core.orphans import end_group, end_with_caller
 from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
 from vecenv.machine import is_portable, loaded_libraries, num_threads
-from vecenv.workers.channel import Channel
+from vecenv.workers.channel import socket_pair
 from vecenv.workers.memory import Memory
 
 __all__ = ["ChildSetup", "Process", "choose_method", "set_up_child", "start_process"]
@@ -93,7 +93,7 @@ def start_process(
     factories: Sequence[Callable[[], Any]],
     *args: Any,
     variables: Mapping[str, str] | None = None,
-) -> tuple[Process, Channel]:
+) -> tuple[Process, socket.socket]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
     Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. Factories that
@@ -120,7 +120,7 @@ def start_process(
             _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
             _said.add(text)
             method = StartMethod(True)
-    here, there = Channel.pair()
+    here, there = socket_pair()
     try:
         if method.is_fork:
             inner: Any = _Fork(here, partial(target, there, child, *args))
@@ -137,7 +137,7 @@ def start_process(
 class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") else object):  # type: ignore[misc]  # Windows forks nothing
     """A process of `multiprocessing`, which in forks of this one is nobody's child."""
 
-    def __init__(self, here: Channel, task: Callable[[], None]) -> None:
+    def __init__(self, here: socket.socket, task: Callable[[], None]) -> None:
         super().__init__(daemon=False)
         self._owner, self._here, self._task = os.getpid(), here, task
         self.start()
@@ -216,7 +216,7 @@ class Process:
 
 def _start_fresh(
     target: Callable[..., None],
-    there: Channel,
+    there: socket.socket,
     child: ChildSetup,
     args: tuple[Any, ...],
     variables: Mapping[str, str],
@@ -238,11 +238,10 @@ def _start_fresh(
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
-        pass_fds=() if is_windows else (there.reader, there.writer, *handles),
+        pass_fds=() if is_windows else (there.fileno(), *handles),
         env={**limited_environment(), **variables},
     )
-    channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
-    pickle.dump(channel, told)
+    pickle.dump(there.share(process.pid) if is_windows else there.fileno(), told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
         stdin.write(told.getvalue())
@@ -259,16 +258,16 @@ def be_fresh(file: Any) -> None:
         if method is not None:
             importlib.import_module(library).set_start_method(method, force=True)
     target, child, args = pickle.load(file)
-    files = pickle.load(file)
+    found = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if isinstance(files, bytes):
-        files = (socket.fromshare(files),) * 2  # type: ignore[attr-defined]  # of Windows
+    if isinstance(found, bytes):
+        channel = socket.fromshare(found)  # type: ignore[attr-defined]  # of Windows
     else:
-        for number in files:
-            os.set_inheritable(number, False)
-    target(Channel(*files), child, *args)
+        channel = socket.socket(fileno=found)
+        channel.set_inheritable(False)
+    target(channel, child, *args)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------
@@ -335,7 +334,7 @@ class ChildSetup(NamedTuple):
         return load_factories(factories)
 
 
-def set_up_child(setup: ChildSetup, channel: Channel) -> None:
+def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
     """Leave signals to the caller, end with it, lead a group of processes, and use one thread.
 
     Job schedulers send SIGTERM to all processes, and the caller saves first.
