@@ -22,9 +22,9 @@ from vecenv.core.random_actions import RandomActions
 from vecenv.machine import pss_bytes
 from vecenv.workers.starting import (
     ChildSetup,
-    choose_method,
     set_up_child,
     start_process,
+    why_fresh,
 )
 
 __all__ = [
@@ -83,7 +83,7 @@ def run_apart(
         *args: Further arguments, and the result, are pickled.
         timeout: Seconds for user code: unpickling of the factories included, start of the process
             excluded.
-        method: Start method, see `choose_method`.
+        method: Start method, see `why_fresh`.
 
     Raises:
         ProbeError: It has raised, taken too long, or ended its process.
@@ -91,8 +91,11 @@ def run_apart(
     process: Any = None
     try:
         with forked_with_one_openblas_thread(), interrupts_later():
-            how, name = choose_method(method), "vecenv-probe"
-            process, channel = start_process(how, _be_apart, name, factories, function, args)
+            task = _be_apart, "vecenv-probe", factories, function, args
+            try:
+                process, channel = start_process(why_fresh(method), *task)
+            except Exception as error:  # factories that can't be pickled
+                raise ProbeError(f"it can't be started: {error}") from error
         with contextlib.closing(channel):
             _receive(channel, process, Deadline(_START_S), "begun")
             what = f"ended after {timeout:g} s"

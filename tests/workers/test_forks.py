@@ -7,7 +7,6 @@ import pytest
 from workers.faulty_envs import FINE, faulty
 
 from vecenv import AsyncVectorEnv, ForkedEnvError
-from vecenv.core import faults
 
 
 def in_fork(act):
@@ -186,22 +185,6 @@ for options in ({}, {"on_error": "restart"}):
     print(int(envs.recv().obs.min(0)[1]), *set(envs.get_attr("status")))
     envs.close()
 """
-
-
-def test_a_copy_of_a_worker_ends_where_it_leaves_the_code_of_the_env(monkeypatch, capsys):
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    faults.leave_if_copied(ValueError("in the worker"))
-    assert codes == []
-    monkeypatch.setattr(faults, "_copied_from", [7])
-    for error in (SystemExit(3 + 2**40), SystemExit(), ValueError("in the fork"), None):
-        faults.leave_if_copied(error)
-    assert codes == [3, 0, 1, 1]
-    told = capsys.readouterr().err
-    faults.leave_if_copied(SystemExit("no such joint"))
-    assert codes[4:] == [1] and capsys.readouterr().err == "no such joint\n"
-    assert "ValueError: in the fork" in told and "forked from worker process 7" in told
-    assert "in the worker" not in told
 
 
 @pytest.mark.slow

@@ -115,8 +115,8 @@ def test_a_worker_that_replaces_another_has_its_variables():
             TypeError,
             "worker 1 has 'GPU': 1",
         ),
-        (lambda worker: ["GPU"], TypeError, r"worker_env\(0\) is \['GPU'\], expected a dict"),
-        ("GPU=1", TypeError, "worker_env is 'GPU=1', expected a dict .* or a function"),
+        (lambda worker: ["GPU"], TypeError, r"worker 0 is \['GPU'\], expected a dict"),
+        ("GPU=1", TypeError, "worker 0 is 'GPU=1', expected a dict .* or a function"),
         ({"A=B": "1"}, ValueError, "worker 0 has 'A=B': '1', which can't be"),
         ({"": "1"}, ValueError, "which can't be an environment variable"),
         ({"A": "\0"}, ValueError, "which can't be an environment variable"),
@@ -219,15 +219,6 @@ def test_a_lazy_vector_env_that_is_closed_before_has_never_started():
         envs.reset()
 
 
-def test_a_lazy_vector_env_takes_wrappers():
-    envs = TimeLimit(AsyncVectorEnv(tasks(0, 1), num_workers=1, **LAZY), 2)
-    assert not children()
-    envs.reset()
-    assert envs.step([FINE] * 2)[3].tolist() == [False, False]
-    assert envs.step([FINE] * 2)[3].tolist() == [True, True]
-    envs.close()
-
-
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
     ("spaces", "told"),
@@ -284,16 +275,6 @@ def test_what_is_wrong_with_a_start_is_told_by_the_constructor(options, error, t
     assert not children()
 
 
-def test_the_env_of_an_id_that_gives_spaces_is_made_elsewhere_and_gone():
-    envs = AsyncVectorEnv(
-        [functools.partial(gym.make, "CartPole-v1")], lazy=True, spaces="Acrobot-v1"
-    )
-    assert not children()
-    with pytest.raises(RuntimeError, match="observation space of env 0"):
-        envs.reset()
-    envs.close()
-
-
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (None, 3)])
 @pytest.mark.parametrize("lazy", [True, False])
 def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
@@ -316,12 +297,6 @@ def test_a_start_that_takes_long_is_told_on_standard_error(capfd):
     envs.close()
     quick = AsyncVectorEnv(tasks(0, 1), num_workers=2, context="fork", **LAZY)
     quick.close()
-
-
-def test_a_start_that_is_no_lazy_one_tells_nothing(capfd):
-    slow = [functools.partial(Task, 0, load_s=1.1)]
-    AsyncVectorEnv(slow).close()
-    assert capfd.readouterr().err == ""
 
 
 # -- tasks that can't be loaded -----------------------------------------------------------------
@@ -578,21 +553,6 @@ def test_backends_that_make_all_envs_at_once_reopen_none():
     envs = make_vec("vecenv:JitCartPole-v1", 2, vector_kwargs={"debug": True})
     with pytest.raises(NotImplementedError, match="can't reopen rows; make the envs with backend"):
         envs.reopen(0, fails)
-    envs.close()
-
-
-def test_envs_of_different_tasks_with_equal_spaces_are_one_vector_env():
-    envs = make_vec(
-        [
-            functools.partial(gym.make, name)
-            for name in ("CliffWalking-v1", "CliffWalkingSlippery-v1")
-        ],
-        backend="async",
-        vector_kwargs={"num_workers": 2},
-    )
-    names = [spec.id for spec in envs.get_attr("spec")]
-    assert names == ["CliffWalking-v1", "CliffWalkingSlippery-v1"]
-    envs.reset()
     envs.close()
 
 

@@ -150,17 +150,6 @@ def test_infos_of_envs_that_mostly_have_the_same_keys(usual, options):
         pool.close()
 
 
-def test_an_info_of_an_earlier_step_is_not_told_again():
-    fns = [functools.partial(Script, [{}, {"a": 1}, {"a": 2}, {}, {"a": 4}]) for _ in range(3)]
-    fns.append(functools.partial(Script, [{}, {"a": 1}, {}, {}, {"a": 4}]))
-    pool, sync = AsyncVectorEnv(fns, num_workers=2), SyncVectorEnv(fns)
-    for envs in (pool, sync):
-        envs.reset()
-    for number in range(4):
-        assert_same(pool.step([0] * 4), sync.step([0] * 4), f"step {number}")
-    pool.close()
-
-
 @of_some_options
 def test_rows_of_recv_have_the_infos_of_their_envs_alone(options):
     """Whoever comes back first decides the dtype, whatever envs that are not in the batch have."""

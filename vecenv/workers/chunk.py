@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,14 +78,12 @@ class Answer(NamedTuple):
         infos: By index in the chunk the infos to be entered, mostly one.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
-        sent: All of it pickled, if that has been done.
     """
 
     result: Any = None
     infos: Mapping[int, Any] = {}
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[EnvFault] = ()
-    sent: bytes = b""
 
     def pickled(self, first: int, worker: int) -> bytes:
         """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
@@ -96,13 +95,12 @@ class Answer(NamedTuple):
 
     def _culprit(self) -> int:
         """Return the first env whose part can't be pickled; 0 if unknown."""
-        parts: list[Any] = [enumerate(items) for items in (self.result or (), *self.objects)]
-        for part in [*parts, self.infos.items()]:
-            for index, item in part:
-                try:
-                    dumps(item)
-                except BaseException:  # code of users' classes
-                    return index
+        parts = [enumerate(items) for items in (self.result or (), *self.objects)]
+        for index, item in chain(self.infos.items(), *parts):
+            try:
+                dumps(item)
+            except BaseException:  # code of users' classes
+                return index
         return 0
 
 
@@ -197,15 +195,12 @@ class Chunk:
                 actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
         if self._published:
             faults += self._publish(chosen, "step", faults)
-        answer = None
-        if infos or faults or self._objects:
-            infos = {k - chosen[0]: entries for k, entries in infos.items()}
-            objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
-            answer = Answer(None, infos, objects, faults)
-            if self.worker >= 0:  # here, as the report counts it as copying
-                answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
         self.group.mark_done(chosen[-1])
-        return answer
+        if not (infos or faults or self._objects):
+            return None
+        infos = {k - chosen[0]: entries for k, entries in infos.items()}
+        objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
+        return Answer(None, infos, objects, faults)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before, should it never return."""

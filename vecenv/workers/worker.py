@@ -35,8 +35,7 @@ def run_worker(
         with channel:
             _Worker(channel, child, memory, worker, first).run()
     except OSError:
-        leave_if_copied()  # a process that an env has forked, where the channel is closed
-        return  # or the caller is gone
+        pass  # the caller is gone, or this is a process that an env has forked, without channel
     finally:
         leave_if_copied()
 
@@ -92,9 +91,7 @@ class _Worker:
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
             answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
-        pickled = b""
-        if answer is not None:
-            pickled = answer.sent or answer.pickled(env_id, self._worker)
+        pickled = b"" if answer is None else answer.pickled(env_id, self._worker)
         self._channel.sendall(HEAD.pack(kind, env_id, number, len(pickled)) + pickled)
 
     def _carry_out(self, number: int, payload: bytes) -> None:
