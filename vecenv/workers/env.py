@@ -21,7 +21,7 @@ and observations without fixed shape come as the reply's payload.
 same, and the caller raises it.
 *A worker that dies* ends its socket: the wait sees that at once, and `Pool` says how it ended, or
 starts another one, which is sent what is unanswered. One that is late is killed, then the same.
-*A caller that dies* takes its workers along (`end_with_caller`), and these their groups of processes.
+*A caller that dies* takes its workers along (`end_with_caller`), and these what envs have started.
 *An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and
 `close` are refused. `reset` drops what is still answered, and replaces a worker whose bytes were
 being read or written just then (`Pool.give_up`).
