@@ -211,29 +211,20 @@ elif {how!r} == "handler":
         except ChildProcessError:
             pass
     signal.signal(signal.SIGCHLD, reap)
-envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
-envs.reset()
-pids = set(envs.call("pid"))
-begin = time.monotonic()
-envs.close(timeout=100)
-took_s = time.monotonic() - begin
-assert wait_until_gone(pids, 5) == []
-assert took_s < 50, took_s
 envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r}, on_error="restart")
 envs.reset()
 assert envs.step([FINE, FINE, FINE, DIE])[3].tolist() == [False, False, True, True]
 pids = set(envs.call("pid"))
-envs.close(terminate=True)
-assert wait_until_gone(pids, 5) == []
+begin = time.monotonic()
+envs.close(timeout=100)
+assert wait_until_gone(pids, 5) == [] and time.monotonic() - begin < 50
 envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
 envs.reset()
 begin = time.monotonic()
 try:
     envs.step([FINE, FINE, FINE, DIE])
 except WorkerDiedError as error:
-    print("worker 1 (envs 2-3" in str(error))
-took_s = time.monotonic() - begin
-assert took_s < 10, took_s
+    print("worker 1 (envs 2-3" in str(error), time.monotonic() - begin < 10)
 """
 
 
@@ -242,4 +233,4 @@ assert took_s < 10, took_s
 @pytest.mark.parametrize("how", ["ignored", "handler"])
 def test_workers_whose_end_somebody_else_has_seen_are_known_to_be_gone(how, context):
     code, printed = run(REAPED.format(how=how, context=context))
-    assert (code, printed) == (0, ["True"])
+    assert (code, printed) == (0, ["True", "True"])

@@ -93,24 +93,6 @@ def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
     in_fork(strike_closing, stride, options)
 
 
-def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
-    envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2)
-    pids = [seat.process.pid for seat in envs._pool.seats]
-    pool = envs._pool
-    kept = pool.stop, pool.kill
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    pool.stop = pool.kill = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        envs.close()
-    pool.stop, pool.kill = kept
-    assert envs.closed
-    envs.close(terminate=True)
-    assert wait_until_gone(pids, 5) == []
-
-
 def test_handlers_that_waited_are_called_once_and_an_impatient_ctrl_c_gets_through():
     from vecenv.core.interrupts import interrupts_later
 
