@@ -78,6 +78,7 @@ WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 _Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 
 _CLOSE_TIMEOUT_S = 30.0
+_NEVER = Deadline.of_call(None, None)
 _NUMBERS = (float, int, bool, np.float64, np.float32, np.int64)
 
 
@@ -350,7 +351,8 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         self._begin_step(actions, out)
-        return self._finish_step(self._finish("step", self._deadline(None))[0])
+        deadline = _NEVER if self._timeout is None else self._deadline(None)
+        return self._finish_step(self._finish("step", deadline)[0])
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         """Give all workers the actions; the step is pending then."""

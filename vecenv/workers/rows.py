@@ -59,8 +59,7 @@ class Tables:
         memory.used_bytes = layout.begin
         count = last - first
         self.rows = StepRows.make(layout.observation_space, count, take)
-        leaves = [leaf for leaf, _ in _leaves(self.rows.obs)]
-        self.objects = [leaf for leaf in leaves if isinstance(leaf, ObjectRows)]
+        self.objects = [leaf for leaf, _ in _leaves(self.rows.obs) if isinstance(leaf, ObjectRows)]
         actions = ObservationRows.make(layout.action_space, count, take)
         leaves = [leaf for leaf, _ in _leaves(actions)]
         is_fixed = leaves and not any(isinstance(leaf, ObjectRows) for leaf in leaves)
