@@ -1,4 +1,4 @@
-"""Workers by what every system has: fresh interpreters, pipes and an unnamed file.
+"""Workers by what every system has: fresh interpreters, sockets and an unnamed file.
 
 `make test-portable` runs the conformance matrix and the tests of workers so.
 """
