@@ -9,9 +9,10 @@ are taken in batches of 16. Candidates alternate; figures are microseconds a ste
 by envs / mean sleep. Then, for each: milliseconds from a killed worker to knowing it, and whether a
 wait for a worker that hangs ends at its deadline.
 
-`AsyncVectorEnv` uses *pipes*, and `selectors` to wait for them: from 20 µs an env on all are equal,
-with a process for each env pipes take least of the processor, and a death is the end of a file,
-which is seen at once.
+`AsyncVectorEnv` uses *selectors*, one code for all systems: a pair of sockets a worker. From 20 µs
+an env on all are equal, and a death is the end of a file, which is seen at once. With pipes instead
+a step of 64 envs of 0 µs takes 47 µs, not 52, of two envs 30, not 41, of 64 envs of 20 µs the same
+(least of six alternating runs); a PPO on 64 CartPoles takes 1 400 µs for each of its steps.
 
 `python benchmarks/channels.py` on two cores that other programs used, too; Linux, Python 3.11,
 medians of 15:
