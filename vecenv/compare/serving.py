@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.sampling import Diversity, measure_diversity
@@ -30,10 +30,8 @@ from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
 from vecenv.core.random_actions import RandomActions
 from vecenv.machine import tree_memory_bytes
-from vecenv.timing import Timing
-
-if TYPE_CHECKING:
-    from vecenv.timing import TimingReport  # loads what prints it
+from vecenv.timing import Timing, TimingReport
+from vecenv.timing.trace import trace_events
 
 __all__ = [
     "FAILED",
@@ -167,8 +165,6 @@ class Runner:
 
         With None there are about a thousand env steps. None for backends without timing.
         """
-        from vecenv.timing.trace import trace_events
-
         assert self._setting is not None and self._stepper is not None
         if self._setting.backend not in TIMED:
             return None
