@@ -191,7 +191,7 @@ def test_frames_are_patches_of_what_has_changed():
             frame[number % 30, number % 40] = number
         frames.add(frame)
         shown.append(frame.copy())
-    data["frames"] = frames.to_list()
+    data["frames"] = frames.to_list(10**9)
     assert data["frames"][3] == 0
     assert data["frames"][5][:3] == [0, 5, 5]
     assert [k for k, patch in enumerate(data["frames"]) if patch and patch[0]] == [0, 50]
@@ -400,14 +400,12 @@ def test_the_server_ends_when_nobody_plays_or_the_env_fails():
     assert "no dots" in str(ask.ends[0])
 
 
-def test_a_busy_port_is_told_with_one_that_is_free(capsys):
+def test_a_busy_port_is_told(capsys):
     with served() as ask:
         args = ["play", "test_page:Dots", "--human", "--port", str(ask.url.port)]
         assert main(args) == 2
         error = capsys.readouterr().err
-        assert f"port {ask.url.port} is busy; try --port " in error
-        free = int(error.split()[-1])
-        assert free not in (0, ask.url.port)
+        assert f"port {ask.url.port} is busy; --port 0 takes one that is free" in error
 
 
 @pytest.mark.parametrize(

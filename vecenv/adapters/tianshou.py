@@ -11,8 +11,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv import StepTimeoutError, VecEnv, make_vec
-from vecenv.adapters import bind_base, load_library, read_attr, split_infos, write_attr
+from vecenv import VecEnv, make_vec
+from vecenv.adapters import (
+    bind_base,
+    load_library,
+    read_attr,
+    require_mode,
+    split_infos,
+    write_attr,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tianshou.env import BaseVectorEnv as _Base  # pyright: ignore[reportMissingImports]
@@ -29,15 +36,14 @@ class TianshouVectorEnv(_Base):
     """A vector env as a Tianshou `BaseVectorEnv`.
 
     Tianshou resets envs itself, and steps those it likes: `step(actions, id)` is a step of all envs
-    where `id` has all, else a `send` and a `recv`. With `wait_num` or `timeout` it is asynchronous,
-    for `AsyncCollector`: a step starts the envs of `id` and returns those that are ready first.
+    where `id` has all, else a `send` and a `recv`. With `wait_num` it is asynchronous, for
+    `AsyncCollector`: a step starts the envs of `id` and returns those that are ready first.
 
     Args:
         envs: Vector env in autoreset mode DISABLED whose observations are the caller's to keep;
             closed together with this one.
         wait_num: A step returns as soon as so many of the envs under way are ready; None waits for
             all.
-        timeout: Seconds after which a step returns with what is ready, at least one env.
 
     Attributes:
         envs: The vector env.
@@ -47,7 +53,7 @@ class TianshouVectorEnv(_Base):
     Raises:
         ModuleNotFoundError: tianshou is not installed.
         TypeError: `envs` is no `vecenv.VecEnv`, or its observations are tuples.
-        ValueError: Another autoreset mode, `copy=False`, or `wait_num` or `timeout` out of range.
+        ValueError: Another autoreset mode, `copy=False`, or `wait_num` out of range.
 
     Example:
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="Disabled")
@@ -61,20 +67,16 @@ class TianshouVectorEnv(_Base):
         )
 
     # BaseVectorEnv's `__init__` is not called: it starts a worker per env.
-    def __init__(
-        self, envs: VecEnv, *, wait_num: int | None = None, timeout: float | None = None
-    ) -> None:
+    def __init__(self, envs: VecEnv, *, wait_num: int | None = None) -> None:
         _check(envs)
         count = envs.num_envs
         if wait_num is not None and not 1 <= wait_num <= count:
             raise ValueError(f"wait_num is {wait_num}, expected 1 to {count}, the number of envs")
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is {timeout}, expected more than 0 seconds, or None")
         self.envs = envs
         self.env_num = count
         self.wait_num = wait_num or count
-        self.timeout = timeout
-        self.is_async = self.wait_num != count or timeout is not None
+        self.timeout = None
+        self.is_async = self.wait_num != count
         self.ready_id = list(range(count))
         self.waiting_id: list[int] = []
         self.is_closed = False
@@ -97,31 +99,22 @@ class TianshouVectorEnv(_Base):
         Returns:
             Observations and infos of these envs, in their order.
         """
-        ids = self._ids(env_id)
-        is_full = env_id is None or len(ids) == self.env_num
-        if not is_full:
-            self._require_ready(ids)
-        obs, infos = self._reset(None if is_full else ids, **kwargs)
-        if is_full:
+        ids, mask = self._ids(env_id), np.ones(self.env_num, np.bool_)
+        if env_id is None or len(ids) == self.env_num:
             self.waiting_id, self.ready_id = [], list(range(self.env_num))
-        rows = split_infos(infos, self.env_num)
-        return self._pack(_take(obs, ids)), _objects([rows[i] for i in ids.tolist()])
-
-    def _reset(
-        self, ids: np.ndarray | None, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        mask = np.ones(self.env_num, np.bool_)
-        if ids is not None and self._has_reset:
-            mask[:] = False
-            mask[ids] = True
-            options = {**(options or {}), "reset_mask": mask}
-        if seed is None and any(self._seeds[i] is not None for i in np.flatnonzero(mask)):
-            seed = list(self._seeds)
-        result = self.envs.reset(seed=seed, options=options)
+        else:
+            self._require_ready(ids)
+            if self._has_reset:
+                mask = np.isin(np.arange(self.env_num), ids)
+                kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": mask}
+        chosen = np.flatnonzero(mask).tolist()
+        if kwargs.get("seed") is None and any(self._seeds[i] is not None for i in chosen):
+            kwargs["seed"] = list(self._seeds)
+        obs, infos = self.envs.reset(**kwargs)
         self._has_reset = True
-        for index in np.flatnonzero(mask).tolist():
+        for index in chosen:
             self._seeds[index] = None
-        return result
+        return self._pack(obs)[ids], _objects(split_infos(infos, self.env_num))[ids]
 
     def step(self, action: Any, id: EnvIds = None) -> VectorStep:
         """Step some envs, or all.
@@ -139,20 +132,18 @@ class TianshouVectorEnv(_Base):
         if self.is_async:
             return self._step_async(action, id)
         if action is None:
-            raise ValueError("action is None, which only envs with wait_num or timeout understand")
+            raise ValueError("action is None, which only envs with wait_num understand")
         ids = self._ids(id)
         actions = self._actions(action, ids)
-        if len(ids) == self.env_num and (ids == np.arange(self.env_num)).all():
+        if np.array_equal(ids, np.arange(self.env_num)):
             return self._result(*self.envs.step(actions), ids)
         self.envs.send(actions, ids)
-        *results, infos, env_ids = self.envs.recv()
+        batch = self.envs.recv()
         place = np.empty(self.env_num, np.int64)
-        place[env_ids] = np.arange(len(env_ids))
+        place[batch.env_ids] = np.arange(len(ids))
         order = place[ids]
-        obs, rewards, terminations, truncations = (_take(part, order) for part in results)
-        rows = split_infos(infos, len(env_ids))
-        infos_of = _objects([{**rows[i], "env_id": int(env_ids[i])} for i in order.tolist()])
-        return self._pack(obs), rewards, terminations, truncations, infos_of
+        obs, rewards, *flags, infos = self._result(*batch)
+        return obs[order], rewards[order], *(part[order] for part in flags), infos[order]
 
     def _step_async(self, action: Any, id: EnvIds) -> VectorStep:
         if action is not None:
@@ -163,10 +154,7 @@ class TianshouVectorEnv(_Base):
             self.waiting_id += ids.tolist()
             self.ready_id = [index for index in self.ready_id if index not in sent]
         least = min(self.wait_num, len(self.waiting_id)) or None
-        try:
-            batch = self.envs.recv(least, timeout=self.timeout)
-        except StepTimeoutError:
-            batch = self.envs.recv(1)
+        batch = self.envs.recv(least)
         came = set(batch.env_ids.tolist())
         self.waiting_id = [index for index in self.waiting_id if index not in came]
         self.ready_id += batch.env_ids.tolist()
@@ -254,7 +242,6 @@ def make_tianshou_env(
     num_envs: int | None = None,
     *,
     wait_num: int | None = None,
-    timeout: float | None = None,
     **options: Any,
 ) -> TianshouVectorEnv:
     """Make a vector env and adapt it: `make_vec` in the autoreset mode that Tianshou wants.
@@ -263,13 +250,12 @@ def make_tianshou_env(
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
         num_envs: How many envs.
         wait_num: See `TianshouVectorEnv`.
-        timeout: See `TianshouVectorEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
     load_library("tianshou.env", "tianshou")  # before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
     try:
-        return TianshouVectorEnv(envs, wait_num=wait_num, timeout=timeout)
+        return TianshouVectorEnv(envs, wait_num=wait_num)
     except BaseException:
         envs.close()
         raise
@@ -281,24 +267,9 @@ def _check(envs: VecEnv) -> None:
             f"envs is {type(envs).__name__}, expected a vecenv.VecEnv, since Tianshou steps some "
             "envs only; make_tianshou_env takes ids and factories"
         )
-    if envs.autoreset_mode is not AutoresetMode.DISABLED:
-        raise ValueError(
-            f"envs has autoreset_mode {envs.autoreset_mode}, expected DISABLED: Tianshou resets "
-            'envs itself; pass autoreset_mode="Disabled"'
-        )
-    if getattr(envs, "copy", True) is False:
-        raise ValueError(
-            "envs has copy=False: Tianshou keeps observations over the next step, which would "
-            "overwrite them; make the envs with copy=True"
-        )
+    require_mode(envs, AutoresetMode.DISABLED, "Tianshou")
     if isinstance(envs.single_observation_space, spaces.Tuple):
         raise TypeError("observation_space is a Tuple, but Tianshou takes arrays and dicts")
-
-
-def _take(rows: Any, ids: np.ndarray) -> Any:
-    if isinstance(rows, dict):
-        return {key: _take(part, ids) for key, part in rows.items()}
-    return rows[ids]
 
 
 def _objects(rows: list[Any]) -> np.ndarray:

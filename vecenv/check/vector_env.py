@@ -87,8 +87,8 @@ def check_vector_env(
     Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
     it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
     and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
-    resets, action masks if there are any, and the order of calls. Of vector envs of agents, who
-    acts (`alive`, `valid`), rows of agents that do not, games that end, sends and seeds of games.
+    resets, action masks if there are any, and the order of calls. Of games of several agents, who
+    acts (`alive`, `valid`), rows of agents that do not, games that end, and the seed.
     Of compiled envs of your own, three episodes are first played in plain Python, for at most five
     seconds, where every index is checked. If one is out of range, nothing compiled is run.
 
@@ -121,12 +121,11 @@ def check_vector_env(
     if not _check_kernels(_games_of(envs), found):
         found.skipped["all other rules"] = "compiled code would use other memory, and may crash"
         envs.close()
-    elif isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
-        check_agents(envs, num_steps, seed, found)
     else:
+        is_game = isinstance(envs, AgentsVecEnv | AgentRowsVecEnv)
         try:
             with found.attempt("attributes"):
-                _check_all(envs, num_steps, seed, found)
+                (check_agents if is_game else _check_all)(envs, num_steps, seed, found)
         finally:
             _check_close(envs, found)
     passed = tuple(rule for rule in found.tried if rule not in found.failures)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 
 from vecenv.backends import BACKENDS, COMPARED, TIMED
 from vecenv.compare import Comparison, Options, run_comparison
-from vecenv.files import whole_file
-from vecenv.timing.report import new_figure
 
 __all__ = ["WORKLOADS", "Bench", "Workload", "run_bench"]
 
@@ -64,8 +62,6 @@ class Bench(NamedTuple):
 
     def __rich__(self) -> Any:
         """One table: a row for each backend, a column for each workload."""
-        from rich.console import Group
-
         table = Table(box=SIMPLE_HEAD, title="env steps per second", title_justify="left")
         table.add_column("")
         for workload in self.workloads:
@@ -78,37 +74,15 @@ class Bench(NamedTuple):
                 text = _short(rates[0]) if rates else ""
                 cells.append(f"[bold]{text}[/bold]" if rates == [most] else text)
             table.add_row(name.removeprefix("async-"), *cells)
-        return Group(self.comparisons[0].machine, "", table, *self.advice(), "", *self._warnings())
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the table as points, a panel for each workload.
-
-        Raises:
-            ImportError: Pictures need the extra `plots`.
-            OSError: The file can't be written.
-        """
-        figure = new_figure(10, 0.4 + 2.4 * -(-len(self.workloads) // 2))
-        panels = figure.subplots(-(-len(self.workloads) // 2), 2, squeeze=False).ravel()
-        for axes in panels[len(self.workloads) :]:
-            axes.remove()
-        for axes, workload, found in zip(panels, self.workloads, self.comparisons, strict=False):
-            rates = {case.backend: case.steps_per_second for case in found.measured}
-            shown = [name for name in COMPARED if name in rates]
-            for row, name in enumerate(shown):
-                axes.plot(rates[name], row, "o", color=BACKENDS[name].colour)
-                axes.text(rates[name], row, f"   {_short(rates[name])}", va="center", fontsize=9)
-            labels = [name.removeprefix("async-") for name in shown]
-            axes.set_yticks(range(len(shown)), labels, fontsize=9)
-            axes.invert_yaxis()
-            axes.set_xscale("log")
-            axes.grid(axis="x", alpha=0.3)
-            axes.xaxis.set_tick_params(which="minor", labelbottom=False)
-            axes.set_xlim(min(rates.values()) / 2, max(rates.values()) * 4)
-            axes.set_title(f"{workload.title}, {workload.num_envs} envs", loc="left", fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.supxlabel("env steps per second", fontsize=9)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=110)
+        told = [f"Measured in {self.seconds:.0f} s; vecenv compare ENV tells more about one env."]
+        told += [f"There was no time for: {workload.title}." for workload in self.left_out]
+        busy = max((c.others_busy or 0.0 for c in self.comparisons), default=0.0)
+        if busy > 0.2:
+            told.append(
+                f"Other programs kept up to {busy:.1f} of {os.cpu_count()} cores busy meanwhile: "
+                "repeat this on an idle machine."
+            )
+        return Group(self.comparisons[0].machine, "", table, *self.advice(), "", *told)
 
     def advice(self) -> list[str]:
         """What to use, and why: a sentence for each workload."""
@@ -118,25 +92,11 @@ class Bench(NamedTuple):
             usable = {name: rates[name] for name in TIMED if name in rates}
             most = max(usable.values())
             best = next(name for name in usable if _LEVEL * usable[name] >= most)  # the simplest
-            found.append(
-                f"{workload.title}: {BACKENDS[best].use or best}, {_gain(usable[best], rates)}."
-            )
+            text = f"{workload.title}: {BACKENDS[best].use or best}"
+            if "loop" in rates:
+                text += f", {usable[best] / rates['loop']:.2g} times a loop over the envs"
+            found.append(f"{text}.")
         return found
-
-    def _warnings(self) -> list[str]:
-        busy = max((c.others_busy or 0.0 for c in self.comparisons), default=0.0)
-        told = [f"Measured in {self.seconds:.0f} s; vecenv compare ENV tells more about one env."]
-        told += [f"There was no time for: {workload.title}." for workload in self.left_out]
-        if busy > 0.2:
-            told.append(
-                f"Other programs kept up to {busy:.1f} of {os.cpu_count()} cores busy meanwhile: "
-                "repeat this on an idle machine."
-            )
-        return told
-
-
-def _gain(rate: float, rates: dict[str, float]) -> str:
-    return f"{rate / rates['loop']:.2g} times a loop over the envs" if "loop" in rates else ""
 
 
 def _short(rate: float) -> str:
@@ -175,7 +135,6 @@ def run_bench(
             round_s=0.1,
             warm_up_s=0.2,
             timed_s=0.1,
-            diversity=False,
         )
 
         def show(what: str, share: float, at: int = number, title: str = workload.title) -> None:

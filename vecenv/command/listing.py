@@ -68,33 +68,26 @@ def _is_newest(spec: EnvSpec) -> bool:
 
 def _cells(spec: EnvSpec) -> list[str]:
     """Spaces, agents and whether it is compiled, of an env that is made to see."""
+    from vecenv.jit.binding import uncompiled
+
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             is_compiled = has_compiled_envs(find_spec(spec.id), {})
-            with _uncompiled() if is_compiled else contextlib.nullcontext():
+            with uncompiled() if is_compiled else contextlib.nullcontext():  # compiling takes long
                 envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to
-        return [f"not to be had: {_first_line(error.__cause__ or error)}", "", ""]
+        cause = error.__cause__ or error
+        told = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        return [f"not to be had: {told}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
     compiled = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
-    notes = [note for note in (compiled, _agents(spec, spaces[1])) if note]
-    return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[None]:
-    """Make compiled envs without compiling, which takes seconds each and for some half a minute."""
-    from vecenv.jit.binding import uncompiled
-
-    return uncompiled()
-
-
-def _agents(spec: EnvSpec, action_space: Any) -> str:
-    """How many agents a game has, whose actions are one space."""
     is_game = spec.id == "Cage4-v0" or any(point.startswith(_GAMES) for point in _points(spec))
-    return f"{action_space.shape[0]} agents" if is_game else ""
+    agents = f"{spaces[1].shape[0]} agents" if is_game else ""
+    notes = [note for note in (compiled, agents) if note]
+    return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
 
 
 def _shown(space: Any) -> str:
@@ -110,7 +103,3 @@ def _shown(space: Any) -> str:
     if name in ("Dict", "Tuple"):
         return f"{name} of {len(space.spaces)}"
     return name
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

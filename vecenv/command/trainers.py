@@ -17,52 +17,33 @@ Only `load` imports torch, by what it loads.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
 import importlib
 import json
+import secrets
 import shutil
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.source import GAMES, EnvSource, read_source
+from vecenv.compare.source import GAMES, EnvSource, read_source, read_value
 from vecenv.files import write_text
 from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = [
-    "ALGORITHMS",
-    "OF_ENVS",
-    "OPTIONS_FILE",
-    "Chosen",
-    "arguments_of",
-    "choose",
-    "eject",
-    "env_id_of",
-    "env_kwargs_of",
-    "folder",
-    "is_of_run",
-    "load",
-    "make_single",
-    "name_of",
-    "read_config",
-    "require_tracker",
-    "run_folder",
-    "runs_of",
-    "sent_to",
-    "zoo_config",
-    "zoo_policy",
-]
+    "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
+    "env_id_of", "env_kwargs_of", "folder", "is_of_run", "load", "name_of", "read_config",
+    "require_tracker", "run_folder", "runs_of", "sent_to", "zoo_config", "zoo_policy",
+]  # fmt: skip
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
 ALGORITHMS = ("ppo", "sac", "dqn", "r2d2", "ppo_agents", "cage2_defender", "cage4_defender")
@@ -197,13 +178,6 @@ def _is_ours(env_id: str) -> bool:
     return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
 
 
-def make_single(source: EnvSource, **kwargs: Any) -> Any:
-    """Make a vector env of one env, the compiled one where there is one."""
-    env_id, kwargs = env_id_of(source), {**source.kwargs, **kwargs}
-    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
-    return make_vec(env_id, 1, backend=backend, **kwargs)
-
-
 def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = ()) -> Chosen:
     """Choose a trainer by the spaces of an env.
 
@@ -229,36 +203,23 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
         return Chosen(algorithm, env_id, "as asked for")
     if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
         return Chosen(own, env_id, "the env has a trainer of its own")
-    envs = make_single(source, **_plain_kwargs(env_kwargs))
+    given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)
+    kwargs = {**source.kwargs, **{name: read_value(word) for name, word in given}}
+    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
+    envs = make_vec(env_id, 1, backend=backend, **kwargs)
     try:
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
     finally:
         envs.close()
-    return Chosen(*_by_spaces(obs_space, action_space, env_id))
-
-
-def _by_spaces(obs_space: Any, action_space: Any, env_id: str) -> tuple[str, str, str]:
     is_row = isinstance(action_space, Box) and len(action_space.shape) == 1
-    is_bounded = is_row and np.issubdtype(action_space.dtype, np.floating)
-    is_bounded = is_bounded and action_space.is_bounded()
+    is_bounded = is_row and action_space.dtype.kind == "f" and action_space.is_bounded()
     obs_axes = len(obs_space.shape) if isinstance(obs_space, Box) else 0
     if is_bounded and obs_axes in (1, 2):
-        return "sac", env_id, f"actions are {action_space}"
+        return Chosen("sac", env_id, f"actions are {action_space}")
     if isinstance(action_space, Discrete) and obs_axes == 3:
-        return "dqn", env_id, f"observations are pictures {obs_space.shape}, actions {action_space}"
-    return "ppo", env_id, f"actions are {action_space}"
-
-
-def _plain_kwargs(words: Sequence[str]) -> dict[str, Any]:
-    """Read names and values in turn; a value is a literal of Python, or else text."""
-
-    def value(word: str) -> Any:
-        try:
-            return ast.literal_eval(word)
-        except (ValueError, SyntaxError):
-            return word
-
-    return {name: value(word) for name, word in zip(words[::2], words[1::2], strict=False)}
+        reason = f"observations are pictures {obs_space.shape}, actions {action_space}"
+        return Chosen("dqn", env_id, reason)
+    return Chosen("ppo", env_id, f"actions are {action_space}")
 
 
 def _file_name(env: str) -> str:
@@ -266,17 +227,8 @@ def _file_name(env: str) -> str:
 
 
 def zoo_config(env: str) -> Path:
-    """Return the file of the zoo's settings for an env, for `--config zoo`.
-
-    Raises:
-        ValueError: There are none; the sentence names near ones.
-        FileNotFoundError: The examples are missing.
-    """
-    zoo = folder() / "zoo"
-    path = zoo / f"{_file_name(env)}.toml"
-    if not path.is_file():
-        raise _not_in_zoo(env, "settings", [file.stem for file in zoo.glob("*.toml")])
-    return path
+    """Return the file of the zoo's settings for an env, for `--config zoo`; see `zoo_policy`."""
+    return _in_zoo(env, "settings", "{}.toml")
 
 
 def zoo_policy(env: str) -> Path:
@@ -286,19 +238,18 @@ def zoo_policy(env: str) -> Path:
         ValueError: There is none; the sentence names near ones.
         FileNotFoundError: The examples are missing.
     """
-    zoo = folder() / "zoo"
-    path = zoo / _file_name(env)
-    if not (path / OPTIONS_FILE).is_file():
-        names = [file.parent.name for file in zoo.glob(f"*/{OPTIONS_FILE}")]
-        raise _not_in_zoo(env, "policy", names)
-    return path
+    return _in_zoo(env, "policy", f"{{}}/{OPTIONS_FILE}").parent
 
 
-def _not_in_zoo(env: str, kind: str, names: Collection[str]) -> ValueError:
-    name = _file_name(env)
+def _in_zoo(env: str, kind: str, pattern: str) -> Path:
+    zoo, name = folder() / "zoo", _file_name(env)
+    if (path := zoo / pattern.format(name)).is_file():
+        return path
+    found = [str(file.relative_to(zoo)) for file in zoo.glob(pattern.format("*"))]
+    names = [file.removesuffix(".toml").partition("/")[0] for file in found]
     near = difflib.get_close_matches(name, names, 2)
     told = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(sorted(names))}"
-    return ValueError(f"the zoo has no {kind} for {name}; {told}")
+    raise ValueError(f"the zoo has no {kind} for {name}; {told}")
 
 
 def read_config(config: Path) -> dict[str, Any]:
@@ -311,22 +262,17 @@ def read_config(config: Path) -> dict[str, Any]:
         ValueError: The file is of another form.
         OSError: It can't be read.
     """
+    wanted = 'expected a file of options, .toml or .json, or "zoo" for the bundled ones'
     try:
         text = config.read_text(encoding="utf-8")
         values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise type(error)(
-            f"config is {str(config)!r}, which can't be read ({error.strerror}); expected a file "
-            'of options, .toml or .json, or "zoo" for the bundled ones of this env'
-        ) from None
+        told = f"config is {str(config)!r}, which can't be read ({error.strerror}); {wanted}"
+        raise type(error)(told) from None
     except ValueError as error:
-        wanted = "expected TOML (.toml), or JSON such as options.json of a run"
         raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{config} holds {type(values).__name__}, expected names and values")
-    algorithm = values.get("algo", "")
-    if not isinstance(algorithm, str):
-        raise ValueError(f"{config} has the algo {algorithm!r}, expected a name, as of --algo")
+    if not isinstance(values, dict) or not isinstance(values.get("algo", ""), str):
+        raise ValueError(f"{config} holds no names and values of options; {wanted}")
     return values
 
 
@@ -400,34 +346,27 @@ def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> No
         raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
     for name in {"tensorboard", tracker}:  # W&B reads what is written for TensorBoard
         if find_spec(name) is None:
-            raise ModuleNotFoundError(
-                f"--track {tracker} needs {name}, which is not installed: pip install {name}",
-                name=name,
-            )
+            told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
+            raise ModuleNotFoundError(told, name=name)
 
 
-@contextmanager
-def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
-    """Send what is written for TensorBoard to W&B, too; a resumed run goes on as the same run."""
+def sent_to(tracker: str | None, options: Any) -> AbstractContextManager[Any]:
+    """Return a context in which W&B gets what is written for TensorBoard, if that is the tracker.
+
+    A run that is resumed goes on as the same run there.
+    """
     if tracker != "wandb":
-        yield
-        return
-    wandb: Any = importlib.import_module("wandb")
+        return nullcontext()
     options.save.mkdir(parents=True, exist_ok=True)
     note = options.save / "wandb_id"
-    kept = note.read_text().strip() if options.resume and note.exists() else None
+    is_resumed = options.resume and note.exists()
+    own_id = note.read_text() if is_resumed else secrets.token_hex(4)
+    write_text(note, own_id)
     settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
-    with wandb.init(
-        project="vecenv",
-        name=options.save.name,
-        id=kept,
-        resume="allow",
-        dir=str(options.save),
-        config=settings,
-        sync_tensorboard=True,
-    ) as run:
-        write_text(note, run.id)
-        yield
+    return importlib.import_module("wandb").init(
+        project="vecenv", name=options.save.name, id=own_id, resume="allow",
+        dir=str(options.save), config=settings, sync_tensorboard=True,
+    )  # fmt: skip
 
 
 def eject(algorithm: str, target: Path) -> Path:

@@ -13,20 +13,19 @@ from multiprocessing.connection import Pipe
 from time import monotonic
 from typing import Any
 
-from vecenv.compare.serving import OK, UNAVAILABLE
+from vecenv.compare.serving import OK, UNAVAILABLE, Setting
 from vecenv.core.faults import describe_exit
 
-__all__ = ["RunnerError", "RunnerProcess"]
+__all__ = ["RunnerError", "RunnerProcess", "trace_env"]
 
 _LOOK_S = 0.1  # between two looks at whether the process is alive
-_CLOSE_S = 5.0
+_CLOSE_S, _WARM_UP_S = 5.0, 0.3
 _DOING = {
     "open": "making the envs",
     "warm_up": "warming up",
     "measure": "stepping",
     "take_time": "stepping with timing on",
     "trace": "stepping with timing on",
-    "diversity": "collecting transitions",
 }
 
 
@@ -129,3 +128,23 @@ class RunnerProcess:
         self.kill()
         self._connection.close()
         self._output.close()
+
+
+def trace_env(setting: Setting, num_steps: int, timeout: float) -> tuple[Any, list[dict[str, Any]]]:
+    """Step envs with timing on; return the report, and the events of the timeline.
+
+    Raises:
+        RuntimeError: The backend can't be had for this env, or the env failed.
+    """
+    process = RunnerProcess()
+    try:
+        process.call("open", setting, timeout=timeout)
+        process.call("warm_up", _WARM_UP_S, timeout=timeout)
+        return process.call("trace", num_steps, timeout=timeout)
+    except RunnerError as error:
+        raise RuntimeError(f"{setting.backend}: {error}") from error
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.close()

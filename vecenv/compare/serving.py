@@ -10,27 +10,20 @@ import contextlib
 import importlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from vecenv.backends import BACKENDS, TIMED, Backend
-from vecenv.compare.sampling import Diversity, measure_diversity
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
-from vecenv.compare.stepping import (
-    BatchStepper,
-    FirstReadyStepper,
-    LoopStepper,
-    RandomPolicy,
-    Stepper,
-)
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper, Stepper
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
-from vecenv.core.random_actions import RandomActions
 from vecenv.machine import tree_memory_bytes
-from vecenv.timing import Timing, TimingReport
+from vecenv.timing import Timing
+from vecenv.timing.report import TimingReport
 from vecenv.timing.trace import trace_events
 
 __all__ = [
@@ -51,7 +44,6 @@ _EPISODES = 2  # of every env, that a round spans
 # the time is lost to resets then.
 _RESETS = 10
 _PROBE_S = 10.0  # to find out whether envs wait
-_TRACED_ROWS, _FEWEST_TRACED_CALLS, _TRACED_S = 1000, 8, 2.0
 
 
 class Setting(NamedTuple):
@@ -101,8 +93,8 @@ class Runner:
         self._setting: Setting | None = None
         self._call_s = 0.0  # of the latest run
 
-    def open(self, setting: Setting) -> float:
-        """Make the envs and reset them; return the seconds that it took, imports not counted.
+    def open(self, setting: Setting) -> tuple[float, float]:
+        """Make the envs and reset them; return the seconds of both, imports not counted.
 
         Raises:
             BackendUnavailableError: This env can't be run that way.
@@ -113,20 +105,14 @@ class Runner:
         backend = BACKENDS[setting.backend]
         for name in backend.imports:
             importlib.import_module(name)
-        options = (
-            _workers_for(source, setting.num_envs)
-            if backend.makes == BACKENDS["async"].makes
-            else {}
-        )
+        is_async = backend.makes == BACKENDS["async"].makes
+        options = _workers_for(source, setting.num_envs) if is_async else {}
         begin = perf_counter()
         envs = _make_envs(source, backend, setting.num_envs, options)
         made_s = perf_counter() - begin
-        space = getattr(envs, "single_action_space", envs.action_space)
-        policy = RandomPolicy(space, setting.seed, setting.policy_ms, setting.num_envs)
         steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
-        begin = perf_counter()
-        self._stepper = steppers[backend.stepping or "step"](envs, policy, setting.seed)
-        return made_s + perf_counter() - begin
+        self._stepper = steppers[backend.stepping or "step"](envs, setting.seed, setting.policy_ms)
+        return made_s, self._stepper.reset_s
 
     def warm_up(self, seconds: float) -> int | None:
         """Step for about this long; return the memory in use then, in bytes."""
@@ -148,11 +134,6 @@ class Runner:
         """
         return self._step_for(seconds, _EPISODES)
 
-    def reset_seconds(self) -> float:
-        """Return how long the first reset of all envs took."""
-        assert self._stepper is not None
-        return self._stepper.reset_s
-
     def take_time(self, seconds: float) -> TimingReport | None:
         """Step for about this long with timing on; None for backends that have none."""
         assert self._setting is not None
@@ -160,39 +141,11 @@ class Runner:
             return None
         return self._timed(lambda: self.measure(seconds), lambda timing: timing.report())
 
-    def trace(self, count: int | None = None) -> tuple[TimingReport, list[dict[str, Any]]] | None:
-        """Step `count` times with timing on; return the report, and the events of the timeline.
-
-        With None there are about a thousand env steps. None for backends without timing.
-        """
-        assert self._setting is not None and self._stepper is not None
-        if self._setting.backend not in TIMED:
-            return None
-        wanted = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
-        calls = min(wanted, self._calls_in(_TRACED_S)) if count is None else count
+    def trace(self, count: int) -> tuple[TimingReport, list[dict[str, Any]]]:
+        """Step `count` times with timing on; return the report, and the events of the timeline."""
         return self._timed(
-            lambda: self._run(calls), lambda t: (t.report(), list(trace_events(t.recording())))
+            lambda: self._run(count), lambda t: (t.report(), list(trace_events(t.recording())))
         )
-
-    def diversity(self, setting: Setting, num_envs: Sequence[int]) -> list[Diversity]:
-        """Compare the transitions of one env with those of several; see `measure_diversity`."""
-        source = read_source(setting.env, setting.env_kwargs)
-        return measure_diversity(source.env_fn(), num_envs, seed=setting.seed)
-
-    def agents_per_step(self, setting: Setting, seconds: float) -> float:
-        """Return how many agents act in a step of a game, in about this time of random actions."""
-        env = read_source(setting.env, setting.env_kwargs).env_fn()()
-        draw = RandomActions(env, setting.seed)
-        draw.see(*env.reset(seed=setting.seed))
-        num_steps = num_acted = 0
-        begin = perf_counter()
-        while perf_counter() - begin < seconds or num_steps == 0:
-            obs, _, terminated, truncated, info = env.step(draw())
-            num_steps += 1
-            num_acted += sum(int(part["valid"].sum()) for part in obs.values())
-            draw.see(*(env.reset() if terminated or truncated else (obs, info)))
-        env.close()
-        return num_acted / num_steps
 
     def close(self) -> None:
         """Close the envs."""

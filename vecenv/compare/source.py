@@ -17,7 +17,14 @@ from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 GAMES = "agents:"  # begins the names of games with several agents
 
-__all__ = ["GAMES", "BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
+__all__ = [
+    "GAMES",
+    "BackendUnavailableError",
+    "EnvSource",
+    "read_env_kwargs",
+    "read_source",
+    "read_value",
+]
 
 
 class BackendUnavailableError(Exception):
@@ -177,8 +184,13 @@ def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"env_kwargs has {text!r}, expected NAME=VALUE such as cpu_ms=0.2")
         if name in found:
             raise ValueError(f"env_kwargs has {name!r} twice")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
+        found[name] = read_value(value)
     return found
+
+
+def read_value(word: str) -> Any:
+    """Read a literal of Python, or else text."""
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word

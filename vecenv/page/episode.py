@@ -152,7 +152,7 @@ class EpisodePage:
         if self._frames.shape is None:
             raise ValueError("the page has nothing to show; call show() first")
         self._note_size()
-        self._frames.finish(self._max_bytes - self._text_size)
+        frames = self._frames.to_list(self._max_bytes - self._text_size)
         height, width = self._frames.shape
         facts = {
             "title": self._title[: 4 * _LONGEST],
@@ -163,7 +163,7 @@ class EpisodePage:
             "height": height,
             "stride": self._frames.stride,
             "steps": self._steps,
-            "frames": self._frames.to_list(),
+            "frames": frames,
         }
         return fill_template("viewer.html", facts["title"], facts)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
-import functools
 import json
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -28,9 +25,13 @@ __all__ = ["Game", "Orders", "env_orders", "serve"]
 _HOST = "127.0.0.1"
 _MAX_BODY = 1 << 16  # bytes of a request
 _MAX_PARTS = 64
-_MAX_CONNECTIONS = 32
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
 _REQUEST_S = 10.0  # a browser that says nothing for so long is left
-_TURN_S = 60.0  # longest wait for the step that another window has asked for
 
 
 class Orders(NamedTuple):
@@ -57,19 +58,8 @@ def env_orders(envs: Any, names: ActionNames) -> Orders:
     Raises:
         ValueError: A person can't be asked for such actions.
     """
-    space = envs.single_action_space
-    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        parts, shape, dtype = names.parts, space.shape, space.dtype
-        if len(parts) > _MAX_PARTS:
-            raise ValueError(f"an action has {len(parts)} parts, expected at most {_MAX_PARTS}")
-
-        def to_actions(indices: list[int]) -> np.ndarray:
-            numbers = [part.start + k for part, k in zip(parts, indices, strict=True)]
-            return np.array(numbers, dtype).reshape(1, *(shape or ()))
-
-        first = [part.names.index("Sleep") if "Sleep" in part.names else 0 for part in parts]
-        return Orders(parts, to_actions, functools.partial(_masks_of, envs, parts), first)
-    if isinstance(space, Box) and space.dtype.kind == "f" and 0 < np.prod(space.shape) <= 16:
+    space, parts = envs.single_action_space, names.parts
+    if isinstance(space, Box) and space.dtype.kind == "f" and np.prod(space.shape) <= 16:
         low = np.maximum(space.low, -1e6).reshape(-1)
         high = np.minimum(space.high, 1e6).reshape(-1)
         levels = np.stack([low, (low + high) / 2, high], axis=1)
@@ -77,27 +67,32 @@ def env_orders(envs: Any, names: ActionNames) -> Orders:
             Part(f"number {k}" if len(levels) > 1 else "", tuple(f"{x:.3g}" for x in row))
             for k, row in enumerate(levels.tolist())
         )
+    elif isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+        levels = None
+    else:
+        parts = ()
+    if not 0 < len(parts) <= _MAX_PARTS:
+        raise ValueError(
+            f"a person can't be asked for actions of {space!s:.200}; expected Discrete, "
+            f"MultiDiscrete or MultiBinary of at most {_MAX_PARTS} parts, or a Box of at most 16 "
+            "real numbers"
+        )
 
-        def to_numbers(indices: list[int]) -> np.ndarray:
-            chosen = levels[np.arange(len(levels)), indices]
-            return chosen.astype(space.dtype).reshape(1, *space.shape)
+    def to_actions(indices: list[int]) -> np.ndarray:
+        numbers: Any = [part.start + k for part, k in zip(parts, indices, strict=True)]
+        if levels is not None:
+            numbers = levels[np.arange(len(levels)), indices]
+        return np.array(numbers, space.dtype).reshape(1, *(space.shape or ()))
 
-        return Orders(parts, to_numbers, lambda: None, [1] * len(parts))
-    raise ValueError(
-        f"a person can't be asked for actions of {space!s:.200}; expected Discrete, MultiDiscrete, "
-        "MultiBinary, or a Box of at most 16 real numbers"
-    )
+    def possible() -> list[list[bool]] | None:
+        if not envs.has_action_masks:
+            return None
+        mask, sizes = np.asarray(envs.action_masks()[0], bool), [len(part.names) for part in parts]
+        return [part.tolist() for part in np.split(mask, np.cumsum(sizes)[:-1])]
 
-
-def _masks_of(envs: Any, parts: tuple[Part, ...]) -> list[list[bool]] | None:
-    if not envs.has_action_masks:
-        return None
-    mask = np.asarray(envs.action_masks()[0], bool).tolist()
-    found = []
-    for part in parts:
-        found.append(mask[: len(part.names)])
-        mask = mask[len(part.names) :]
-    return found
+    middle = 0 if levels is None else 1
+    first = [part.names.index("Sleep") if "Sleep" in part.names else middle for part in parts]
+    return Orders(parts, to_actions, possible, first)
 
 
 class Game:
@@ -142,12 +137,8 @@ class Game:
         return fill_template("human.html", self.title, facts, "connect-src 'self'", icon)
 
     def look(self) -> dict[str, Any]:
-        """Return the state for the page.
-
-        Raises:
-            TimeoutError: Another window's step takes too long.
-        """
-        with self._mine():
+        """Return the state for the page."""
+        with self._lock:
             return self._state()
 
     def play(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,9 +153,8 @@ class Game:
 
         Raises:
             ValueError: The request is something else.
-            TimeoutError: See `look`.
         """
-        with self._mine():
+        with self._lock:
             if request.get("turn") != self._turn:
                 return {**self._state(), "stale": True}
             if request.get("reset") is True:
@@ -187,15 +177,6 @@ class Game:
                 self._after(obs)
             self._draw()
             return self._state()
-
-    @contextlib.contextmanager
-    def _mine(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=_TURN_S):
-            raise TimeoutError(f"the env has not finished its step within {_TURN_S:.0f} s")
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     def _checked(self, order: Any) -> list[int]:
         parts = self._orders.parts
@@ -244,24 +225,11 @@ class _Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(16)
         self.latest = time.monotonic()
         self.error: Exception | None = None
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__((_HOST, port), _Handler)
 
     @property
     def url(self) -> str:
         return f"http://{_HOST}:{self.server_address[1]}/{self.token}/"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a browser has gone away in the middle."""
@@ -274,27 +242,23 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        if not self._is_allowed():
-            return
         name = self._name()
         if name == "":
             self._answer(200, "text/html; charset=utf-8", self.server.game.page().encode())
         elif name == "state":
             self._answer_with(self.server.game.look)
-        else:
+        elif name is not None:
             self._refuse(404, "there is no such page")
 
     def do_POST(self) -> None:
-        if not self._is_allowed():
-            return
-        if self._name() != "play":
-            self._refuse(404, "there is no such page")
+        name = self._name()
+        if name != "play":
+            if name is not None:
+                self._refuse(404, "there is no such page")
             return
         try:
             length = int(self.headers.get("Content-Length", ""))
-            if not 0 <= length <= _MAX_BODY:
-                raise ValueError
-            request = json.loads(self.rfile.read(length))
+            request = json.loads(self.rfile.read(length)) if 0 <= length <= _MAX_BODY else None
             if not isinstance(request, dict):
                 raise ValueError
         except (ValueError, RecursionError):
@@ -306,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.latest = time.monotonic()
         try:
             body = json.dumps(act()).encode()
-        except (ValueError, TimeoutError) as error:
+        except ValueError as error:
             self._refuse(400, str(error))
         except Exception as error:  # of the env: the end of the game, told in the terminal too
             self.server.error = error
@@ -314,19 +278,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, "application/json", body)
 
-    def _is_allowed(self) -> bool:
-        """Refuse whoever does not know the token, and pages that call this host by another name."""
-        token = self.path.lstrip("/").partition("/")[0].encode()
+    def _name(self) -> str | None:
+        """Return what is asked for; None of those who do not know the token, or this host."""
+        token, _, name = self.path.partition("?")[0].lstrip("/").partition("/")
         host = self.headers.get("Host", "").partition(":")[0]
-        if host not in (_HOST, "localhost") or not secrets.compare_digest(
-            token, self.server.token.encode()
+        if host in (_HOST, "localhost") and secrets.compare_digest(
+            token.encode(), self.server.token.encode()
         ):
-            self._refuse(403, "open the address that vecenv play --human has printed")
-            return False
-        return True
-
-    def _name(self) -> str:
-        return self.path.partition("?")[0].lstrip("/").partition("/")[2]
+            return name
+        self._refuse(403, "open the address that vecenv play --human has printed")
+        return None
 
     def _refuse(self, status: int, words: str) -> None:
         self.close_connection = True
@@ -336,12 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        for name, value in (
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("X-Frame-Options", "DENY"),
-            ("Referrer-Policy", "no-referrer"),
-        ):
+        for name, value in _HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -372,7 +328,7 @@ def serve(
 
     Raises:
         ValueError: There is no such port.
-        OSError: The port is busy; the message names a free one.
+        OSError: The port is busy.
         Exception: What the env has raised.
     """
     if not 0 <= port <= 65535:
@@ -383,7 +339,7 @@ def serve(
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         why = "busy" if error.errno == errno.EADDRINUSE else "not allowed"
-        raise OSError(f"port {port} is {why}; try --port {_free_port()}") from None
+        raise OSError(f"port {port} is {why}; --port 0 takes one that is free") from None
     stop = threading.Event() if stop is None else stop
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
     thread.start()
@@ -399,9 +355,3 @@ def serve(
         server.shutdown()
         server.server_close()
         thread.join(_REQUEST_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return probe.getsockname()[1]

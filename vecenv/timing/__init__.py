@@ -5,6 +5,5 @@ vector env, and the phases that the user names; `envs.timing.report()` sums them
 """
 
 from vecenv.timing.control import Timing
-from vecenv.timing.report import TimingReport
 
-__all__ = ["Timing", "TimingReport"]
+__all__ = ["Timing"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vecenv.timing.calls import STEP, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording
-from vecenv.timing.report import TimingReport, make_report
 from vecenv.timing.stamps import EnvStamps
-from vecenv.timing.trace import trace_events, write_events
+
+if TYPE_CHECKING:
+    from vecenv.timing.report import TimingReport
 
 __all__ = ["Timing"]
 
@@ -125,6 +126,8 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
+            from vecenv.timing.report import make_report  # here, as most programs time nothing
+
             return make_report(recording)
 
     def write_trace(self, path: str | Path) -> None:
@@ -136,6 +139,8 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
+            from vecenv.timing.trace import trace_events, write_events
+
             write_events(trace_events(recording), path)
 
 

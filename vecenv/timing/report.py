@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from vecenv.files import write_json
 from vecenv.timing.advice import Advice, advise, duration
 from vecenv.timing.recording import Recording, Share
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["EnvTimes", "TimingReport", "draw_shares", "new_figure", "new_table"]
 
@@ -117,9 +117,6 @@ class TimingReport:
 
     def __rich__(self) -> Any:
         """Return a table of the shares, notes and the verdict, for rich to print."""
-        from rich.console import Group
-        from rich.text import Text
-
         title = (
             f"{self.backend}, {self.num_envs} env{'s' if self.num_envs != 1 else ''}: "
             f"{self.steps_per_second:,.0f} steps/s "
@@ -152,8 +149,6 @@ class TimingReport:
 
     def __str__(self) -> str:
         """Return the table as plain text, 80 columns wide."""
-        from rich.console import Console
-
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -236,9 +231,6 @@ def _busy(found: Recording) -> dict[str, float]:
 
 def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
     """Return a table under a title, with columns of numbers but for the first and nameless ones."""
-    from rich.table import Table
-    from rich.text import Text
-
     heading = Text(title, "table.title") if title else None
     table = Table(title=heading, title_justify="left", **options)
     for number, column in enumerate(columns):
