@@ -631,7 +631,7 @@ def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monk
 
 def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
     for args, words in (
-        (["train", "--help"], ("--algo", "--config", "--track", "--eject")),
+        (["train", "--help"], ("--algo", "--config", "--eject")),
         (["train", "CartPole-v1", "--help"], ("--total-steps", "--resume", "--gae-lambda")),
         (["demo", "--help"], ("--total-steps", "--episodes")),
     ):
@@ -755,14 +755,6 @@ def test_kernels_are_trained_in(capsys, tmp_path):
     assert main(["train", kernels, *FAST, "--save", folder]) == 0
     assert main(["play", kernels, "--policy", folder, "--episodes", "2"]) == 0
     assert "return" in capsys.readouterr().out
-
-
-def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vecenv.command.trainers.find_spec", lambda name: None)
-    assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
-    assert "which is not installed: pip install" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_envs_lists_spaces(capsys):

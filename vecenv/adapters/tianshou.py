@@ -36,24 +36,19 @@ class TianshouVectorEnv(_Base):
     """A vector env as a Tianshou `BaseVectorEnv`.
 
     Tianshou resets envs itself, and steps those it likes: `step(actions, id)` is a step of all envs
-    where `id` has all, else a `send` and a `recv`. With `wait_num` it is asynchronous, for
-    `AsyncCollector`: a step starts the envs of `id` and returns those that are ready first.
+    where `id` has all, else a `send` and a `recv`.
 
     Args:
         envs: Vector env in autoreset mode DISABLED whose observations are the caller's to keep;
             closed together with this one.
-        wait_num: A step returns as soon as so many of the envs under way are ready; None waits for
-            all.
 
     Attributes:
         envs: The vector env.
-        ready_id: Envs that may be stepped.
-        waiting_id: Envs under way.
 
     Raises:
         ModuleNotFoundError: tianshou is not installed.
         TypeError: `envs` is no `vecenv.VecEnv`, or its observations are tuples.
-        ValueError: Another autoreset mode, `copy=False`, or `wait_num` out of range.
+        ValueError: Another autoreset mode, or `copy=False`.
 
     Example:
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="Disabled")
@@ -67,18 +62,11 @@ class TianshouVectorEnv(_Base):
         )
 
     # BaseVectorEnv's `__init__` is not called: it starts a worker per env.
-    def __init__(self, envs: VecEnv, *, wait_num: int | None = None) -> None:
+    def __init__(self, envs: VecEnv) -> None:
         _check(envs)
-        count = envs.num_envs
-        if wait_num is not None and not 1 <= wait_num <= count:
-            raise ValueError(f"wait_num is {wait_num}, expected 1 to {count}, the number of envs")
         self.envs = envs
-        self.env_num = count
-        self.wait_num = wait_num or count
-        self.timeout = None
-        self.is_async = self.wait_num != count
-        self.ready_id = list(range(count))
-        self.waiting_id: list[int] = []
+        self.env_num = self.wait_num = count = envs.num_envs
+        self.timeout, self.is_async = None, False
         self.is_closed = False
         self._seeds: list[int | None] = [None] * count
         self._has_reset = False
@@ -92,7 +80,7 @@ class TianshouVectorEnv(_Base):
         """Reset some envs, or all, with the seeds that `seed` left.
 
         Args:
-            env_id: Which envs; None for all, those under way included.
+            env_id: Which envs; None for all.
             **kwargs: "options", a dict for all envs; "seed", one per env of the vector env, or an
                 integer s, which seeds env i with s + i.
 
@@ -100,13 +88,9 @@ class TianshouVectorEnv(_Base):
             Observations and infos of these envs, in their order.
         """
         ids, mask = self._ids(env_id), np.ones(self.env_num, np.bool_)
-        if env_id is None or len(ids) == self.env_num:
-            self.waiting_id, self.ready_id = [], list(range(self.env_num))
-        else:
-            self._require_ready(ids)
-            if self._has_reset:
-                mask = np.isin(np.arange(self.env_num), ids)
-                kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": mask}
+        if self._has_reset and len(ids) < self.env_num:
+            mask = np.isin(np.arange(self.env_num), ids)
+            kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": mask}
         chosen = np.flatnonzero(mask).tolist()
         if kwargs.get("seed") is None and any(self._seeds[i] is not None for i in chosen):
             kwargs["seed"] = list(self._seeds)
@@ -120,19 +104,13 @@ class TianshouVectorEnv(_Base):
         """Step some envs, or all.
 
         Args:
-            action: One action per env of `id`. If asynchronous, None starts nothing, and collects
-                more of the envs under way.
+            action: One action per env of `id`.
             id: Which envs; None for all.
 
         Returns:
             obs, rewards float64, terminations bool, truncations bool and infos, an array of dicts
-            with "env_id" each. If asynchronous the envs are those that were ready first, else those
-            of `id` in their order.
+            with "env_id" each, of the envs of `id` in their order.
         """
-        if self.is_async:
-            return self._step_async(action, id)
-        if action is None:
-            raise ValueError("action is None, which only envs with wait_num understand")
         ids = self._ids(id)
         actions = self._actions(action, ids)
         if np.array_equal(ids, np.arange(self.env_num)):
@@ -144,21 +122,6 @@ class TianshouVectorEnv(_Base):
         order = place[ids]
         obs, rewards, *flags, infos = self._result(*batch)
         return obs[order], rewards[order], *(part[order] for part in flags), infos[order]
-
-    def _step_async(self, action: Any, id: EnvIds) -> VectorStep:
-        if action is not None:
-            ids = self._ids(id)
-            self._require_ready(ids)
-            self.envs.send(self._actions(action, ids), ids)
-            sent = set(ids.tolist())
-            self.waiting_id += ids.tolist()
-            self.ready_id = [index for index in self.ready_id if index not in sent]
-        least = min(self.wait_num, len(self.waiting_id)) or None
-        batch = self.envs.recv(least)
-        came = set(batch.env_ids.tolist())
-        self.waiting_id = [index for index in self.waiting_id if index not in came]
-        self.ready_id += batch.env_ids.tolist()
-        return self._result(*batch)
 
     def _result(
         self, obs: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any, ids: Any
@@ -184,10 +147,6 @@ class TianshouVectorEnv(_Base):
         if env_id is None:
             return np.arange(self.env_num)
         return np.atleast_1d(np.asarray(env_id, np.int64))
-
-    def _require_ready(self, ids: np.ndarray) -> None:
-        if stuck := sorted(set(self.waiting_id) & set(ids.tolist())):
-            raise RuntimeError(f"envs {stuck} are under way; step(None) collects them")
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """Keep seeds for the next reset of each env, and seed the action spaces.
@@ -240,8 +199,6 @@ class TianshouVectorEnv(_Base):
 def make_tianshou_env(
     env: Any,
     num_envs: int | None = None,
-    *,
-    wait_num: int | None = None,
     **options: Any,
 ) -> TianshouVectorEnv:
     """Make a vector env and adapt it: `make_vec` in the autoreset mode that Tianshou wants.
@@ -249,13 +206,12 @@ def make_tianshou_env(
     Args:
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
         num_envs: How many envs.
-        wait_num: See `TianshouVectorEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
     load_library("tianshou.env", "tianshou")  # before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
     try:
-        return TianshouVectorEnv(envs, wait_num=wait_num)
+        return TianshouVectorEnv(envs)
     except BaseException:
         envs.close()
         raise

@@ -82,8 +82,6 @@ class Train:
     config: Path | None = None
     """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
     bundled settings of this env, if it has some. Those given here go first."""
-    track: Literal["tensorboard", "wandb"] | None = None
-    """Where to send the scalars, too."""
     eject: Path | None = None
     """Copy an example of the trainer into this folder, to be changed, and train nothing."""
 
@@ -91,7 +89,7 @@ class Train:
 def _train(words: Sequence[str]) -> int:
     """Read what `Train` has, then the options of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
-    while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
+    while len(words) > 2 and words[0] in ("--algo", "--config", "--eject"):
         words = [*words[2:], *words[:2]]  # what is before ENV must not be an option of a trainer
     if not words or words[0].startswith("-"):
         if words and not helps:
@@ -122,14 +120,9 @@ def _train(words: Sequence[str]) -> int:
     module = trainers.load(chosen.algorithm)
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
-    if given.track is not None:
-        fields = {field.name for field in dataclasses.fields(module.Options)}
-        trainers.require_tracker(given.track, chosen.algorithm, fields)
-        rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    with trainers.sent_to(given.track, options):
-        module.main(options)
+    module.main(options)
     return 0
 
 
@@ -217,11 +210,8 @@ def play(
     frames: int = 500,
     fps: float | None = None,
     sample: bool = False,
-    human: bool = False,
-    side: Literal["blue", "red"] = "blue",
-    port: int = 8000,
 ) -> int:
-    """Play episodes with a policy that was trained, print the mean return, film one; or --human.
+    """Play episodes with a policy that was trained, print the mean return, film one.
 
     Args:
         env: As for `train`.
@@ -241,21 +231,12 @@ def play(
         fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
         sample: Draw actions from the policy, as in the training, instead of the likeliest ones.
-        human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
-        side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
-        port: Of the address 127.0.0.1 that the browser opens; 0 for any.
     """
-    if human:
-        return _play_as_human(env, policy, env_kwargs, seed, side, port)
     from vecenv.command.trainers import runs_of, zoo_policy
 
     if policy is None:
-        there = ", ".join(map(str, runs_of(env)))
-        there = f" ({there})" if there else ""
-        raise ValueError(
-            f"policy is missing: give --policy FOLDER, of a run of vecenv train{there}, or --human "
-            "to play yourself"
-        )
+        there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
+        raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
     from vecenv.command.playing import play, show_run
     from vecenv.command.watching import Shown
     from vecenv.compare.source import read_env_kwargs
@@ -291,32 +272,6 @@ def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> No
             "is wrong if it was trained under VecNormalize",
             flush=True,
         )
-
-
-def _play_as_human(
-    env: str, policy: Path | None, env_kwargs: Sequence[str], seed: int, side: str, port: int
-) -> int:
-    """Serve an env that a person plays."""
-    from vecenv.command.watching import play_as_human, serve_game
-    from vecenv.compare.source import read_env_kwargs
-
-    kwargs = read_env_kwargs(env_kwargs)
-    if side == "blue":
-        if policy is not None:
-            raise ValueError("policy is for --side red, where it plays blue; leave it out")
-        play_as_human(env, kwargs, port=port, seed=seed)
-        return 0
-    if env.rpartition(":")[2] != "Cage2-v0":
-        raise ValueError(f"side is 'red', which is of Cage2-v0; {env} has one side to play")
-    from vecenv.cage.challenge2.play.red_player import red_game
-
-    print("compiling the simulator for a red player, about 20 s ...", flush=True)
-    game, close = red_game(str(policy or "defender"), seed=seed, **kwargs)
-    try:
-        serve_game(game, port)
-    finally:
-        close()
-    return 0
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:

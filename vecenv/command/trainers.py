@@ -21,13 +21,10 @@ import dataclasses
 import difflib
 import importlib
 import json
-import secrets
 import shutil
 import sys
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -36,13 +33,12 @@ import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
 from vecenv.compare.source import GAMES, EnvSource, read_source, read_value
-from vecenv.files import write_text
 from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = [
     "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
     "env_id_of", "env_kwargs_of", "folder", "is_of_run", "load", "name_of", "read_config",
-    "require_tracker", "run_folder", "runs_of", "sent_to", "zoo_config", "zoo_policy",
+    "run_folder", "runs_of", "zoo_config", "zoo_policy",
 ]  # fmt: skip
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
@@ -333,40 +329,6 @@ def runs_of(env: str) -> list[Path]:
 def is_of_run(config: Path) -> bool:
     """Whether a file of options is that of a run, and lies in its folder."""
     return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.pt").is_file()
-
-
-def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:
-    """Find out whether scalars can be sent to a tracker, before anything is trained.
-
-    Raises:
-        ValueError: The trainer writes none.
-        ModuleNotFoundError: The tracker is not installed.
-    """
-    if "tensorboard" not in fields:
-        raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
-    for name in {"tensorboard", tracker}:  # W&B reads what is written for TensorBoard
-        if find_spec(name) is None:
-            told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
-            raise ModuleNotFoundError(told, name=name)
-
-
-def sent_to(tracker: str | None, options: Any) -> AbstractContextManager[Any]:
-    """Return a context in which W&B gets what is written for TensorBoard, if that is the tracker.
-
-    A run that is resumed goes on as the same run there.
-    """
-    if tracker != "wandb":
-        return nullcontext()
-    options.save.mkdir(parents=True, exist_ok=True)
-    note = options.save / "wandb_id"
-    is_resumed = options.resume and note.exists()
-    own_id = note.read_text() if is_resumed else secrets.token_hex(4)
-    write_text(note, own_id)
-    settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
-    return importlib.import_module("wandb").init(
-        project="vecenv", name=options.save.name, id=own_id, resume="allow",
-        dir=str(options.save), config=settings, sync_tensorboard=True,
-    )  # fmt: skip
 
 
 def eject(algorithm: str, target: Path) -> Path:

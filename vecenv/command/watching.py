@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -26,10 +25,9 @@ from vecenv.core.random_actions import RandomActions
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.frames import check_frame
-from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
-__all__ = ["Shown", "new_page", "play_as_human", "progress_of", "save_page", "serve_game", "show"]
+__all__ = ["Shown", "new_page", "progress_of", "save_page", "show", "watch"]
 
 PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
 
@@ -167,7 +165,7 @@ def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> N
         )
     if policy != "random" and ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    envs = make_drawn(read_source(env, env_kwargs), shown.render_mode)
+    envs = _make_drawn(read_source(env, env_kwargs), shown.render_mode)
     try:
         if policy == "random":
             draw = RandomActions(envs, seed)
@@ -210,32 +208,6 @@ def save_page(page: EpisodePage, path: Path) -> None:
         say(line)
 
 
-def play_as_human(env: str, env_kwargs: Mapping[str, Any], *, port: int, seed: int) -> None:
-    """Serve an env for a person to play, until Ctrl-C, or until nobody has played for an hour.
-
-    Raises:
-        ValueError: The env draws no pictures, or its actions are none for a person.
-        OSError: The port is busy.
-    """
-    envs = make_drawn(read_source(env, env_kwargs), "rgb_array", AutoresetMode.DISABLED)
-    try:
-        names = action_names(envs, env)
-        picture = functools.partial(frame_of, envs, env, "rgb_array")
-        game = Game(f"{env}, you play", envs, env_orders(envs, names), picture, seed=seed)
-        serve_game(game, port)
-    finally:
-        envs.close()
-
-
-def serve_game(game: Game, port: int) -> None:
-    """Serve a game, and say where it is and why it has ended."""
-
-    def tell(url: str) -> None:
-        say(f"open {url} in a browser on this machine; Ctrl-C ends it")
-
-    say(f"the end: {serve(game, port=port, on_start=tell)}")
-
-
 def say(words: str) -> None:
     """Print a line as it is, names of files and envs included."""
     Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
@@ -252,17 +224,14 @@ def show_texts(frames: Iterable[str], fps: float) -> None:
     console.print()
 
 
-def make_drawn(
-    source: EnvSource, render_mode: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP
-) -> VecEnv:
+def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
     """Make a vector env of one env that renders, or does not: `frame_of` says that."""
-    kwargs = {**source.kwargs, "render_mode": render_mode, "autoreset_mode": mode}
+    kwargs = {**source.kwargs, "render_mode": render_mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
     if source.spec is None:
         assert source.factory is not None
-        own = functools.partial(source.factory, **{**source.kwargs, "render_mode": render_mode})
-        return make_vec(own, backend="sync", autoreset_mode=mode)
+        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
     backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
