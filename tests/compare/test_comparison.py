@@ -130,7 +130,6 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
     assert numbers["cases"][1]["steps_per_second"] == result.cases[1].steps_per_second
     assert numbers["cases"][1]["rounds"][0]["steps"] == result.cases[1].rounds[0].steps
     assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
-    assert numbers["units"]["others_busy"] == "cores"
     result.plot(tmp_path / "compare.png")
     with Image.open(tmp_path / "compare.png") as picture:
         assert picture.width > 800
@@ -148,7 +147,6 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
     result = run_comparison(options)
     assert [case.status for case in result.cases] == ["ok", "failed"]
     assert result.cases[1].reason.startswith("RuntimeError: not in a worker; Raised by env ")
-    assert "Traceback" in result.cases[1].details
     text = as_text(result)
     assert re.search(r"async +│ +2 │ failed \(1\)", text)
     assert "(1) RuntimeError: not in a worker" in text
@@ -217,7 +215,6 @@ def test_the_loop_alone_and_no_loop():
         ({"seed": -1}, "seed is -1"),
         ({"round_s": 0.0}, "round_s is 0.0"),
         ({"timeout": np.inf}, "timeout is inf"),
-        ({"policy_ms": -1.0}, "policy_ms is -1.0"),
     ],
 )
 def test_wrong_options_are_named(options, words):
@@ -254,7 +251,7 @@ def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
 
 def test_a_runner_steps_in_this_process_too():
     runner = Runner()
-    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0, 0.0)
+    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0)
     assert min(runner.open(setting)) > 0
     assert runner.warm_up(0.01) > 2**20
     found = runner.measure(0.01)
@@ -275,7 +272,7 @@ def test_a_runner_steps_in_this_process_too():
 def test_a_runner_that_does_not_answer_is_killed():
     process = RunnerProcess()
     kwargs = {"how": "hang", "after": 0}
-    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0, 0.0), timeout=30)
+    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0), timeout=30)
     with pytest.raises(RunnerError, match=r"no answer within 0.05 s while warming up"):
         process.call("warm_up", 0.001, timeout=0.05)
     with pytest.raises(RunnerError, match="was killed by signal SIGKILL"):
@@ -288,10 +285,10 @@ def test_calls_of_a_runner_that_raise_keep_it_alive():
     process = RunnerProcess()
     try:
         with pytest.raises(RunnerError) as caught:
-            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0, 0.0), timeout=30)
+            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0), timeout=30)
         assert "there is no env" in str(caught.value)
         assert not caught.value.is_unavailable
-        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0, 0.0)
+        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0)
         assert min(process.call("open", setting, timeout=30)) > 0
     finally:
         process.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -13,9 +12,10 @@ import io
 import itertools
 import os
 import sys
-import time
+import sysconfig
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 import tyro
 from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
-from rich.live import Live
 
 from vecenv.backends import COMPARED, TIMED
 from vecenv.command import progress_bar
@@ -168,17 +167,22 @@ def _options_of_training(
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not getattr(options, "resume", False):
         return options
-    from vecenv.command.playing import options_of_run
+    from vecenv.learn import load_options
 
-    begun = options_of_run(options.save, module.Options, chosen.algorithm)
-    if begun is None:
-        others = trainers.runs_of(given.env) if options.save == folder else []
-        if others:
+    if not (options.save / trainers.OPTIONS_FILE).is_file():
+        if options.save == folder and (others := trainers.runs_of(given.env)):
+            there = ", ".join(map(str, others))
             raise ValueError(
-                f"{folder} has no run to resume, but there is {', '.join(map(str, others))}: give "
-                "its --algo, or --save FOLDER"
+                f"{folder} has no run to resume, but there is {there}: give its --algo, or --save"
             )
         return options
+    try:
+        begun = load_options(options.save, module.Options)
+    except ValueError as error:
+        raise ValueError(
+            f"{options.save} is not of {chosen.algorithm}: give the trainer that began the run, by "
+            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
+        ) from None
     return read(default=dataclasses.replace(begun, save=options.save, **own))
 
 
@@ -264,14 +268,10 @@ def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> No
 
     if policy is None or not is_sb3_file(policy):
         return
-    if found := given or find_vecnormalize(policy):
-        print(f"observations are normalised by {found}", flush=True)
-    else:
-        print(
-            f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
-            "is wrong if it was trained under VecNormalize",
-            flush=True,
-        )
+    found = given or find_vecnormalize(policy)
+    told = f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
+    told += "is wrong if it was trained under VecNormalize"
+    print(f"observations are normalised by {found}" if found else told, flush=True)
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:
@@ -293,13 +293,18 @@ def bench() -> int:
     """Measure this machine, for a minute: which backend for which env, and why."""
     from vecenv.command.bench import run_bench
 
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1.0)
-        found = run_bench(
-            on_progress=lambda what, done: bar.update(task, description=what, completed=done)
-        )
+    with _progress() as show:
+        found = run_bench(show)
     Console().print(found)
     return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, float], Any]]:
+    """Return a function that is told what is done and how much of all is done, 0 to 1."""
+    with progress_bar() as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda what, done: bar.update(task, description=what, completed=done)
 
 
 def evaluate(
@@ -407,8 +412,6 @@ def watch(
     steps: int = 50,
     seed: int = 0,
     rules: Rules = "faithful",
-    observation: Observation | None = None,
-    green: bool = False,
     gif: Path | None = None,
     html: Path | None = None,
     fps: float | None = None,
@@ -424,8 +427,6 @@ def watch(
         steps: How many, or the length of the episode of CAGE 2; of CAGE 4 at most 499.
         seed: Of the episode.
         rules: Of CAGE 2, as for `evaluate`.
-        observation: Of CAGE 2, as for `evaluate`.
-        green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
         fps: Steps per second; by default those of the env, 2 of CAGE's networks, on a page at
@@ -450,7 +451,6 @@ def watch(
     options: dict[str, Any] = {"seed": seed}
     if challenge == 2:
         options |= {"red_agent": red_agent, "episode_length": steps, "rules": rules}
-        options |= {"observation": observation, "green": green}
     with _warnings_in_one_line():
         shown = Shown(policy, min(steps, 499), gif, html, fps or 2.0)
         _watch_cage(challenge, policy, shown, options)
@@ -481,20 +481,10 @@ def _watch_cage(challenge: int, policy: str, shown: Any, options: dict[str, Any]
             playing.save_episode_gif(policy, gif, fps=fps, **options)
         print(f"animation: {gif}")
     if gif is None and html is None:
-        _show_cage2(playing.play_episode(policy, **options), fps)
+        from vecenv.cage.challenge2.view.text import overview
+        from vecenv.command.watching import show_live
 
-
-def _show_cage2(snapshots: Iterable[Any], fps: float) -> None:
-    """Show an episode of CAGE 2 in the terminal."""
-    from vecenv.cage.challenge2.view.text import overview
-
-    console = Console()
-    with Live(console=console, auto_refresh=False) as live:
-        for snapshot in snapshots:
-            live.update(overview(snapshot), refresh=True)
-            if console.is_terminal:
-                time.sleep(1 / fps)
-    print()
+        show_live(map(overview, playing.play_episode(policy, **options)), fps)
 
 
 def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None:
@@ -589,7 +579,6 @@ def compare(
     num_envs: str = "1,8,64",
     backends: str = ",".join(COMPARED),
     env_kwargs: tuple[str, ...] = (),
-    policy_ms: float = 0.0,
     seed: int = 0,
     rounds: int = 5,
     round_s: float = 0.15,
@@ -606,7 +595,6 @@ def compare(
         num_envs: Numbers of envs.
         backends: Which.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        policy_ms: Milliseconds that the policy computes per call; its actions are random.
         seed: Of envs and actions.
         rounds: How often each backend runs.
         round_s: Seconds per backend and round.
@@ -631,19 +619,14 @@ def compare(
         seed=seed,
         rounds=rounds,
         round_s=round_s,
-        policy_ms=policy_ms,
         timeout=timeout,
     )
     for path in filter(None, (json, plot)):
         require_writable(path)
     if plot is not None:
         check_picture(plot)
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=1.0)
-        result = run_comparison(
-            options,
-            on_progress=lambda what, done: bar.update(task, description=what, completed=done),
-        )
+    with _progress() as show:
+        result = run_comparison(options, on_progress=show)
     Console().print(result)
     if json is not None:
         result.to_json(json)
@@ -663,7 +646,6 @@ def trace(
     backend: str | None = None,
     steps: int = 100,
     env_kwargs: tuple[str, ...] = (),
-    policy_ms: float = 0.0,
     seed: int = 0,
     timeout: float = 60.0,
 ) -> int:
@@ -677,7 +659,6 @@ def trace(
             By default jit for compiled envs, and async for others.
         steps: How often all envs are stepped, or batches received by async-first-ready.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        policy_ms: Milliseconds that the policy computes per call; its actions are random.
         seed: Of envs and actions.
         timeout: Longest wait, in seconds.
     """
@@ -694,7 +675,7 @@ def trace(
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(TIMED)}")
     require_writable(out)
     num_envs, steps = read_count("num_envs", num_envs), read_count("steps", steps)
-    setting = Setting(env, kwargs, backend, num_envs, seed, policy_ms)
+    setting = Setting(env, kwargs, backend, num_envs, seed)
     report, events = trace_env(setting, steps, timeout)
     write_events(events, out)
     Console().print(report)
@@ -744,10 +725,11 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
+    from vecenv.compare.source import did_you_mean
+
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:
-            near = difflib.get_close_matches(words[0].lower(), commands, 1)
-            told = f"did you mean vecenv {near[0]}?" if near else ""
+            told = did_you_mean(words[0].lower(), commands)
             told = told or f"expected one of {', '.join(commands)}"
             raise ValueError(f"there is no command {words[0]!r}; {told} (--help describes them)")
         if words[:1] in (["demo"], ["train"]):  # which take the options of an example
@@ -793,19 +775,13 @@ def _place_of(error: BaseException) -> str | None:
 
     A wrong argument needs no place, a bug does.
     """
-    import sysconfig
-    import traceback
-
     package = Path(__file__).parents[1]
     ours = [package, package.parent / "buffers", package.parent / "examples"]
-    paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    ours += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if (
-            path.is_file()  # not one of "<string>", say
-            and not {"site-packages", "dist-packages"} & set(path.parts)
-            and not any(path.resolve().is_relative_to(one.resolve()) for one in [*ours, *paths])
-        ):
+        path = Path(frame.filename)  # some are none, "<string>" for example
+        is_installed = {"site-packages", "dist-packages"} & set(path.parts) or not path.is_file()
+        if not is_installed and not any(path.resolve().is_relative_to(p.resolve()) for p in ours):
             return f'File "{path}", line {frame.lineno}, in {frame.name}'
     return None
 

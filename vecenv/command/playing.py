@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +18,13 @@ from vecenv.command.watching import show
 from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 
-__all__ = ["LoadedPolicy", "load_policy", "options_of_run", "play", "show_run"]
+__all__ = ["load_policy", "play", "show_run"]
 
 
-class LoadedPolicy(NamedTuple):
-    """A policy, and envs for it.
-
-    Attributes:
-        envs: A vector env, the caller's to close; of several agents an `AgentsVecEnv`.
-        act: A function from observations, tensors, to actions, as `vecenv.learn.evaluate` calls it;
-            of several agents as `evaluate_games` does.
-        name: What trained it.
-    """
-
-    envs: Any
-    act: Callable[..., Any]
-    name: str
+# A vector env, the caller's to close, or of several agents an `AgentsVecEnv`; a function from
+# observations, tensors, to actions, as `vecenv.learn.evaluate` or `evaluate_games` calls it; and
+# what trained it.
+LoadedPolicy = tuple[Any, Callable[..., Any], str]
 
 
 def play(
@@ -136,12 +127,11 @@ def load_policy(
         )
     else:
         loaded = _load_run(source, policy, num_envs, env_kwargs, algorithm)
-    if not sample:
-        return loaded
-    if "sample" not in inspect.signature(loaded.act).parameters:
-        loaded.envs.close()
+    envs, act, name = loaded
+    if sample and "sample" not in inspect.signature(act).parameters:
+        envs.close()
         raise ValueError(f"{policy} has no probabilities to draw from: leave --sample out")
-    return loaded._replace(act=functools.partial(loaded.act, sample=True))
+    return envs, functools.partial(act, sample=True) if sample else act, name
 
 
 def _load_run(
@@ -203,7 +193,7 @@ def _load_run(
             f"{home} was trained in {trained_in}, whose policy does not play {source.name}: "
             f"{type(error).__name__}: {error!s:.200}"
         ) from None
-    return LoadedPolicy(envs, act, name_of(module))
+    return envs, act, name_of(module)
 
 
 def _trained_by(home: Path) -> str:
@@ -221,31 +211,6 @@ def _trained_by(home: Path) -> str:
     if (name := trainer.removeprefix(LIBRARY)) not in ALGORITHMS:
         raise ValueError(f"{home} was made by {trainer}, which only runs if you name it: --algo")
     return name
-
-
-def options_of_run(home: Path, kind: type, algorithm: str) -> Any:
-    """Return the options that the run in a folder has, to go on with; None if it has no run.
-
-    Args:
-        home: The folder.
-        kind: The dataclass of the trainer.
-        algorithm: What the trainer is called, for the message.
-
-    Raises:
-        ValueError: It is of another trainer, or its options are damaged.
-        OSError: They can't be read.
-    """
-    from vecenv.learn import load_options
-
-    if not (home / OPTIONS_FILE).is_file():
-        return None
-    try:
-        return load_options(home, kind)
-    except ValueError as error:
-        raise ValueError(
-            f"{home / OPTIONS_FILE} is not of {algorithm}: give the trainer that began the run, by "
-            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
-        ) from None
 
 
 def _load_sb3(
@@ -268,4 +233,4 @@ def _load_sb3(
     ):
         envs.close()
         raise ValueError(f"{path} was trained with the spaces {theirs}; {source.name} has {own}")
-    return LoadedPolicy(envs, sb3_player(envs, *loaded), type(model).__name__)
+    return envs, sb3_player(envs, *loaded), type(model).__name__

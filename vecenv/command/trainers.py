@@ -18,7 +18,6 @@ Only `load` imports torch, by what it loads.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import json
 import shutil
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.source import GAMES, EnvSource, read_source, read_value
+from vecenv.compare.source import GAMES, EnvSource, did_you_mean, read_source, read_value
 from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = [
@@ -90,8 +89,7 @@ def path_of(algorithm: str) -> Path:
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
-        told = f"did you mean {' or '.join(near)}?" if near else "of your own it is a file, my.py"
+        told = did_you_mean(algorithm.lower(), ALGORITHMS) or "of your own it is a file, my.py"
         raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
     return folder() / f"{_EXAMPLES.get(algorithm, algorithm)}.py"
 
@@ -243,8 +241,7 @@ def _in_zoo(env: str, kind: str, pattern: str) -> Path:
         return path
     found = [str(file.relative_to(zoo)) for file in zoo.glob(pattern.format("*"))]
     names = [file.removesuffix(".toml").partition("/")[0] for file in found]
-    near = difflib.get_close_matches(name, names, 2)
-    told = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(sorted(names))}"
+    told = did_you_mean(name, names) or f"it has {', '.join(sorted(names))}"
     raise ValueError(f"the zoo has no {kind} for {name}; {told}")
 
 
@@ -258,17 +255,17 @@ def read_config(config: Path) -> dict[str, Any]:
         ValueError: The file is of another form.
         OSError: It can't be read.
     """
-    wanted = 'expected a file of options, .toml or .json, or "zoo" for the bundled ones'
     try:
         text = config.read_text(encoding="utf-8")
         values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        told = f"config is {str(config)!r}, which can't be read ({error.strerror}); {wanted}"
-        raise type(error)(told) from None
-    except ValueError as error:
-        raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
-    if not isinstance(values, dict) or not isinstance(values.get("algo", ""), str):
-        raise ValueError(f"{config} holds no names and values of options; {wanted}")
+        if not isinstance(values, dict) or not isinstance(values.get("algo", ""), str):
+            raise ValueError("expected names and values, of algo a name")
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or f"{error!s:.200}"
+        raise (type(error) if isinstance(error, OSError) else ValueError)(
+            f"config is {str(config)!r}, which can't be read ({told}); expected options in TOML "
+            '(.toml) or JSON, or "zoo" for the bundled ones'
+        ) from None
     return values
 
 
@@ -296,8 +293,7 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
         if name == "algo":
             continue
         if name not in names:
-            near = difflib.get_close_matches(name, names, 2)
-            told = f"did you mean {' or '.join(near)}?" if near else "--help lists the options"
+            told = did_you_mean(name, names) or "--help lists the options"
             raise ValueError(f"{config} has the option {name!r}, which there is not; {told}")
         if name in ("save", "resume", "overwrite", "env_id", "env"):
             continue  # of that run, not of this one

@@ -27,7 +27,7 @@ from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.frames import check_frame
 from vecenv.page.names import action_names
 
-__all__ = ["Shown", "new_page", "progress_of", "save_page", "show", "watch"]
+__all__ = ["Shown", "new_page", "progress_of", "save_page", "show", "show_live", "watch"]
 
 PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
 
@@ -140,7 +140,7 @@ def show(
     if shown.html is not None:
         save_page(page, shown.html)
     elif shown.gif is None:
-        show_texts(frames, shown.fps or own_fps)
+        show_live(map(Text.from_ansi, frames), shown.fps or own_fps)
 
 
 def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> None:
@@ -213,12 +213,12 @@ def say(words: str) -> None:
     Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
 
 
-def show_texts(frames: Iterable[str], fps: float) -> None:
+def show_live(frames: Iterable[Any], fps: float) -> None:
     """Show texts one after the other in the terminal, or the last one where there is none."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
-            live.update(Text.from_ansi(frame), refresh=True)
+            live.update(frame, refresh=True)
             if console.is_terminal:
                 time.sleep(1 / fps)
     console.print()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import groupby
@@ -41,8 +40,6 @@ class Options:
             until every env has ended two episodes.
         warm_up_s: Seconds of stepping before.
         timed_s: Seconds of stepping with timing on.
-        policy_ms: Milliseconds that the policy computes per call: once for all envs stepped at a
-            time.
         timeout: Seconds that anything asked of a backend may take.
     """
 
@@ -55,7 +52,6 @@ class Options:
     round_s: float = 0.15
     warm_up_s: float = 0.3
     timed_s: float = 0.4
-    policy_ms: float = 0.0
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
@@ -66,8 +62,8 @@ class Options:
             raise ValueError(f"backends {what}, expected some of {', '.join(COMPARED)}")
         if not self.num_envs or min(self.num_envs) < 1:
             raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
-        for name, least in (("rounds", 1), ("seed", 0), ("policy_ms", 0)):
-            if not least <= getattr(self, name) < np.inf:
+        for name, least in (("rounds", 1), ("seed", 0)):
+            if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
         for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
             if not 0 < getattr(self, name) < np.inf:
@@ -115,7 +111,6 @@ class _Session:
 
     def __init__(self, options: Options, cases: Sequence[Case], on_progress: Progress) -> None:
         self._options, self._on_progress = options, on_progress
-        self._stack = ExitStack()
         self._processes: dict[int, RunnerProcess] = {}
         num_groups = len({case.num_envs for case in cases if not case.is_loop})
         num_loops = sum(case.is_loop for case in cases)
@@ -128,25 +123,19 @@ class _Session:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if exc_info[0] is not None:  # Ctrl-C must not wait for envs
-            for process in self._processes.values():
-                process.kill()
-        self._stack.close()
+        for process in self._processes.values():
+            process.close(is_now=exc_info[0] is not None)  # Ctrl-C must not wait for envs
 
     def open(self, cases: Sequence[Case]) -> None:
         """Start the processes side by side, then make the envs of one after the other."""
         for case in cases:
-            process = RunnerProcess()
-            self._processes[id(case)] = process
-            self._stack.callback(process.close)
+            self._processes[id(case)] = RunnerProcess()
         o = self._options
         warm_up_s, round_s = o.warm_up_s, o.round_s
         for case in cases:
             self.note(f"{case.name}: making envs", 0)
             own = case.backend, case.num_envs
-            spent_s = self.ask(
-                case, "open", Setting(o.env, o.env_kwargs, *own, o.seed, o.policy_ms)
-            )
+            spent_s = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own, o.seed))
             if spent_s is not None:
                 case.start_s, case.reset_s = sum(spent_s), spent_s[1]
             self.note(f"{case.name}: warming up", 2 * warm_up_s / round_s)
@@ -182,7 +171,7 @@ class _Session:
             return self._processes[id(case)].call(name, *args, timeout=self._options.timeout)
         except RunnerError as error:
             case.status = UNAVAILABLE if error.is_unavailable else FAILED
-            case.reason, case.details = str(error), error.details
+            case.reason = str(error)
             return None
 
     def note(self, what: str, rounds: float) -> None:

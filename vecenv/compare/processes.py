@@ -30,17 +30,9 @@ _DOING = {
 
 
 class RunnerError(Exception):
-    """A backend can't go on.
+    """A backend can't go on; `is_unavailable`, it can't be had for this env."""
 
-    Attributes:
-        is_unavailable: Whether it can't be had for this env, rather than failed.
-        details: A traceback, or the last that the process wrote.
-    """
-
-    def __init__(self, reason: str, *, is_unavailable: bool = False, details: str = "") -> None:
-        super().__init__(reason)
-        self.is_unavailable = is_unavailable
-        self.details = details
+    is_unavailable = False
 
 
 class RunnerProcess:
@@ -95,20 +87,18 @@ class RunnerProcess:
             raise self._gone() from error
         if status == OK:
             return result
-        reason, details = result
-        raise RunnerError(reason, is_unavailable=status == UNAVAILABLE, details=details)
+        error = RunnerError(result)
+        error.is_unavailable = status == UNAVAILABLE
+        raise error
 
     def _gone(self) -> RunnerError:
+        """Say how it ended, with its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
-        output = self._written()
-        reason = f"its process {describe_exit(self._process.returncode)}"
-        lines = output.strip().splitlines()
-        return RunnerError(f"{reason} ({lines[-1]})" if lines else reason, details=output)
-
-    def _written(self) -> str:
         self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-4000:]
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        reason = f"its process {describe_exit(self._process.returncode)}"
+        return RunnerError(f"{reason} ({lines[-1]})" if lines else reason)
 
     def kill(self) -> None:
         """End the process and its workers at once; harmless if it has ended."""
@@ -116,11 +106,11 @@ class RunnerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def close(self) -> None:
-        """Let it close its envs, and see to it that it ends; may be called twice."""
+    def close(self, is_now: bool = False) -> None:
+        """Let it close its envs, unless that is not to be waited for, and end it; twice, too."""
         if self._output.closed:
             return
-        if self._process.poll() is None:
+        if not is_now and self._process.poll() is None:
             with contextlib.suppress(RunnerError):
                 self.call("close", timeout=_CLOSE_S)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,8 +133,5 @@ def trace_env(setting: Setting, num_steps: int, timeout: float) -> tuple[Any, li
         return process.call("trace", num_steps, timeout=timeout)
     except RunnerError as error:
         raise RuntimeError(f"{setting.backend}: {error}") from error
-    except BaseException:
-        process.kill()
-        raise
     finally:
-        process.close()
+        process.close(is_now=True)

@@ -30,16 +30,6 @@ _FEW_EPISODES = 2
 _NOTE_LENGTH = 144  # two lines; the JSON has all of it
 _STATES = {"unavailable": "skipped", "failed": "failed"}
 _ROW_INCHES = 0.27
-_GAP = 0.5  # rows between numbers of envs
-_UNITS = {
-    "steps_per_second, rates": "env steps per second, of all rounds and of each",
-    "spread": "highest minus lowest rate / steps_per_second",
-    "speed_up": "times as many steps per second as loop in the same rounds",
-    "seconds, *_s": "s",
-    "policy_ms": "ms",
-    "memory_bytes": "bytes",
-    "others_busy": "cores",
-}
 
 
 @dataclass
@@ -51,7 +41,6 @@ class Case:
         num_envs: How many; 1 for "loop".
         status: "ok", "unavailable" or "failed".
         reason: Why it is not "ok", in one line.
-        details: A traceback.
         rounds: What it did in each.
         beside: What "loop" did in the same rounds; empty without it.
         start_s: Seconds for making and resetting the envs, imports not counted.
@@ -64,7 +53,6 @@ class Case:
     num_envs: int
     status: str = OK
     reason: str = ""
-    details: str = ""
     rounds: list[Round] = field(default_factory=list)
     beside: list[Round] = field(default_factory=list)
     start_s: float | None = None
@@ -222,7 +210,7 @@ class Comparison:
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to a file if one is given.
 
-        Names say the unit (`_s`, `_ms`, `_bytes`), and so does the entry "units".
+        Names say the unit (`_s`, `_bytes`); rates are env steps per second.
 
         Raises:
             OSError: The file can't be written.
@@ -244,7 +232,6 @@ class Comparison:
             "others_busy": self.others_busy,
             "verdict": self.verdict,
             "cases": cases,
-            "units": _UNITS,
         }
         return write_json(content, path, str)
 
@@ -347,28 +334,19 @@ def check_picture(path: Path) -> None:
 
 
 def _draw_rates(axes: Any, comparison: Comparison) -> None:
+    """Draw a point for all rounds of a case, and a line from the lowest to the highest round."""
     measured = comparison.measured
-    groups = sorted({case.num_envs for case in measured if not case.is_loop})
-    rows = []
-    for number, case in enumerate(measured):
-        row = number + _GAP * (0 if case.is_loop else 1 + groups.index(case.num_envs))
-        rows.append(row)
-        rate = case.steps_per_second
-        error = [[rate - min(case.rates)], [max(case.rates) - rate]]
-        style = {"color": BACKENDS[case.backend].colour, "ecolor": "#00000080", "capsize": 2}
-        axes.errorbar(rate, row, xerr=error, fmt="o", **style)
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        place, label = max(case.rates) * 1.06, f"{rate:,.0f}"
+    for row, case in enumerate(measured):
+        rate, most = case.steps_per_second, max(case.rates)
+        error = [[rate - min(case.rates)], [most - rate]]
+        colour = BACKENDS[case.backend].colour
+        axes.errorbar(rate, row, xerr=error, fmt="o", color=colour, capsize=2)
+        label = f"{rate:,.0f}"
         if case.speed_up is not None and not case.is_loop:
             label += f"   {case.speed_up:.3g} x loop"
-        axes.text(place, row, label, va="center", fontsize=8, bbox=behind)
-    loop = next((case for case in measured if case.is_loop), None)
-    if loop is not None:
-        axes.axvline(
-            loop.steps_per_second, color=BACKENDS[loop.backend].colour, linestyle="--", linewidth=1
-        )
-    axes.set_yticks(rows, [case.name for case in measured])
-    axes.set_ylim(rows[-1] + 0.6, -0.6)
+        axes.text(most * 1.06, row, label, va="center", fontsize=8)
+    axes.set_yticks(range(len(measured)), [case.name for case in measured])
+    axes.invert_yaxis()
     axes.set_xscale("log")  # which has no zero for bars to begin at
     axes.grid(axis="x", alpha=0.3)
     left, right = axes.get_xlim()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -55,7 +54,6 @@ class Setting(NamedTuple):
         backend: One of `COMPARED`.
         num_envs: How many; "loop" always steps one.
         seed: Of envs and actions.
-        policy_ms: Milliseconds that the policy computes per call.
     """
 
     env: str
@@ -63,7 +61,6 @@ class Setting(NamedTuple):
     backend: str
     num_envs: int
     seed: int
-    policy_ms: float
 
 
 class Round(NamedTuple):
@@ -111,7 +108,7 @@ class Runner:
         envs = _make_envs(source, backend, setting.num_envs, options)
         made_s = perf_counter() - begin
         steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
-        self._stepper = steppers[backend.stepping or "step"](envs, setting.seed, setting.policy_ms)
+        self._stepper = steppers[backend.stepping or "step"](envs, setting.seed)
         return made_s, self._stepper.reset_s
 
     def warm_up(self, seconds: float) -> int | None:
@@ -227,7 +224,7 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
     """Do what the caller asks for over a connection, until it is closed.
 
     A message is the name of a method of `Runner` with its arguments; the answer is OK with the
-    result, or UNAVAILABLE or FAILED with the reason in one line and a traceback.
+    result, or UNAVAILABLE or FAILED with the reason in one line.
     """
     end_with_caller(caller_pid, is_child_of_main_thread=is_child_of_main_thread)
     connection, runner = Connection(file_number), Runner()
@@ -239,9 +236,9 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
         try:
             answer = OK, getattr(runner, name)(*args)
         except BackendUnavailableError as error:
-            answer = UNAVAILABLE, (str(error), "")
+            answer = UNAVAILABLE, str(error)
         except Exception as error:  # whatever an env raises
-            answer = FAILED, (describe(error), traceback.format_exc())
+            answer = FAILED, describe(error)
         connection.send(answer)
         if name == "close":
             return

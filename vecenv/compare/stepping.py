@@ -8,7 +8,7 @@ clock stands still meanwhile, but where other envs go on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter, thread_time_ns
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class Stepper:
     Args:
         envs: An env, or a vector env; it is reset.
         seed: Of the reset and the actions.
-        policy_ms: Milliseconds that the random policy computes per call, by the thread's clock.
 
     Attributes:
         envs: As given.
@@ -39,7 +38,7 @@ class Stepper:
         episodes: int64 (num_envs,), how many have ended, of each env.
     """
 
-    def __init__(self, envs: Any, seed: int, policy_ms: float = 0.0) -> None:
+    def __init__(self, envs: Any, seed: int) -> None:
         self.envs = envs
         self.rows_per_call = envs.num_envs if isinstance(envs, VectorEnv) else 1
         self._ended = np.zeros(self.rows_per_call, np.bool_)
@@ -47,7 +46,7 @@ class Stepper:
         begin = perf_counter()
         results = envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
-        self._busy_ns, self._calls = round(1e6 * policy_ms), 0
+        self._calls = 0
         self._draw = RandomActions(envs, seed)
         self._draw.see(*results)
         self._is_masked = self._draw.are_masked
@@ -62,11 +61,6 @@ class Stepper:
         Args:
             env_ids: Which envs, int64 (B,).
         """
-        if self._busy_ns:
-            end_ns = thread_time_ns() + self._busy_ns
-            while thread_time_ns() < end_ns:
-                for _ in range(16):
-                    pass
         if self._is_masked:
             begin = perf_counter()
             drawn = self._draw(env_ids)
@@ -146,8 +140,8 @@ class BatchStepper(Stepper):
 class FirstReadyStepper(Stepper):
     """A vector env that hands back whoever is ready first, a quarter of the envs at a time."""
 
-    def __init__(self, envs: Any, seed: int, policy_ms: float = 0.0) -> None:
-        super().__init__(envs, seed, policy_ms)
+    def __init__(self, envs: Any, seed: int) -> None:
+        super().__init__(envs, seed)
         self.rows_per_call = max(1, envs.num_envs // _BATCHES_IN_FLIGHT)
         self._is_in_flight = False
 

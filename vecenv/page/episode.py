@@ -62,8 +62,6 @@ class EpisodePage:
         self.on_show: Callable[[], Any] = lambda: None
         self._frames = Frames()
         self._steps: list[dict[str, Any]] = []
-        self._text_size = len(fill_template("viewer.html", "", {})) + 4096
-        self._text_size += 6 * sum(len(word) for item in about.items() for word in item)
 
     @property
     def num_steps(self) -> int:
@@ -87,7 +85,6 @@ class EpisodePage:
         Raises:
             ValueError: The picture is something else.
         """
-        self._note_size()
         self._frames.add(frame)
         step: dict[str, Any] = {}
         if reward is not None:
@@ -96,7 +93,7 @@ class EpisodePage:
             shown = list(facts.items())[:_MOST_SHOWN]
             step["facts"] = [[str(k)[:_LONGEST], str(v)[:_LONGEST]] for k, v in shown]
         self._steps.append(step)
-        self._frames.shrink(self._max_bytes - self._text_size)
+        self._frames.shrink(self._max_bytes)
         self.on_show()
 
     def choose(
@@ -126,11 +123,6 @@ class EpisodePage:
         if value is not None:
             step["value"] = _finite(value)
 
-    def _note_size(self) -> None:
-        """Count the bytes of the latest step, which nothing is added to any more."""
-        if self._steps:
-            self._text_size += len(_json(self._steps[-1])) + 1
-
     def notes(self) -> list[str]:
         """Return sentences on what was left out of the pictures, for the file to fit."""
         frames, megabytes = self._frames, f"{self._max_bytes / 1e6:.3g} MB"
@@ -151,20 +143,19 @@ class EpisodePage:
         """
         if self._frames.shape is None:
             raise ValueError("the page has nothing to show; call show() first")
-        self._note_size()
-        frames = self._frames.to_list(self._max_bytes - self._text_size)
         height, width = self._frames.shape
-        facts = {
+        facts: dict[str, Any] = {
             "title": self._title[: 4 * _LONGEST],
             "about": [[str(k), str(v)[: 4 * _LONGEST]] for k, v in self._about.items()],
-            "notes": self.notes(),
             "fps": self.fps,
             "width": width,
             "height": height,
-            "stride": self._frames.stride,
             "steps": self._steps,
-            "frames": frames,
         }
+        texts = fill_template("viewer.html", facts["title"], facts)
+        room = self._max_bytes - len(texts.encode()) - 1000  # for notes
+        facts["frames"] = self._frames.to_list(room)
+        facts |= {"stride": self._frames.stride, "notes": self.notes()}
         return fill_template("viewer.html", facts["title"], facts)
 
     def save(self, path: str | Path) -> None:

@@ -130,10 +130,6 @@ def _texts(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _numbers(action: Any) -> str:
-    try:
-        array = np.asarray(action)
-    except ValueError:
-        return str(action)[:200]
-    if array.dtype.kind not in "fiub" or array.size > 32:
-        return str(action)[:200]
-    return ", ".join(f"{number:.3g}" for number in array.reshape(-1).tolist())
+    if isinstance(action, np.ndarray | np.generic | int | float) and np.size(action) <= 32:
+        return ", ".join(f"{number:.3g}" for number in np.ravel(action).tolist())
+    return str(action)[:200]
