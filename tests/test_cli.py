@@ -17,7 +17,6 @@ import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
 
-from vecenv.backends import TIMED
 from vecenv.command.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -183,13 +182,6 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["compare", "CartPole-v1", "--json", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (["compare", "CartPole-v1", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
         (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
-        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "vecenv envs --all lists ids"),
-        (["trace", "CartPole-v1", "--out", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
-        (
-            ["trace", "CartPole-v1", "--out", "trace.json", "--backend", "loop"],
-            f"one of {', '.join(TIMED)}",
-        ),
-        (["trace", "CartPole-v1", "--out", "trace.json", "--steps", "0"], "steps is 0"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypatch, tmp_path):
@@ -236,49 +228,16 @@ def test_compare_ends_with_an_error_if_nothing_ran(capsys):
     )
 
 
-@pytest.mark.slow
 def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
     (tmp_path / "my_own_env.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    args = ["trace", "my_own_env:make", "--num-envs", "2", "--backend", "sync", "--steps", "7"]
     try:
-        assert main([*args, "--out", "trace.json"]) == 0
+        assert main(["check", "my_own_env:make", "--num-envs", "2", "--num-steps", "20"]) == 0
     finally:
         sys.modules.pop("my_own_env", None)
-    out = capsys.readouterr().out
-    assert "SyncVectorEnv, 2 envs" in out
-    assert "timeline: trace.json" in out
-    events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    assert sum(event["name"] == "step" and event["ph"] == "X" for event in events) == 7
-
-
-@pytest.mark.parametrize(
-    ("env", "backend"),
-    [("CartPole-v1", "async"), ("JitCartPole-v1", "jit"), ("Cage2-v0", "jit")],
-)
-def test_a_timeline_is_by_default_of_a_backend_that_the_env_has(
-    env, backend, monkeypatch, tmp_path
-):
-    settings = []
-    monkeypatch.chdir(tmp_path)
-
-    def trace(setting, *_):
-        settings.append(setting)
-        return "a report", []
-
-    monkeypatch.setattr("vecenv.compare.processes.trace_env", trace)
-    assert main(["trace", env, "--out", "trace.json"]) == 0
-    assert settings[0].backend == backend
-
-
-@pytest.mark.usefixtures("forked")
-def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
-    args = ["trace", "Blackjack-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]
-    assert main(args) == 2
-    assert "jit: Blackjack-v1 is not compiled" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
@@ -297,7 +256,7 @@ def test_without_arguments_the_commands_are_described(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["trian", "CartPole-v1"], "no command 'trian'; did you mean train or trace?"),
+        (["trian", "CartPole-v1"], "no command 'trian'; did you mean train?"),
         (["xyzzy"], "expected one of demo, train, play, envs"),
         (["train", "cartpole-V1"], "did you mean CartPole-v1?"),
         (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
@@ -812,16 +771,6 @@ def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
         monkeypatch.setenv(variable, ":0")
     assert main(["--version"]) == 0
     assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy,offscreen")
-
-
-def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("vecenv.jit.binding._loops", {})
-    monkeypatch.setattr("vecenv.jit.binding._compiled", None)  # a list takes no half a minute
-    assert main(["envs", "pursuit", "spread", "cage4", "mountaincarcontinuous"]) == 0
-    words = capsys.readouterr().out.split()
-    counts = [words[k - 1] for k, word in enumerate(words) if word == "agents"]
-    assert counts == ["5", "8", "3"]  # whole words, none cut off
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_the_zoos_settings_train_and_those_of_the_command_line_go_first(tmp_path
         (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
         (
             ["train", "CartPole-v1", "--config", "odd.toml"],
-            "odd.toml', which can't be read (expected names",
+            "which can't be read (expected names",
         ),
         (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
     ],

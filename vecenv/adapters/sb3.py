@@ -34,6 +34,7 @@ __all__ = ["SB3VecEnv", "make_sb3_env"]
 Indices = int | Sequence[int] | None
 _MASKS = "action_masks"
 _FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+_MASKABLE = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -266,7 +267,9 @@ class SB3VecEnv(_Base):
             AttributeError: There is none of this name.
         """
         if attr_name == _MASKS and isinstance(whole := self.envs.unwrapped, VecEnv):
-            if whole.has_action_masks or (not self._is_reset and self._may_be_masked()):
+            if whole.has_action_masks or (
+                not self._is_reset and isinstance(self.action_space, _MASKABLE)
+            ):
                 return [whole.action_masks for _ in self._chosen(indices)]
             raise AttributeError("the envs give no action masks")
         values = read_attr(self.envs, attr_name)
@@ -297,10 +300,6 @@ class SB3VecEnv(_Base):
             method = getattr(self.envs.unwrapped, method_name)
             values = rows_of(method(*method_args, **method_kwargs), self.num_envs)
         return [values[i] for i in self._chosen(indices)]
-
-    def _may_be_masked(self) -> bool:
-        space = self.envs.single_action_space
-        return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return which envs are wrapped in `wrapper_class`.

@@ -63,7 +63,11 @@ class TianshouVectorEnv(_Base):
 
     # BaseVectorEnv's `__init__` is not called: it starts a worker per env.
     def __init__(self, envs: VecEnv) -> None:
-        _check(envs)
+        require_mode(envs, AutoresetMode.DISABLED, "Tianshou")
+        if not isinstance(envs, VecEnv):
+            raise TypeError(f"envs is {type(envs).__name__}, expected a vecenv.VecEnv")
+        if isinstance(envs.single_observation_space, spaces.Tuple):
+            raise TypeError("observation_space is a Tuple, but Tianshou takes arrays and dicts")
         self.envs = envs
         self.env_num = self.wait_num = count = envs.num_envs
         self.timeout, self.is_async = None, False
@@ -111,8 +115,9 @@ class TianshouVectorEnv(_Base):
             obs, rewards float64, terminations bool, truncations bool and infos, an array of dicts
             with "env_id" each, of the envs of `id` in their order.
         """
-        ids = self._ids(id)
-        actions = self._actions(action, ids)
+        ids, actions = self._ids(id), np.asarray(action)
+        if len(actions) != len(ids):
+            raise ValueError(f"action has {len(actions)} rows for {len(ids)} envs")
         if np.array_equal(ids, np.arange(self.env_num)):
             return self._result(*self.envs.step(actions), ids)
         self.envs.send(actions, ids)
@@ -137,16 +142,8 @@ class TianshouVectorEnv(_Base):
             return obs
         return _objects(list(iterate(self.envs.observation_space, obs)))
 
-    def _actions(self, action: Any, ids: np.ndarray) -> np.ndarray:
-        actions = np.asarray(action)
-        if len(actions) != len(ids):
-            raise ValueError(f"action has {len(actions)} rows for {len(ids)} envs")
-        return actions
-
     def _ids(self, env_id: EnvIds) -> np.ndarray:
-        if env_id is None:
-            return np.arange(self.env_num)
-        return np.atleast_1d(np.asarray(env_id, np.int64))
+        return np.atleast_1d(np.arange(self.env_num) if env_id is None else np.int64(env_id))
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """Keep seeds for the next reset of each env, and seed the action spaces.
@@ -196,11 +193,7 @@ class TianshouVectorEnv(_Base):
         self.is_closed = True
 
 
-def make_tianshou_env(
-    env: Any,
-    num_envs: int | None = None,
-    **options: Any,
-) -> TianshouVectorEnv:
+def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> TianshouVectorEnv:
     """Make a vector env and adapt it: `make_vec` in the autoreset mode that Tianshou wants.
 
     Args:
@@ -215,17 +208,6 @@ def make_tianshou_env(
     except BaseException:
         envs.close()
         raise
-
-
-def _check(envs: VecEnv) -> None:
-    if not isinstance(envs, VecEnv):
-        raise TypeError(
-            f"envs is {type(envs).__name__}, expected a vecenv.VecEnv, since Tianshou steps some "
-            "envs only; make_tianshou_env takes ids and factories"
-        )
-    require_mode(envs, AutoresetMode.DISABLED, "Tianshou")
-    if isinstance(envs.single_observation_space, spaces.Tuple):
-        raise TypeError("observation_space is a Tuple, but Tianshou takes arrays and dicts")
 
 
 def _objects(rows: list[Any]) -> np.ndarray:

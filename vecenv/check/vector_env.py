@@ -21,13 +21,7 @@ from vecenv.sync import SyncVectorEnv
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 
 _PYTHON_SECONDS = 5.0  # for whole episodes of kernels
-_ATTRIBUTES = (
-    "num_envs",
-    "observation_space",
-    "single_observation_space",
-    "action_space",
-    "single_action_space",
-)
+_SPACES = ("observation_space", "single_observation_space", "action_space", "single_action_space")
 
 
 class CheckReport(NamedTuple):
@@ -201,7 +195,7 @@ def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> N
 
 
 def _check_spaces(envs: VectorEnv, found: Findings) -> None:
-    missing = ", ".join(name for name in _ATTRIBUTES if not hasattr(envs, name))
+    missing = ", ".join(name for name in ("num_envs", *_SPACES) if not hasattr(envs, name))
     if not found.require("attributes are there", not missing, "no {names}", names=missing):
         raise GiveUpError
     num_envs = envs.num_envs
@@ -227,16 +221,14 @@ def _check_spaces(envs: VectorEnv, found: Findings) -> None:
 
 def _check_autoreset_mode(envs: VectorEnv, found: Findings) -> AutoresetMode | None:
     mode = envs.metadata.get("autoreset_mode")
-    if found.require(
-        "metadata has the autoreset mode",
-        isinstance(mode, AutoresetMode),
+    message = (
         "metadata['autoreset_mode'] is {mode}, expected a gymnasium.vector.AutoresetMode; learners "
-        "depend on it, set it in the metadata of the class or the instance",
-        mode=repr(mode),
-    ):
-        return mode
-    found.skipped["autoreset"] = "the mode is unknown"
-    return None
+        "depend on it, set it in the metadata of the class or the instance"
+    )
+    is_mode = isinstance(mode, AutoresetMode)
+    if not found.require("metadata has the autoreset mode", is_mode, message, mode=repr(mode)):
+        found.skipped["autoreset"] = "the mode is unknown"
+    return mode if is_mode else None
 
 
 def _check_close(envs: VectorEnv, found: Findings) -> None:

@@ -79,9 +79,6 @@ def run_bench(on_progress: Callable[[str, float], Any], titles: list[str] | None
     Args:
         on_progress: Called with what is measured, and the share of the work that is done.
         titles: Which; None for all.
-
-    Raises:
-        RuntimeError: No backend could be run.
     """
     comparisons: dict[str, Comparison] = {}
     titles = list(WORKLOADS) if titles is None else titles

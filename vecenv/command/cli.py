@@ -1,4 +1,4 @@
-"""The command `vecenv`: train, play and watch policies; check, compare and trace vector envs."""
+"""The command `vecenv`: train, play and watch policies; check and compare vector envs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import tyro
 from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 
-from vecenv.backends import COMPARED, TIMED
+from vecenv.backends import COMPARED
 from vecenv.command import progress_bar
 from vecenv.files import require_writable
 
@@ -34,7 +34,7 @@ Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
-_DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymnasium's vector envs.
+_DESCRIPTION = """Train, play and watch policies; check and compare Gymnasium's vector envs.
 
 `vecenv COMMAND --help` says more about a command."""
 
@@ -47,10 +47,7 @@ _USER_ERRORS = (
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in about two minutes, compare it with others, film it.
-
-    `vecenv demo --help` lists its options.
-    """
+    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, film it."""
     raise AssertionError("main has _demo for it, which takes these options")
 
 
@@ -160,8 +157,8 @@ def _options_of_training(
             "env; run it by python"
         )
     folder = trainers.run_folder(given.env, chosen.algorithm)
-    if config is not None and "--resume" in words and trainers.is_of_run(config):
-        folder = config.parent
+    if config is not None and "--resume" in words and config.name == trainers.OPTIONS_FILE:
+        folder = config.parent  # of that run
     defaults = own | ({"save": folder} if "save" in fields else {})
     defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))
@@ -188,14 +185,9 @@ def _options_of_training(
 
 def _check_counts(options: Any) -> None:
     """Refuse what would end a training with an error, before it begins."""
-    steps = getattr(options, "total_steps", 0)
-    if steps < 0:
-        raise ValueError(f"total_steps is {steps}, expected a number of steps, or 0 for none")
-    if (count := getattr(options, "eval_episodes", 1)) < 1:
-        raise ValueError(f"eval_episodes is {count}, expected at least 1: training ends by these")
-    for name in ("num_epochs", "hold"):
-        if (count := getattr(options, name, 1)) < 1:
-            raise ValueError(f"{name} is {count}, expected at least 1")
+    for name, least in {"total_steps": 0, "eval_episodes": 1, "num_epochs": 1, "hold": 1}.items():
+        if (count := getattr(options, name, least)) < least:
+            raise ValueError(f"{name} is {count}, expected at least {least}")
 
 
 def play(
@@ -275,7 +267,7 @@ def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> No
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:
-    """List envs: their spaces, what acts in them, and whether they are compiled.
+    """List envs: their spaces, and whether they are compiled.
 
     Args:
         words: Only those with one of these in the name.
@@ -395,10 +387,8 @@ def _find_scenario(name: str) -> Any:
     if not isinstance(found, Scenario):
         found = read_source(name).kwargs.get("scenario")
     if not isinstance(found, Scenario):
-        raise ValueError(
-            f"scenario is {name!r}, which has none; expected 'module:name' of a Scenario, or "
-            "'module:id' of an id registered with one"
-        )
+        told = "expected 'module:name' of a Scenario, or 'module:id' of an id registered with one"
+        raise ValueError(f"scenario is {name!r}, which has none; {told}")
     return found
 
 
@@ -637,52 +627,6 @@ def compare(
     return 0
 
 
-def trace(
-    env: EnvName,
-    /,
-    *,
-    out: Path,
-    num_envs: int = 8,
-    backend: str | None = None,
-    steps: int = 100,
-    env_kwargs: tuple[str, ...] = (),
-    seed: int = 0,
-    timeout: float = 60.0,
-) -> int:
-    """Write a timeline of some steps for ui.perfetto.dev; print where the time goes.
-
-    Args:
-        env: Registered id, also "module:id", or "module:factory".
-        out: File to write.
-        num_envs: How many envs.
-        backend: sync, async, async-first-ready or jit.
-            By default jit for compiled envs, and async for others.
-        steps: How often all envs are stepped, or batches received by async-first-ready.
-        env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        seed: Of envs and actions.
-        timeout: Longest wait, in seconds.
-    """
-    from vecenv.compare.processes import trace_env
-    from vecenv.compare.serving import Setting
-    from vecenv.compare.source import read_env_kwargs, read_source
-    from vecenv.core.arguments import read_count
-    from vecenv.timing.trace import write_events
-
-    kwargs = read_env_kwargs(env_kwargs)
-    source = read_source(env, kwargs)
-    backend = backend or ("jit" if source.is_compiled else "async")
-    if backend not in TIMED:
-        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(TIMED)}")
-    require_writable(out)
-    num_envs, steps = read_count("num_envs", num_envs), read_count("steps", steps)
-    setting = Setting(env, kwargs, backend, num_envs, seed)
-    report, events = trace_env(setting, steps, timeout)
-    write_events(events, out)
-    Console().print(report)
-    print(f"timeline: {out} (open it in ui.perfetto.dev)")
-    return 0
-
-
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
     """Print warnings as errors are, without the line of code that they come from."""
@@ -718,7 +662,6 @@ def main(args: Sequence[str] | None = None) -> int:
         "replay": replay,
         "check": check,
         "compare": compare,
-        "trace": trace,
     }
     words = _words_of_process() if args is None else list(args)
     _tell_sdl_of_no_display()
@@ -761,10 +704,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _tell_sdl_of_no_display() -> None:
-    """Keep pygame, which draws many envs, from looking for a display where there is none.
+    """Keep pygame from looking for a display where there is none, which prints an error.
 
-    It draws pictures all the same, but what it looks with prints an error. Two names, as envs that
-    find "dummy" alone (highway-env) draw black pictures.
+    Two names, as envs that find "dummy" alone (highway-env) draw black pictures.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy,offscreen")

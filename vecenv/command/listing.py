@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -19,9 +18,6 @@ from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 __all__ = ["list_envs"]
 
-_OURS = "vecenv."
-_GAMES = "vecenv.agents."  # modules of games with several agents
-
 
 def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     """Return a table of registered envs.
@@ -29,14 +25,10 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     Args:
         words: Parts of names, in any case; envs with one of them, or all.
         has_all: The newest versions of Gymnasium's and other registered envs, too.
-
-    Raises:
-        ValueError: There is no such env.
     """
     specs = [gym.registry[name] for name in sorted(gym.registry)]
     specs = [spec for spec in specs if _is_ours(spec) or (has_all and _is_newest(spec))]
-    if words:
-        specs = [s for s in specs if any(word.lower() in s.id.lower() for word in words)]
+    specs = [s for s in specs if not words or any(word.lower() in s.id.lower() for word in words)]
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
@@ -48,17 +40,12 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     table.add_column("", overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
         table.add_row(*map(Text, (spec.id, *_cells(spec))))  # no markup: "gymnasium[mujoco]"
-    table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
-    table.caption_justify = "left"
     return table
 
 
-def _points(spec: EnvSpec) -> list[str]:
-    return [p for p in (spec.entry_point, spec.vector_entry_point) if isinstance(p, str)]
-
-
 def _is_ours(spec: EnvSpec) -> bool:
-    return any(point.startswith(_OURS) for point in _points(spec))
+    points = (spec.entry_point, spec.vector_entry_point)
+    return any(str(point).startswith("vecenv.") for point in points)
 
 
 def _is_newest(spec: EnvSpec) -> bool:
@@ -67,7 +54,7 @@ def _is_newest(spec: EnvSpec) -> bool:
 
 
 def _cells(spec: EnvSpec) -> list[str]:
-    """Spaces, agents and whether it is compiled, of an env that is made to see."""
+    """Spaces, and whether it is compiled, of an env that is made to see."""
     from vecenv.jit.binding import uncompiled
 
     try:
@@ -83,23 +70,16 @@ def _cells(spec: EnvSpec) -> list[str]:
         told = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         return [f"not to be had: {told}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
-    compiled = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
-    is_game = spec.id == "Cage4-v0" or any(point.startswith(_GAMES) for point in _points(spec))
-    agents = f"{spaces[1].shape[0]} agents" if is_game else ""
-    notes = [note for note in (compiled, agents) if note]
-    return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
+    told = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
+    return [*map(_shown, spaces), told]
 
 
 def _shown(space: Any) -> str:
     """A space in a few words."""
     name = type(space).__name__
     if name in ("Box", "MultiBinary"):
-        dtype = "" if space.dtype in (np.float32, np.int8) else f" {space.dtype}"  # as is usual
+        dtype = "" if str(space.dtype) in ("float32", "int8") else f" {space.dtype}"  # as is usual
         return f"{name}({'x'.join(map(str, space.shape))}){dtype}"
-    if name == "Discrete":
-        return f"Discrete({space.n})"
-    if name == "MultiDiscrete":
-        return f"MultiDiscrete({space.nvec.size})"
-    if name in ("Dict", "Tuple"):
-        return f"{name} of {len(space.spaces)}"
-    return name
+    if name in ("Discrete", "MultiDiscrete"):
+        return f"{name}({space.n if name == 'Discrete' else space.nvec.size})"
+    return f"{name} of {len(space.spaces)}" if name in ("Dict", "Tuple") else name

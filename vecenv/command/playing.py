@@ -41,9 +41,6 @@ def play(
         episodes: How many, at most 100 side by side.
         seed: Of the episodes.
         **options: Those of `load_policy`.
-
-    Raises:
-        ValueError: See `load_policy`; or fewer than one episode.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
@@ -70,9 +67,6 @@ def show_run(env: str, policy: Path, files: Any, *, seed: int, **options: Any) -
         files: Where to, `vecenv.command.watching.Shown`.
         seed: Of the episode.
         **options: Those of `load_policy`.
-
-    Raises:
-        ValueError: The env does not render so; see also `load_policy`.
     """
     kwargs = {**options.pop("env_kwargs"), "render_mode": files.render_mode}
     envs, act, _ = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
@@ -109,11 +103,6 @@ def load_policy(
         vecnormalize: Statistics of a model of stable-baselines3, see `load_sb3_model`, which can
             run code, too.
         sample: Whether it draws from the policy instead of taking the likeliest actions.
-
-    Raises:
-        ValueError: The file is no policy, or one of another env; or there is nothing to draw from.
-        OSError: It can't be read.
-        ImportError: torch or stable-baselines3 is not installed.
     """
     source = read_source(env)
     if not policy.exists():
@@ -121,10 +110,7 @@ def load_policy(
     if is_sb3_file(policy):
         loaded = _load_sb3(source, policy, num_envs, env_kwargs, vecnormalize)
     elif vecnormalize is not None:
-        raise ValueError(
-            f"vecnormalize is for models of stable-baselines3, which {policy} is none of; leave it "
-            "out"
-        )
+        raise ValueError(f"{policy} is no model of stable-baselines3: leave vecnormalize out")
     else:
         loaded = _load_run(source, policy, num_envs, env_kwargs, algorithm)
     envs, act, name = loaded
@@ -146,10 +132,8 @@ def _load_run(
 
     home = next((p for p in (policy, *policy.parents[:2]) if (p / OPTIONS_FILE).is_file()), None)
     if home is None:
-        raise ValueError(
-            f"{policy} is no policy: no {OPTIONS_FILE} is in it or beside it, as in run folders; "
-            "expected a folder that vecenv train wrote, or a .zip of stable-baselines3"
-        )
+        told = "expected a folder that vecenv train wrote, or a .zip of stable-baselines3"
+        raise ValueError(f"{policy} is no policy: no {OPTIONS_FILE} is in it or beside it; {told}")
     if policy.suffix == ".pt":
         raise ValueError(
             f"{policy} is a checkpoint: give the folder {home}, whose policy is played; another "
@@ -157,10 +141,8 @@ def _load_run(
         )
     module = load(algorithm or _trained_by(home))
     if not hasattr(module, "load_policy"):
-        raise ValueError(
-            f"{home} is of {name_of(module)}, which vecenv play can't play: it has no function "
-            "`load_policy`"
-        )
+        told = "which vecenv play can't play: it has no function `load_policy`"
+        raise ValueError(f"{home} is of {name_of(module)}, {told}")
     options = dataclasses.replace(load_options(home, module.Options), save=home)
     if getattr(options, "backend", None) == "auto":  # which was tried out in the training
         options.backend = None
@@ -197,11 +179,7 @@ def _load_run(
 
 
 def _trained_by(home: Path) -> str:
-    """Return the bundled trainer that a run says it is of.
-
-    Raises:
-        ValueError: It does not say, or it is of a file of the user's.
-    """
+    """Return the bundled trainer that a run says it is of."""
     from vecenv.learn import load_checkpoint
     from vecenv.train.policy import LIBRARY, POLICY_FILE
 

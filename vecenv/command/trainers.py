@@ -36,8 +36,8 @@ from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = [
     "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
-    "env_id_of", "env_kwargs_of", "folder", "is_of_run", "load", "name_of", "read_config",
-    "run_folder", "runs_of", "zoo_config", "zoo_policy",
+    "env_id_of", "env_kwargs_of", "folder", "load", "name_of", "read_config", "run_folder",
+    "runs_of", "zoo_config", "zoo_policy",
 ]  # fmt: skip
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
@@ -62,27 +62,16 @@ class Chosen(NamedTuple):
 
 
 def folder() -> Path:
-    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout).
-
-    Raises:
-        FileNotFoundError: They are in neither place.
-    """
+    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout)."""
     package = Path(__file__).parents[1]
     for found in (package / "examples", package.parent / "examples"):
         if (found / "ppo.py").is_file():
             return found
-    raise FileNotFoundError(
-        f"the examples are neither in {package} nor beside it; install vecenv anew, from its wheel"
-    )
+    raise FileNotFoundError(f"no examples are in {package} or beside it; install vecenv anew")
 
 
 def path_of(algorithm: str) -> Path:
-    """Return the file of a user's trainer, or the example that is like a bundled one.
-
-    Raises:
-        ValueError: There is no such trainer; the sentence names near ones.
-        FileNotFoundError: There is no such file.
-    """
+    """Return the file of a user's trainer, or the example that is like a bundled one."""
     if algorithm.endswith(".py"):
         path = Path(algorithm).resolve()
         if not path.is_file():
@@ -99,10 +88,6 @@ def load(name: str) -> ModuleType:
 
     The folder of a file comes first in `sys.path` meanwhile, as it does for a script, and last
     afterwards.
-
-    Raises:
-        ValueError, FileNotFoundError: There is none, or a module of its name is there already.
-        ModuleNotFoundError: torch, or another package that it needs, is not installed.
     """
     try:
         if name in ALGORITHMS:
@@ -141,11 +126,7 @@ def name_of(module: ModuleType) -> str:
 
 
 def env_id_of(source: EnvSource) -> str:
-    """Return an id that makes an env; factories and kernels are registered under one.
-
-    Raises:
-        ValueError: It can't be registered.
-    """
+    """Return an id that makes an env; factories and kernels are registered under one."""
     if source.spec is not None:
         module, colon, _ = source.name.rpartition(":")
         # Another module may have registered an env of ours under an id of its own.
@@ -180,10 +161,6 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
             "agents:NAME".
         algorithm: One of `ALGORITHMS`, or a file; None chooses.
         env_kwargs: What follows `--env-kwargs` on the command line: names and values in turn.
-
-    Raises:
-        ValueError: There is no such env, or no such algorithm; near names are suggested.
-        ImportError: The env's module can't be imported.
     """
     if algorithm is not None:
         path_of(algorithm)
@@ -226,12 +203,7 @@ def zoo_config(env: str) -> Path:
 
 
 def zoo_policy(env: str) -> Path:
-    """Return the zoo's policy for an env, a folder like that of a run, for `--policy zoo`.
-
-    Raises:
-        ValueError: There is none; the sentence names near ones.
-        FileNotFoundError: The examples are missing.
-    """
+    """Return the zoo's policy for an env, a folder like that of a run, for `--policy zoo`."""
     return _in_zoo(env, "policy", f"{{}}/{OPTIONS_FILE}").parent
 
 
@@ -250,10 +222,6 @@ def read_config(config: Path) -> dict[str, Any]:
 
     Args:
         config: .toml or .json, such as `options.json` of a run folder. `algo` in it is as --algo.
-
-    Raises:
-        ValueError: The file is of another form.
-        OSError: It can't be read.
     """
     try:
         text = config.read_text(encoding="utf-8")
@@ -282,9 +250,6 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
         values: What `read_config` returned.
         kind: The dataclass.
         config: The file, for messages.
-
-    Raises:
-        ValueError: There are names that the options lack.
     """
     names = [field.name for field in dataclasses.fields(kind)]
     found: list[str] = []
@@ -322,18 +287,8 @@ def runs_of(env: str) -> list[Path]:
     return sorted(path.parents[1] for path in checkpoints)
 
 
-def is_of_run(config: Path) -> bool:
-    """Whether a file of options is that of a run, and lies in its folder."""
-    return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.pt").is_file()
-
-
 def eject(algorithm: str, target: Path) -> Path:
-    """Copy the example of a trainer into a folder, to be changed; return the copy.
-
-    Raises:
-        FileExistsError: The file is there already; nothing was copied.
-        OSError: The folder can't be written.
-    """
+    """Copy the example of a trainer into a folder, to be changed; return the copy."""
     path = path_of(algorithm)
     copy = target / path.name
     if copy.exists():

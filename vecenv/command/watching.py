@@ -110,11 +110,6 @@ def show(
         shown: How.
         seed: Of the episode.
         see: See `vecenv.page.episode.record`.
-
-    Raises:
-        ValueError: The env does not render so.
-        OSError: A file can't be written.
-        ImportError: Pictures need the extra `plots`.
     """
     own_fps, frames, is_game = float(envs.metadata.get("render_fps") or 10), [], False
     page: Any = _NoPage()
@@ -152,9 +147,6 @@ def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> N
         shown: How; its policy is "random", or "module:function": a function from observations
             (1, ...) to actions (1, ...).
         seed: Of the env and of random actions.
-
-    Raises:
-        ValueError: The env does not render so, or there is no such policy.
     """
     policy, see = shown.policy, None
     if policy != "random" and Path(policy).exists():
@@ -239,13 +231,7 @@ def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
 
 
 def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
-    """Return a picture or a text of the only env.
-
-    Raises:
-        ValueError: The env does not render in this mode, or draws something else than pictures.
-        ModuleNotFoundError: It draws with a package that is not installed.
-        RuntimeError: MuJoCo found no OpenGL.
-    """
+    """Return a picture or a text of the only env."""
     modes = envs.metadata.get("render_modes") or [render_mode]
     try:
         frames = envs.render() if render_mode in modes else None

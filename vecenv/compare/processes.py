@@ -13,20 +13,14 @@ from multiprocessing.connection import Pipe
 from time import monotonic
 from typing import Any
 
-from vecenv.compare.serving import OK, UNAVAILABLE, Setting
+from vecenv.compare.serving import OK, UNAVAILABLE
 from vecenv.core.faults import describe_exit
 
-__all__ = ["RunnerError", "RunnerProcess", "trace_env"]
+__all__ = ["RunnerError", "RunnerProcess"]
 
 _LOOK_S = 0.1  # between two looks at whether the process is alive
-_CLOSE_S, _WARM_UP_S = 5.0, 0.3
-_DOING = {
-    "open": "making the envs",
-    "warm_up": "warming up",
-    "measure": "stepping",
-    "take_time": "stepping with timing on",
-    "trace": "stepping with timing on",
-}
+_CLOSE_S = 5.0
+_DOING = {"open": "making the envs", "warm_up": "warming up"}
 
 
 class RunnerError(Exception):
@@ -79,8 +73,8 @@ class RunnerProcess:
                 if monotonic() > deadline:
                     self.kill()
                     raise RunnerError(
-                        f"no answer within {timeout:g} s while {_DOING.get(name, name)}; an env "
-                        "hangs, or its steps take long: give it more time"
+                        f"no answer within {timeout:g} s while {_DOING.get(name, 'stepping')}; an "
+                        "env hangs, or its steps take long: give it more time"
                     )
             status, result = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -118,20 +112,3 @@ class RunnerProcess:
         self.kill()
         self._connection.close()
         self._output.close()
-
-
-def trace_env(setting: Setting, num_steps: int, timeout: float) -> tuple[Any, list[dict[str, Any]]]:
-    """Step envs with timing on; return the report, and the events of the timeline.
-
-    Raises:
-        RuntimeError: The backend can't be had for this env, or the env failed.
-    """
-    process = RunnerProcess()
-    try:
-        process.call("open", setting, timeout=timeout)
-        process.call("warm_up", _WARM_UP_S, timeout=timeout)
-        return process.call("trace", num_steps, timeout=timeout)
-    except RunnerError as error:
-        raise RuntimeError(f"{setting.backend}: {error}") from error
-    finally:
-        process.close(is_now=True)

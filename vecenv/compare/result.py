@@ -143,15 +143,9 @@ class Comparison:
             return ": ".join(["nothing could be run", *reasons[:1]])
         return " ".join(filter(None, (self._about_speed(), self._about_measuring())))
 
-    @property
-    def fastest(self) -> list[Case]:
-        """The fastest case and those that may be as fast, the fastest first."""
-        found = sorted(self.measured, key=lambda case: -case.steps_per_second)
-        return [case for case in found if case.is_level_with(found[0])]
-
     def _about_speed(self) -> str:
-        best, *level = self.fastest
-        if level:
+        best, *rest = sorted(self.measured, key=lambda case: -case.steps_per_second)
+        if level := [case for case in rest if case.is_level_with(best)]:
             return self._about_tie(best, level)
         if all(case.is_loop for case in self.measured):
             was_asked = any(not case.is_loop for case in self.cases)

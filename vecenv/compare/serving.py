@@ -21,19 +21,9 @@ from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
 from vecenv.machine import tree_memory_bytes
-from vecenv.timing import Timing
 from vecenv.timing.report import TimingReport
-from vecenv.timing.trace import trace_events
 
-__all__ = [
-    "FAILED",
-    "OK",
-    "UNAVAILABLE",
-    "Round",
-    "Runner",
-    "Setting",
-    "serve",
-]
+__all__ = ["FAILED", "OK", "UNAVAILABLE", "Round", "Runner", "Setting", "serve"]
 
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
 _MOST_CALLS = 50_000  # at a time: the flags of each are kept until then
@@ -136,21 +126,6 @@ class Runner:
         assert self._setting is not None
         if self._setting.backend not in TIMED:
             return None
-        return self._timed(lambda: self.measure(seconds), lambda timing: timing.report())
-
-    def trace(self, count: int) -> tuple[TimingReport, list[dict[str, Any]]]:
-        """Step `count` times with timing on; return the report, and the events of the timeline."""
-        return self._timed(
-            lambda: self._run(count), lambda t: (t.report(), list(trace_events(t.recording())))
-        )
-
-    def close(self) -> None:
-        """Close the envs."""
-        if self._stepper is not None:
-            self._stepper.envs.close()
-
-    def _timed(self, run: Callable[[], Any], read: Callable[[Timing], Any]) -> Any:
-        """Run with timing on, and return what `read` makes of it; the policy is a phase."""
         stepper: Any = self._stepper
         timing, act = stepper.envs.timing, stepper.act
 
@@ -163,12 +138,17 @@ class Runner:
         stepper.prepare()
         timing.clear()
         stepper.act = timed_act
-        run()
-        found = read(timing)
+        self.measure(seconds)
+        report = timing.report()
         stepper.act = act
         stepper.settle()
         timing.disable()
-        return found
+        return report
+
+    def close(self) -> None:
+        """Close the envs."""
+        if self._stepper is not None:
+            self._stepper.envs.close()
 
     def _calls_in(self, seconds: float) -> int:
         return max(1, min(round(seconds / self._call_s), _MOST_CALLS))

@@ -44,18 +44,6 @@ class EnvSource(NamedTuple):
     kwargs: dict[str, Any]
     kernels: Any = None
 
-    @property
-    def has_single_envs(self) -> bool:
-        """Whether `env_fn` makes any; otherwise all are stepped by compiled code."""
-        return self.factory is not None or bool(self.spec and self.spec.entry_point)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `make_compiled` makes what `env_fn` does, and no twin."""
-        if self.spec is None:
-            return self.kernels is not None
-        return has_compiled_envs(self.spec, self.kwargs)
-
     def env_fn(self) -> Callable[[], Env]:
         """Return what makes one env, without Gymnasium's checker; it can be pickled.
 
@@ -64,7 +52,7 @@ class EnvSource(NamedTuple):
         """
         if self.factory is not None:
             return partial(self.factory, **self.kwargs)
-        if not self.has_single_envs:
+        if self.spec is None or not self.spec.entry_point:
             raise BackendUnavailableError(
                 f"{self.name} is compiled and has no single envs; only the backend jit has it"
             )
@@ -82,10 +70,8 @@ class EnvSource(NamedTuple):
             raise BackendUnavailableError(
                 f"{self.name} is a factory of single envs; compiled ones have ids or are EnvKernels"
             )
-        compiled = self.spec.id
-        if not has_compiled_envs(self.spec, self.kwargs):
-            compiled = COMPILED_TWINS.get(self.spec.id, "")
-        if not compiled:
+        is_it = has_compiled_envs(self.spec, self.kwargs)
+        if not (compiled := self.spec.id if is_it else COMPILED_TWINS.get(self.spec.id)):
             raise BackendUnavailableError(
                 f"{self.spec.id} is not compiled; docs/compiled_envs.md says how to write one"
             )

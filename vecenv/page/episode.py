@@ -125,15 +125,12 @@ class EpisodePage:
 
     def notes(self) -> list[str]:
         """Return sentences on what was left out of the pictures, for the file to fit."""
-        frames, megabytes = self._frames, f"{self._max_bytes / 1e6:.3g} MB"
-        if frames.is_exact:
+        if self._frames.is_exact:
             return []
-        if frames.stride == 1:
-            return [f"The pictures are compressed with losses, so that the page has {megabytes}."]
-        return [
-            f"Only every {frames.stride}th step has a picture, compressed with losses, so that the "
-            f"page has {megabytes}; actions and rewards are all there."
-        ]
+        told = "The pictures are compressed with losses"
+        if (stride := self._frames.stride) > 1:
+            told = f"Only every {stride}th step has a picture, compressed with losses"
+        return [f"{told}, so that the page has {self._max_bytes / 1e6:.3g} MB."]
 
     def to_html(self) -> str:
         """Return the page.
@@ -237,9 +234,7 @@ def require_html(path: str | Path) -> None:
     require_writable(Path(path))
 
 
-def fill_template(
-    name: str, title: str, facts: Mapping[str, Any], sources: str = "", head: str = ""
-) -> str:
+def fill_template(name: str, title: str, facts: Mapping[str, Any]) -> str:
     """Return a page of this folder with its style, its data, and a policy that forbids the rest.
 
     Nothing of the data can become markup or code: it is JSON without "<", which the page's script
@@ -249,8 +244,6 @@ def fill_template(
         name: Of the template: what is in the body of `frame.html`, and its script.
         title: Of the page.
         facts: What its script reads.
-        sources: Further rules of its content security policy.
-        head: Further lines of its head.
     """
     frame, own, style = (
         (_FOLDER / file).read_text(encoding="utf-8") for file in ("frame.html", name, "style.css")
@@ -262,9 +255,9 @@ def fill_template(
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode("ascii")
     policy = (
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
     )
-    parts = {"POLICY": policy, "HEAD": head, "TITLE": html.escape(title), "DATA": _json(facts)}
+    parts = {"POLICY": policy, "TITLE": html.escape(title), "DATA": _json(facts)}
     # In one pass, as a title may have one of these words; the scripts have none of them.
     return re.sub("|".join(parts), lambda found: parts[found[0]], text)
 

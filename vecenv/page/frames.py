@@ -10,11 +10,10 @@ import numpy as np
 
 from vecenv.cage.canvas import pillow
 
-__all__ = ["Frames", "check_frame", "png_of"]
+__all__ = ["Frames", "check_frame"]
 
 _KEY_EVERY = 50  # the page draws at most so many patches to show a picture
 _LOSSY_QUALITY = 55
-_MAX_SIDE = 16383  # of WebP
 
 
 class _Patch(NamedTuple):
@@ -133,17 +132,7 @@ def check_frame(frame: Any) -> np.ndarray:
         raise ValueError(
             f"the env drew {array.dtype} {array.shape}, expected a picture uint8 (height, width, 3)"
         )
-    if max(array.shape) > _MAX_SIDE:
-        raise ValueError(
-            f"the env draws pictures of {array.shape[1]} x {array.shape[0]}, expected at most "
-            f"{_MAX_SIDE} pixels a side"
-        )
     return array
-
-
-def png_of(frame: np.ndarray) -> bytes:
-    """Return a picture as a PNG file."""
-    return _encoded(frame, format="PNG", compress_level=1)
 
 
 def _encoded(pixels: np.ndarray, **options: Any) -> bytes:
