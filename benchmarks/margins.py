@@ -326,7 +326,8 @@ def gae(repetitions: int) -> list[float]:
     rewards = rng.standard_normal(shape, np.float32)
     values = rng.standard_normal((129, 2048), np.float32)
     flags = rng.random((2, *shape)) < 0.01
-    dones, out = flags.any(0).astype(np.float32), (np.empty_like(rewards), np.empty_like(rewards))
+    dones: Any = flags.any(0).astype(np.float32)
+    out = np.empty_like(rewards), np.empty_like(rewards)
     options: Any = {"gamma": baselines.GAMMA, "gae_lambda": 0.95, "out": out}
     ours = partial(buffers.gae, rewards, values, *flags, **options)
     return ratio(ours, partial(baselines.gae_loop, rewards, values, dones, 0.95), repetitions)

@@ -267,9 +267,8 @@ class SB3VecEnv(_Base):
             AttributeError: There is none of this name.
         """
         if attr_name == _MASKS and isinstance(whole := self.envs.unwrapped, VecEnv):
-            if whole.has_action_masks or (
-                not self._is_reset and isinstance(self.action_space, _MASKABLE)
-            ):
+            may_be = not self._is_reset and isinstance(self.action_space, _MASKABLE)
+            if whole.has_action_masks or may_be:
                 return [whole.action_masks for _ in self._chosen(indices)]
             raise AttributeError("the envs give no action masks")
         values = read_attr(self.envs, attr_name)

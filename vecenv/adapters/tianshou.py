@@ -125,8 +125,8 @@ class TianshouVectorEnv(_Base):
         place = np.empty(self.env_num, np.int64)
         place[batch.env_ids] = np.arange(len(ids))
         order = place[ids]
-        obs, rewards, *flags, infos = self._result(*batch)
-        return obs[order], rewards[order], *(part[order] for part in flags), infos[order]
+        obs, rewards, terminations, truncations, infos = (x[order] for x in self._result(*batch))
+        return obs, rewards, terminations, truncations, infos
 
     def _result(
         self, obs: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any, ids: Any
@@ -143,7 +143,7 @@ class TianshouVectorEnv(_Base):
         return _objects(list(iterate(self.envs.observation_space, obs)))
 
     def _ids(self, env_id: EnvIds) -> np.ndarray:
-        return np.atleast_1d(np.arange(self.env_num) if env_id is None else np.int64(env_id))
+        return np.atleast_1d(np.arange(self.env_num) if env_id is None else np.asarray(env_id))
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """Keep seeds for the next reset of each env, and seed the action spaces.

@@ -101,7 +101,7 @@ class _AgentChecks:
                         return
 
     def _frame(self, results: tuple[Any, ...]) -> _Frame:
-        return _Frame(*deepcopy((*results[:4], self._envs.valid, self._envs.alive)))
+        return _Frame._make(deepcopy((*results[:4], self._envs.valid, self._envs.alive)))
 
     def _reset(self, seed: Any = None, mask: np.ndarray | None = None) -> _Frame:
         options = None if mask is None else {"reset_mask": mask}

@@ -117,9 +117,10 @@ def check_vector_env(
         envs.close()
     else:
         is_game = isinstance(envs, AgentsVecEnv | AgentRowsVecEnv)
+        check: Any = check_agents if is_game else _check_all
         try:
             with found.attempt("attributes"):
-                (check_agents if is_game else _check_all)(envs, num_steps, seed, found)
+                check(envs, num_steps, seed, found)
         finally:
             _check_close(envs, found)
     passed = tuple(rule for rule in found.tried if rule not in found.failures)
@@ -231,7 +232,7 @@ def _check_autoreset_mode(envs: VectorEnv, found: Findings) -> AutoresetMode | N
     return mode if is_mode else None
 
 
-def _check_close(envs: VectorEnv, found: Findings) -> None:
+def _check_close(envs: VectorEnv | AgentsVecEnv, found: Findings) -> None:
     rule = "close may be called twice"
     with found.attempt(rule):
         envs.close()

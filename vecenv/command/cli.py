@@ -157,8 +157,8 @@ def _options_of_training(
             "env; run it by python"
         )
     folder = trainers.run_folder(given.env, chosen.algorithm)
-    if config is not None and "--resume" in words and config.name == trainers.OPTIONS_FILE:
-        folder = config.parent  # of that run
+    own_run = config.parent if config is not None and "--resume" in words else folder
+    folder = own_run if (own_run / "checkpoint" / "last.pt").is_file() else folder
     defaults = own | ({"save": folder} if "save" in fields else {})
     defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))

@@ -61,8 +61,8 @@ def main(options: Options) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
         require_writable(options.save / "policy.npz")
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        raise SystemExit(f"{reason}; choose another folder with --save") from None
+        told = f"{error.filename}: {error.strerror}; choose another folder with --save"
+        raise SystemExit(told) from None
     from vecenv.train.cage2_defender import Cage2Defender  # torch
 
     settings = Cage2Defender.Options(

@@ -182,8 +182,9 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
     finally:
         envs.close()
-    is_row = isinstance(action_space, Box) and len(action_space.shape) == 1
-    is_bounded = is_row and action_space.dtype.kind == "f" and action_space.is_bounded()
+    is_bounded = False
+    if isinstance(action_space, Box) and len(action_space.shape) == 1:
+        is_bounded = action_space.dtype.kind == "f" and action_space.is_bounded()
     obs_axes = len(obs_space.shape) if isinstance(obs_space, Box) else 0
     if is_bounded and obs_axes in (1, 2):
         return Chosen("sac", env_id, f"actions are {action_space}")

@@ -111,11 +111,12 @@ def show(
         seed: Of the episode.
         see: See `vecenv.page.episode.record`.
     """
-    own_fps, frames, is_game = float(envs.metadata.get("render_fps") or 10), [], False
+    own_fps, frames = float(envs.metadata.get("render_fps") or 10), list[Any]()
     page: Any = _NoPage()
     if shown.html is not None:
         page = new_page(env, shown.policy, seed, shown.fps or min(PAGE_FPS, own_fps))
-    names: Any = _OneGame(envs, env) if (is_game := isinstance(envs, AgentsVecEnv)) else None
+    game = _OneGame(envs, env) if isinstance(envs, AgentsVecEnv) else None
+    names: Any = game or action_names(envs, env)
     with progress_of(page, shown.num_steps):
 
         def look() -> Any:
@@ -124,9 +125,8 @@ def show(
                 frames.append(frame)
             return frame
 
-        stepped = names if is_game else envs
-        names = names or action_names(envs, env)
-        record(page, stepped, act, names, look, seed=seed, num_steps=shown.num_steps, see=see)
+        steps = shown.num_steps
+        record(page, game or envs, act, names, look, seed=seed, num_steps=steps, see=see)
     if shown.gif is not None:
         from vecenv.cage.canvas import save_gif
 
@@ -149,6 +149,7 @@ def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> N
         seed: Of the env and of random actions.
     """
     policy, see = shown.policy, None
+    chosen: Any = None
     if policy != "random" and Path(policy).exists():
         raise ValueError(
             f"policy is {policy!r}, a file or folder; watch takes 'random' or 'module:function'. A "
@@ -230,7 +231,7 @@ def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
         return make_vec(source.spec, backend=backend, **kwargs)
 
 
-def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
+def frame_of(envs: Any, name: str, render_mode: str) -> Any:
     """Return a picture or a text of the only env."""
     modes = envs.metadata.get("render_modes") or [render_mode]
     try:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
-from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper, Stepper
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
 from vecenv.machine import tree_memory_bytes
@@ -76,8 +76,8 @@ class Runner:
     """Envs of one backend, stepped on command."""
 
     def __init__(self) -> None:
-        self._stepper: Stepper | None = None
-        self._setting: Setting | None = None
+        self._stepper: Any = None  # a `Stepper`, once there are envs
+        self._setting: Any = None
         self._call_s = 0.0  # of the latest run
 
     def open(self, setting: Setting) -> tuple[float, float]:
@@ -85,7 +85,6 @@ class Runner:
 
         Raises:
             BackendUnavailableError: This env can't be run that way.
-            Exception: What making or resetting it raises.
         """
         source = read_source(setting.env, setting.env_kwargs)
         self._setting = setting
@@ -103,7 +102,6 @@ class Runner:
 
     def warm_up(self, seconds: float) -> int | None:
         """Step for about this long; return the memory in use then, in bytes."""
-        assert self._stepper is not None
         begin, count = perf_counter(), 1
         self._stepper.prepare()
         while (left := seconds - (perf_counter() - begin)) > 0 or self._call_s == 0:
@@ -123,10 +121,9 @@ class Runner:
 
     def take_time(self, seconds: float) -> TimingReport | None:
         """Step for about this long with timing on; None for backends that have none."""
-        assert self._setting is not None
         if self._setting.backend not in TIMED:
             return None
-        stepper: Any = self._stepper
+        stepper = self._stepper
         timing, act = stepper.envs.timing, stepper.act
 
         def timed_act(*args: Any) -> Any:
@@ -156,7 +153,6 @@ class Runner:
     def _step_for(self, seconds: float, episodes: int) -> Round:
         """Step for `seconds`, and on until each env has ended so many episodes, see `measure`."""
         stepper = self._stepper
-        assert stepper is not None
         stepper.prepare()
         before, enough_s = stepper.episodes.copy(), max(seconds, _RESETS * stepper.reset_s)
         done, spent, ended = 0, 0.0, 0
@@ -167,7 +163,6 @@ class Runner:
         return Round(done, spent, ended)
 
     def _run(self, count: int) -> tuple[int, float]:
-        assert self._stepper is not None
         steps, seconds = self._stepper.run(count)
         self._call_s = seconds / count
         return steps, seconds

@@ -44,11 +44,11 @@ class Stepper:
         self._ended = np.zeros(self.rows_per_call, np.bool_)
         self.episodes = np.zeros(self.rows_per_call, np.int64)
         begin = perf_counter()
-        results = envs.reset(seed=seed)
+        obs, infos = envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
         self._calls = 0
         self._draw = RandomActions(envs, seed)
-        self._draw.see(*results)
+        self._draw.see(obs, infos)
         self._is_masked = self._draw.are_masked
         self._drawing_s = 0.0  # spent between steps with masks
         count = _RING if isinstance(envs, VectorEnv) else 16 * _RING
