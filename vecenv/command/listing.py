@@ -66,8 +66,7 @@ def _cells(spec: EnvSpec) -> list[str]:
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to
-        cause = error.__cause__ or error
-        told = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        told = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         return [f"not to be had: {told}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
     told = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""

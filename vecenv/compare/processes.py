@@ -57,7 +57,8 @@ class RunnerProcess:
         """Return what a method of the process's `Runner` returns.
 
         Args:
-            name: Of the method; `args` are pickled.
+            name: Of the method.
+            *args: Its arguments; they are pickled.
             timeout: Longest wait in seconds; after it the process is killed.
 
         Raises:
