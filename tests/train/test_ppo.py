@@ -377,7 +377,7 @@ def test_no_further_pass_once_the_policy_has_moved_too_far():
         trainer.update()
         (state,) = trainer.optimizer.state.values()
         assert state["step"] == num_passes * 8
-        assert set(trainer.envs.timing.total_ns) == {"policy", "learner"}
+        assert set(trainer.envs.timing.log.phases_ns) == {"policy", "learner"}
 
 
 # --------------------------------------------------------------------------- runs and files

@@ -319,7 +319,7 @@ class Trainer:
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
-            if options.profile and envs.timing.total_ns:
+            if options.profile and envs.timing.log.phases_ns:
                 told = learn.describe_graphs(trainer.graphs)  # of graphs the device says it
                 note = told and f"\nof these the table has the first calls only:\n{told}"
                 print(f"{envs.timing.report()}{note}")
