@@ -593,7 +593,7 @@ def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monk
 
 def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
     for args, words in (
-        (["train", "--help"], ("--algo", "--config", "--eject")),
+        (["train", "--help"], ("--algo", "--config", "--track", "--eject")),
         (["train", "CartPole-v1", "--help"], ("--total-steps", "--resume", "--gae-lambda")),
         (["demo", "--help"], ("--total-steps", "--episodes")),
     ):
@@ -851,3 +851,11 @@ def test_what_a_terminal_can_not_show_is_replaced():
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     shown = subprocess.check_output(command, env=env, text=True, timeout=100)
     assert "? play" in shown
+
+
+def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vecenv.command.trainers.find_spec", lambda name: None)
+    assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
+    assert "which is not installed: pip install" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

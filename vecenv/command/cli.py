@@ -78,6 +78,8 @@ class Train:
     config: Path | None = None
     """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
     bundled settings of this env, if it has some. Those given here go first."""
+    track: Literal["tensorboard", "wandb"] | None = None
+    """Where to send the scalars, too."""
     eject: Path | None = None
     """Copy an example of the trainer into this folder, to be changed, and train nothing."""
 
@@ -85,7 +87,7 @@ class Train:
 def _train(words: Sequence[str]) -> int:
     """Read what `Train` has, then the options of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
-    while len(words) > 2 and words[0] in ("--algo", "--config", "--eject"):
+    while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
         words = [*words[2:], *words[:2]]  # what is before ENV must not be an option of a trainer
     if not words or words[0].startswith("-"):
         if words and not helps:
@@ -116,9 +118,13 @@ def _train(words: Sequence[str]) -> int:
     module = trainers.load(chosen.algorithm)
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
+    if given.track is not None:
+        trainers.require_tracker(given.track, chosen.algorithm, module.Options)
+        rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    module.main(options)
+    with trainers.sent_to(given.track, options):
+        module.main(options)
     return 0
 
 
