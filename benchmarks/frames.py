@@ -27,7 +27,7 @@ from gymnasium.spaces import Box, Discrete
 from measure import machine, markdown_table
 from replay import installed_peers, repeat, report
 
-from buffers import FrameStack, PrioritizedReplayBuffer, SharedReplayBuffer
+from buffers import PrioritizedReplayBuffer, SharedReplayBuffer
 
 STACKS = Box(0, 255, (4, 84, 84), np.uint8)
 ACTIONS = Discrete(6)
@@ -150,11 +150,6 @@ def time_draws(capacity: int, repetitions: int) -> None:
 def time_adds(repetitions: int) -> None:
     capacity = 20_000
     given = list(itertools.islice(steps(), 400))
-    frames = [
-        {**c, **{name: np.ascontiguousarray(c[name][:, -1]) for name in ("obs", "next_obs")}}
-        for c in given
-    ]
-    unchecked = FrameStack(4, is_checked=False)
 
     def adder(buffer: Any, columns: list[Columns]) -> Callable[[], None]:
         turns = itertools.cycle(enumerate(columns))
@@ -169,8 +164,6 @@ def time_adds(repetitions: int) -> None:
 
     cases = {
         "stacks": repeat(adder(filled(capacity), given)),
-        "stacks, not compared": repeat(adder(filled(capacity, frame_stack=unchecked), given)),
-        "newest frames": repeat(adder(filled(capacity), frames)),
         "stacks stored twice": repeat(adder(filled(capacity // 4, frame_stack=None), given)),
     }
     if (peer := sb3(capacity)) is not None:

@@ -16,7 +16,7 @@ import torch
 from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import Field, FrameLayout, RowLayout
+from buffers.core.rows import Field, RowLayout
 from buffers.core.spaces import Leaf
 
 __all__ = [
@@ -66,10 +66,9 @@ def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) ->
 
 def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
     """Raise BufferMisuseError for columns that are unknown or missing."""
-    unknown = sorted(set(given) - required - optional, key=str)
-    missing = sorted(required - set(given))
-    if unknown or missing:
-        problem = f"unknown: {unknown}" if unknown else f"missing: {missing}"
+    if not required <= set(given) <= required | optional:
+        unknown, missing = set(given) - required - optional, sorted(required - set(given))
+        problem = f"unknown: {sorted(unknown, key=str)}" if unknown else f"missing: {missing}"
         raise BufferMisuseError(
             f"columns are {sorted(given, key=str)}, expected {sorted(required)} and possibly "
             f"{sorted(optional)}; {problem}"
@@ -91,10 +90,11 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
-    if isinstance(given, torch.Tensor):
+    is_tensor = isinstance(given, torch.Tensor)
+    if is_tensor:
         check_place(name, given, device)
     try:
-        if not isinstance(given, torch.Tensor):
+        if not is_tensor:
             return np.asarray(given)
         tensor = given.detach().cpu()
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
@@ -109,11 +109,10 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
     """A plain tensor, of whatever shape and dtype, where it lies; without gradients."""
     if isinstance(given, torch.Tensor):
         plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
-        return plain.detach() if plain.requires_grad else plain
+        return plain.detach()
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
-    flags = array.flags
-    if not (array.dtype.isnative and flags.writeable and flags.aligned and flags.c_contiguous):
+    if not (array.dtype.isnative and array.flags.carray):
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
@@ -141,9 +140,8 @@ def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
     """The names of the columns to draw, one at least, out of `known`; or None for all."""
     if columns is None:
         return None
-    names: tuple[Any, ...] = ()
-    if isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping):
-        names = tuple(columns)
+    is_listed = isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping)
+    names = tuple(columns) if is_listed else ()
     if names and all(type(name) is str and name in known for name in names):
         return frozenset(names)
     raise BufferMisuseError(
@@ -194,8 +192,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     """
     tensor = as_tensor(name, given)
     _check_shape(name, tensor.shape, shape)
-    is_real = dtype.is_floating_point and not tensor.is_complex()
-    if tensor.dtype is dtype or is_real:
+    if tensor.dtype is dtype or (dtype.is_floating_point and not tensor.is_complex()):
         return tensor
     own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     return as_tensor(name, read_array(name, tensor, tensor.shape, own, tensor.device))
@@ -206,8 +203,7 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     if array.dtype == dtype:
         return True
     if dtype.kind not in "iu" or array.dtype.kind not in "iu":
-        rule: Any = "safe" if dtype.kind in "iu" else "same_kind"
-        return np.can_cast(array.dtype, dtype, rule)
+        return np.can_cast(array.dtype, dtype, "safe" if dtype.kind in "iu" else "same_kind")
     cast = array.astype(dtype)
     return bool(((cast == array) & ((cast >= 0) == (array >= 0))).all())
 
@@ -230,8 +226,7 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
     # Unlike `dot`, `vdot` does not warn of sums that are not finite.
     if rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL:
         return
-    with np.errstate(over="ignore"):
-        stored = rewards.astype(np.float32)
+    stored = _stored(rewards, _FLOAT32)
     wrong = np.flatnonzero(~np.isfinite(stored))
     if len(wrong):
         raise BufferMisuseError(
@@ -279,10 +274,7 @@ def read_distinct_ids(
     if given.dtype == _BOOL and given.shape == (num_envs,):
         return np.flatnonzero(given)
     ids = _read_ids(given, device, None, f"integers (K,) or a mask bool ({num_envs},)")
-    ordered = np.sort(ids)
-    if ids.size and (
-        ordered[0] < 0 or ordered[-1] >= num_envs or (ordered[1:] == ordered[:-1]).any()
-    ):
+    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or len(np.unique(ids)) < len(ids)):
         raise BufferMisuseError(
             f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
         )
@@ -324,25 +316,24 @@ def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) ->
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     """List what lies at the leaves of a nest that must be shaped like the space."""
-    got: Any = type(tree).__name__
-    nest: Any = tree
     parts: Mapping[Any, Space]
     if isinstance(space, spaces.Dict):
         parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
         fits = isinstance(tree, Mapping) and set(tree) == set(parts)
-        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
     elif isinstance(space, spaces.Tuple):
         parts, expected = dict(enumerate(space.spaces)), f"tuple of {len(space.spaces)} items"
         fits = isinstance(tree, tuple | list) and len(tree) == len(parts)
-        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
     else:
         return [tree]
     if not fits:
+        got = type(tree).__name__
+        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
+        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
         raise BufferMisuseError(f"{name} must be a {expected}, got {got}")
     return [
         leaf
         for key, child in parts.items()
-        for leaf in tree_leaves(child, nest[key], f"{name}[{key!r}]")
+        for leaf in tree_leaves(child, tree[key], f"{name}[{key!r}]")
     ]
 
 
@@ -372,14 +363,6 @@ def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.ascontiguousarray(array, dtype)
 
 
-def _read_field(
-    name: str, given: Any, field: Field, count: int, device: torch.device
-) -> np.ndarray:
-    """A column (K, *shape) of the dtype of the field."""
-    array = read_array(name, given, (count, *field.shape), field.dtype, device)
-    return _stored(array, field.dtype)
-
-
 class ColumnReader:
     """Reads the columns of steps.
 
@@ -396,7 +379,6 @@ class ColumnReader:
         kinds = {name: layout.fields[name] for name in ("obs", *self._others)} if is_flat else {}
         kinds |= {"next_obs": kinds["obs"]} if is_flat else {}
         self._flat = [(name, f.shape, np.dtype(f.dtype.str)) for name, f in kinds.items()]
-        self._expected, self._shape = self._flat, None  # for adds of as many rows as the last
 
     def read(
         self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
@@ -418,16 +400,19 @@ class ColumnReader:
             _check_names(given, self._names, optional)
         layout, rewards = self._layout, _read_rewards(given["rewards"], device)
         count, found = len(rewards), {"rewards": rewards}
+        frames, leaves = layout.frames, [layout.fields[path] for path in layout.obs]
+        if frames is not None:
+            leaves = [leaves[0]._replace(shape=frames.stack_shape)]
         for name, prefix in (("obs", ""), ("next_obs", "next_")):
-            if layout.frames is not None:
-                found[name] = _read_frames(name, given[name], layout.frames, count, device)
-                continue
-            leaves = tree_leaves(layout.observation_space, given[name], name)
-            for path, leaf in zip(layout.obs, leaves, strict=True):
-                field, path = layout.fields[path], prefix + path
-                found[path] = _read_field(path, leaf, field, count, device)
+            space = layout.observation_space
+            arrays = read_nest(name, given[name], space, leaves, count, device)
+            for field, array in zip(leaves, arrays, strict=True):
+                array = array if frames is None else frames.split(array)
+                found[prefix + field.path] = _stored(array, field.dtype)
         for name in (*self._others, *(optional & given.keys())):
-            found[name] = _read_field(name, given[name], layout.fields[name], count, device)
+            field = layout.fields[name]
+            array = read_array(name, given[name], (count, *field.shape), field.dtype, device)
+            found[name] = _stored(array, field.dtype)
         return found
 
     def _is_stored(self, columns: Mapping[str, Any]) -> bool:
@@ -435,12 +420,12 @@ class ColumnReader:
         rewards = columns.get("rewards")
         if not self._flat or len(columns) != len(self._names) or type(rewards) is not np.ndarray:
             return False
-        if rewards.shape != self._shape:
-            self._shape = rewards.shape
-            self._expected = [(n, (*rewards.shape, *inner), own) for n, inner, own in self._flat]
-        for name, shape, dtype in self._expected:
+        rows = rewards.shape
+        for name, shape, dtype in self._flat:
             value = columns.get(name)
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            if type(value) is not np.ndarray or value.dtype is not dtype:
+                return False
+            if value.shape != rows + shape:
                 return False
         return rewards.ndim == 1 and rewards.dtype in _FLOATS
 
@@ -452,16 +437,17 @@ class ColumnReader:
 
         The arguments are those of `read`, `read_row_ids` and `read_valid`; `valid` is None for all.
         """
-        arrays = self.read(columns, device)
+        arrays, frames, is_valid = self.read(columns, device), self._layout.frames, None
         count = len(arrays["rewards"])
-        if env_ids is None and valid is None and not (num_envs and count % num_envs):
-            return arrays, _NO_IDS, None, None
         ids = read_row_ids(env_ids, count, num_envs, device)
-        if valid is None:
-            return arrays, ids, None, None
-        is_valid = read_valid(valid, count, device)
-        arrays = {path: array[is_valid] for path, array in arrays.items()}
-        if not num_envs:
+        if valid is not None:
+            is_valid = read_valid(valid, count, device)
+            arrays = {path: array[is_valid] for path, array in arrays.items()}
+        if frames is not None:
+            wrong = frames.first_break(arrays["obs"], arrays["next_obs"])
+            if wrong is not None:
+                raise BufferMisuseError(f"row {wrong[0]}: {wrong[1]}")
+        if is_valid is None or not num_envs:
             return arrays, ids, None, None
         ids = ids if len(ids) else np.arange(count) % num_envs
         stops, cuts = _find_gaps(ids, is_valid)
@@ -499,26 +485,6 @@ def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, n
     return stops, ids[is_first & is_out]
 
 
-def _read_frames(
-    name: str, given: Any, frames: FrameLayout, count: int, device: torch.device
-) -> np.ndarray:
-    """Frames (K, F, *shape) of stacks, or (K, 1, *shape) if only the newest of each was given."""
-    array = as_array(name, given, device)
-    single = frames.shape
-    if not frames.is_merged:  # the axis of the stack may be there, as of gray pictures
-        single = (*single[: frames.axis], 1, *single[frames.axis :])
-    shapes = [(count, *shape) for shape in (frames.stack_shape, frames.shape, single)]
-    if array.shape not in shapes:
-        raise BufferMisuseError(
-            f"{name} has shape {array.shape}, expected {shapes[0]}, stacks of {frames.num_frames} "
-            f"frames, or {shapes[1]}, the newest frame of each"
-        )
-    is_stack = array.shape == shapes[0]
-    array = read_array(name, array, array.shape, frames.dtype)
-    parts = frames.split(array) if is_stack else array.reshape((count, 1, *frames.shape))
-    return _stored(parts, frames.dtype)
-
-
 def read_episode(
     episode: Mapping[str, Any], layout: RowLayout, device: torch.device
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
@@ -532,43 +498,35 @@ def read_episode(
         raise BufferMisuseError(
             f"an episode must be a dict of columns, got {type(episode).__name__}"
         )
-    flags, fields = (*_FLAGS, "boundaries"), layout.fields
+    flags, given = (*_FLAGS, "boundaries"), dict(episode)
     _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
-    rewards = _read_rewards(episode["rewards"], device)
-    count, found = len(rewards), {"rewards": _stored(rewards, _FLOAT32)}
+    count = len(_read_rewards(episode["rewards"], device))
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")
-
-    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
-        leaves = tree_leaves(layout.observation_space, episode[name], name)
-        return {
-            path: _read_field(name + path.removeprefix("obs"), leaf, fields[path], length, device)
-            for path, leaf in zip(layout.obs, leaves, strict=True)
-        }
-
-    has_next = "next_obs" in episode
-    obs = read_obs("obs", count if has_next else count + 1)
-    following = read_obs("next_obs", count) if has_next else obs
-    last = {path: array[-1:] for path, array in following.items()}
-    for path, array in obs.items() if has_next else ():
-        same = (array[1:] == following[path][:-1]) | (array[1:] != array[1:])  # or NaN
+    if "next_obs" not in episode:
+        leaves = [layout.fields[path] for path in layout.obs]
+        space = layout.observation_space
+        arrays = read_nest("obs", episode["obs"], space, leaves, count + 1, device)
+        given["obs"] = layout.build_obs([array[:-1] for array in arrays])
+        given["next_obs"] = layout.build_obs([array[1:] for array in arrays])
+    if not episode.keys() & {*_FLAGS}:
+        given["truncations"] = np.arange(count) == count - 1
+    given = {**dict.fromkeys(flags, np.zeros(count, np.bool_)), **given}
+    found = read_steps(given, layout, device, {"boundaries"})
+    last = {path: found[f"next_{path}"][-1:] for path in layout.obs}
+    for path in layout.obs:
+        array, following = found[path][1:], found.pop(f"next_{path}")[:-1]
+        same = (array == following) | (array != array)  # or NaN
         wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
         if len(wrong):
             raise BufferMisuseError(
                 f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
                 "in one episode they are the same observation: split it there"
             )
-    for name in ("actions", *layout.extras, *flags):
-        if name in episode:
-            found[name] = _read_field(name, episode[name], fields[name], count, device)
-    if not episode.keys() & {*_FLAGS}:
-        found["truncations"] = np.arange(count) == count - 1
-    for name in flags:
-        found.setdefault(name, np.zeros(count, np.bool_))
     over = (found["terminations"] | found["truncations"])[:-1]
     if over.any():
         raise BufferMisuseError(
             f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
             "there, or use the column boundaries for what does not end an episode"
         )
-    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
+    return found, last, count

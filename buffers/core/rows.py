@@ -49,8 +49,6 @@ class FrameLayout(NamedTuple):
     dtype: np.dtype
     stack_shape: tuple[int, ...]  # of an observation
     axis: int  # of the observation, along which the frames lie
-    pads_zeros: bool  # what a frame that begins an episode alone has before it: zeros, or itself
-    is_checked: bool
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +77,27 @@ class FrameLayout(NamedTuple):
             lead, rest = stacks.shape[:axis], stacks.shape[axis + 1 :]
             stacks = stacks.reshape((*lead, self.num_frames, self.shape[self.axis], *rest))
         return _move_axis(stacks, axis, 1)
+
+    def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> tuple[int, str] | None:
+        """The first row of split stacks whose next_obs is not obs moved on by a frame, and why.
+
+        Bytes are compared; None if there is none.
+        """
+        if not len(obs):
+            return None
+        before, after = (
+            np.ascontiguousarray(x).reshape(len(x), self.num_frames, -1).view(np.uint8)
+            for x in (obs, next_obs)
+        )
+        is_same = (before[:, 1:] == after[:, :-1]).all(2)
+        if is_same.all():
+            return None
+        row, frame = np.argwhere(~is_same)[0].tolist()
+        return row, (
+            f"frame {frame} of next_obs is not frame {frame + 1} of obs. Stacks of "
+            f"{self.num_frames} frames, oldest first along axis {self.axis} of {self.stack_shape}, "
+            "move on by one frame per step; name their axis, or make the buffer without frame_stack"
+        )
 
     def join(self, stacks: Any) -> Any:
         """View arrays or tensors (K, *memory_shape) as stacks (K, *stack_shape)."""

@@ -15,7 +15,6 @@ from buffers.core.arguments import check_rewards, read_array, read_nest
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import FrameLayout, RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
-from buffers.replay.once import first_break
 from buffers.replay.plan import plan_frames
 
 __all__ = [
@@ -136,10 +135,10 @@ class EpisodeDataset:
             except BufferMisuseError as error:
                 prefix = "" if isinstance(error, DatasetError) else f"{where}: "
                 raise DatasetError(f"{prefix}{error}") from None
-            if frames is not None and frames.is_checked:
+            if frames is not None:
                 if episode["terminations"][-1]:
                     episode["obs"] = _with_moved_on(episode["obs"], frames)
-                if (found := first_break(frames, episode["obs"])) is not None:
+                if (found := _first_break(frames, episode["obs"])) is not None:
                     raise DatasetError(f"{where}, step {found[0]}: {found[1]}")
             yield episode
 
@@ -387,9 +386,15 @@ def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expecte
         raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
 
 
+def _first_break(frames: FrameLayout, stacks: np.ndarray) -> tuple[int, str] | None:
+    """As `FrameLayout.first_break`, of the stacks (T + 1, *stack_shape) of an episode."""
+    parts = frames.split(stacks)
+    return frames.first_break(parts[:-1], parts[1:])
+
+
 def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
     """Stacks (T + 1, *stack_shape) of which the last, if it is the one before, has moved on."""
-    if not np.array_equal(obs[-1], obs[-2]) or first_break(frames, obs[-2:]) is None:
+    if not np.array_equal(obs[-1], obs[-2]) or _first_break(frames, obs[-2:]) is None:
         return obs
     moved = np.array(obs, order="C")  # nobody else's, and split into views
     stacks = frames.split(moved)

@@ -65,10 +65,6 @@ class FrameStack:
         num_frames: F, the frames of a stack, the oldest first.
         axis: Of the observation, along which they lie; None finds the only axis of length F. An
             axis that is longer, such as that of the colors, is cut into F parts.
-        padding: What the first stack of an episode is filled up with if its newest frame is added
-            alone: "reset" takes that frame, "zero" zeros, as in Gymnasium's FrameStackObservation.
-        is_checked: Compare each stack with the one before it, and refuse what differs. Otherwise
-            only the first stack of an episode is looked at, and of others the newest frame.
 
     Raises:
         BufferMisuseError: An argument is none of these.
@@ -76,17 +72,11 @@ class FrameStack:
 
     num_frames: int
     axis: int | None = None
-    padding: str = "reset"
-    is_checked: bool = True
 
     def __post_init__(self) -> None:
         check_count("num_frames of a FrameStack", self.num_frames, _MOST_FRAMES)
-        is_axis = self.axis is None or type(self.axis) is int
-        if not is_axis or self.padding not in ("reset", "zero"):
-            raise BufferMisuseError(
-                f"axis is {self.axis!r} and padding {self.padding!r}, expected an int, or None to "
-                "find it, and 'reset' or 'zero'"
-            )
+        if self.axis is not None and type(self.axis) is not int:
+            raise BufferMisuseError(f"axis is {self.axis!r}, expected an int, or None to find it")
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:
@@ -99,29 +89,24 @@ def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | N
         return None
     is_stack = isinstance(given, FrameStack)
     stack = given if is_stack else FrameStack(check_count("frame_stack", given, _MOST_FRAMES))
-    number, axis = int(stack.num_frames), stack.axis
-    if not isinstance(space, spaces.Box):
-        raise BufferMisuseError(
-            f"frame_stack={number} needs a Box of stacked frames, got {space}; leave it out, or "
-            "flatten the observation with a wrapper first"
-        )
-    shape = tuple(space.shape)
-    found = [place for place, size in enumerate(shape) if size == number]
-    if axis is not None:
+    number, axis, shape = int(stack.num_frames), stack.axis, tuple(space.shape or ())
+    if axis is None:
+        found = [place for place, size in enumerate(shape) if size == number]
+    else:
         is_there = -len(shape) <= axis < len(shape) and shape[axis] % number == 0
         found = [axis % len(shape)] if is_there else []
-    if len(found) != 1 or not math.prod(shape):
+    if not isinstance(space, spaces.Box) or len(found) != 1 or not math.prod(shape):
         which = f"axis {axis}" if axis is not None else f"the only one of length {number}"
         raise BufferMisuseError(
-            f"obs has shape {shape}, expected {number} frames, with something in them, along "
-            f"{which}; name it by FrameStack({number}, axis=...)"
+            f"frame_stack={number} needs a Box of stacked frames, got {space}: expected {number} "
+            f"frames, with something in them, along {which}; name it by "
+            f"FrameStack({number}, axis=...)"
         )
     axis = found[0]
     part = (shape[axis] // number,) if shape[axis] != number else ()
     frame = (*shape[:axis], *part, *shape[axis + 1 :])
     (leaf,) = space_leaves(space, "obs")
-    pads_zeros = stack.padding == "zero"
-    return FrameLayout(number, frame, leaf.dtype, shape, axis, pads_zeros, bool(stack.is_checked))
+    return FrameLayout(number, frame, leaf.dtype, shape, axis)
 
 
 class RowOptions(TypedDict, total=False):
@@ -201,6 +186,17 @@ class Plan:
         return self.span * self.num_rings
 
     @property
+    def num_frames(self) -> int:
+        """F, 1 without stacks."""
+        return 1 if self.layout.frames is None else self.layout.frames.num_frames
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of an observation, or frame, without what is behind it in whole words."""
+        frames = self.layout.frames
+        return self.layout.obs_bytes if frames is None else frames.nbytes
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of the observation, or frame, at the start of a row, in whole words."""
         return -(-self.layout.obs_bytes // _WORD) * _WORD
@@ -217,8 +213,7 @@ class Plan:
         needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
         if not self.is_once:
             return needed
-        frames = self.layout.frames
-        head = 0 if frames is None else frames.num_frames * frames.nbytes
+        head = self.num_frames * self.raw_bytes
         return needed + (self.first_slots + 1) * (self.unit_bytes + 8) + self.num_envs * head
 
     def resized(self, capacity: int) -> Plan:

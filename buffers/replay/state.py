@@ -347,7 +347,7 @@ def _take_table(
     """Take over a state that was checked; see `_check_table`."""
     plan, rings, at = table.plan, state["rings"], 0
     if table.once is not None:
-        table.once.make_room(len(state["units"]))
+        table.once.resize(len(state["units"]), is_asked=True)
     table.forget()
     if table.once is not None:
         table.once.take(state)

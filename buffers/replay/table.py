@@ -315,7 +315,6 @@ class Table:
         Raises:
             BufferMemoryError: There is no memory for more observations beside the rows; nothing was
                 changed.
-            BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
         count = len(arrays["rewards"])
         if self.is_staged:
@@ -334,7 +333,7 @@ class Table:
             arrays = {**arrays, "env_ids": self._int32(placed.ids + self._first_env)}
         once, chosen, rows = self.once, None, placed.rows
         if once is not None:
-            chosen, columns = once.choose(arrays, placed, self._links, self._older)
+            chosen, columns = once.choose(arrays, placed, self._older)
             arrays = {**arrays, **columns}
         if cuts is not None:
             self.cut(cuts)
@@ -362,24 +361,15 @@ class Table:
         return values.astype(np.int32) if self._xp is np else values.int()
 
     def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
-        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
-
-        Raises:
-            BufferMisuseError: A stack does not go on from the one before it.
-        """
+        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one."""
         arrays, ids, stops, cuts = read
-        count, frames = len(arrays["rewards"]), self.plan.layout.frames
+        count = len(arrays["rewards"])
         if count <= limit:
             yield read
             return
         # As a piece overwrites what those after it may be views of, also of staged rows.
         arrays = {path: x if x.base is None else x.copy() for path, x in arrays.items()}
         ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
-        if self.once is not None and frames is not None:
-            there = (
-                {path: self._there(x) for path, x in arrays.items()} if self.is_staged else arrays
-            )
-            self.once.complete(frames, there, self._place(there, ids, stops, cuts)[0])
         for begin in range(0, count, limit):
             part = slice(begin, begin + limit)
             columns = {path: array[part] for path, array in arrays.items()}

@@ -507,7 +507,7 @@ class Case:
             options |= {"num_envs": int(rng.integers(1, 4)), "n_step": num_steps, "gamma": 0.5}
             options |= {"track_env": True, "track_episodes": num_steps == 1}
             if self.space is FRAMES and rng.random() < 0.7:
-                options["frame_stack"] = FrameStack(2, is_checked=bool(rng.random() < 0.8))
+                options["frame_stack"] = FrameStack(2)
             elif rng.random() < 0.3:
                 options["store_next"] = False
         return options

@@ -62,7 +62,7 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         assert buffer.priorities.sum() == len(held)
 
 
-@pytest.mark.parametrize("name", ["commit", "write", "choose", "let_go", "before commit"])
+@pytest.mark.parametrize("name", ["commit", "choose", "let_go", "before commit"])
 def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3, store_next=False)
     envs, model = CountingEnvs(3), TornModel(9, 3, False)
