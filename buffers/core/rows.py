@@ -129,9 +129,10 @@ class RowLayout(NamedTuple):
         """Words (8 bytes) per row."""
         return self.stride // 8
 
-    def describe(self) -> list[list[Any]]:
-        """Path, shape, dtype and offset of each field, as lists that survive JSON."""
-        return [[f.path, list(f.shape), f.dtype.str, f.offset] for f in self.fields.values()]
+    def describe(self) -> dict[str, str]:
+        """What is known of each field, by path; JSON has all of it."""
+        fields = self.fields.values()
+        return {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
 
     def build_obs(self, leaves: list[Any]) -> Any:
         """Nest the leaves of an observation like the space."""

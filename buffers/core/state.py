@@ -11,10 +11,8 @@ import contextlib
 import errno
 import os
 import pickle
-import re
-import stat
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,21 +26,12 @@ from buffers.core.guard import exclusive
 from vecenv.files import whole_file
 
 __all__ = [
-    "Block",
-    "LoadedState",
-    "SavedBuffer",
-    "StatefulBuffer",
-    "Wanted",
-    "check_bools",
-    "check_settings",
-    "contradiction",
-    "name_fields",
-    "read_state",
-]
+    "Block", "LoadedState", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
+    "check_settings", "contradiction", "read_state",
+]  # fmt: skip
 
 Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
-_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 
 
 class LoadedState(NamedTuple):
@@ -94,12 +83,11 @@ class StatefulBuffer(Rebuilt):
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
-        self._guard.rewind()
-        arrays = {
-            name: torch.from_numpy(np.concatenate([*map(_on_host, blocks)]))
-            for name, blocks in self._saved_arrays().items()
+        state = self._copied_blocks()
+        return {
+            name: torch.from_numpy(np.concatenate(value)) if _is_array(value) else value
+            for name, value in state.items()
         }
-        return {**self._described(), **arrays}
 
     @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -112,15 +100,20 @@ class StatefulBuffer(Rebuilt):
         """
         self._take_state(state)
 
+    def _copied_blocks(self) -> dict[str, Any]:
+        """As `state_dict`, of lists of arrays, over the memory itself where that is on the host."""
+        self._guard.rewind()
+        saved = self._saved_arrays().items()
+        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
+
     def _take_state(self, state: Mapping[str, Any]) -> None:
         self._check_described(state)
         wanted = self._wanted_arrays()
-        if missing := sorted(set(wanted) - set(state)):
-            raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        if besides := sorted({n for n, v in state.items() if _is_array(v)} - {*wanted}):
+        found = {name for name, value in state.items() if _is_array(value) or name in wanted}
+        if found != set(wanted):
             raise BufferMisuseError(
-                f"state has the columns {besides} besides, which a buffer like this one, with its "
-                "storage, does not save"
+                f"state has the columns {sorted(found)}, but a buffer like this one saves "
+                f"{sorted(wanted)}; pass what state_dict() returned"
             )
         blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
@@ -140,17 +133,14 @@ class SavedBuffer(StatefulBuffer):
     _kind: str
 
     def _copied_state(self) -> dict[str, Any]:
-        """As `state_dict`, of arrays over the memory itself where that is on the host."""
-        self._guard.rewind()
-        saved = self._saved_arrays().items()
-        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
+        return self._copied_blocks()
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_state(state)
 
     def _file_state(self) -> dict[str, Any]:
         """What `save` writes."""
-        state = {"kind": self._kind, **self._copied_state()}
+        state = {"kind": self._kind, **self._copied_blocks()}
         return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
 
     @exclusive
@@ -212,29 +202,26 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             if (changed := archive.testzip()) is not None:
                 raise ValueError(f"the bytes of {changed} have changed")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(state, dict):
-            raise TypeError(f"it has a {type(state).__name__}")
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a place that the file does not have
-            raise
-        reason = "it is cut off"
+        found = state.get("kind")
     except (
-        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
-        OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
+        OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError,
+        IndexError, OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
     ) as error:  # fmt: skip
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of places behind its end
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    else:
-        if type(found := state.get("kind")) is str and found == kind:
-            return state
-        raise CheckpointError(f"{path} is of a {found!r:.99}, expected a {kind}")
-    raise CheckpointError(
-        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
-    )
+        raise CheckpointError(
+            f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
+        ) from None
+    if type(found) is str and found == kind:
+        return state
+    raise CheckpointError(f"{path} is of a {found!r:.99}, expected a {kind}")
 
 
 def _require_regular(path: str | os.PathLike[str]) -> None:
     """Raise OSError for what can't be read as a whole; a pipe is not waited for."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    os.stat(path)
+    if not os.path.isfile(path):
         why = "is no regular file, which a checkpoint has to be"
         raise OSError(errno.EINVAL, why, str(path))
 
@@ -254,39 +241,14 @@ def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _differences(path: str, found: Any, own: Any) -> list[str]:
     if isinstance(found, Mapping) and isinstance(own, Mapping):
-        places = {name: _shortened(f"{path} {name}".strip(), str) for name in (*own, *found)}
-        parts = (_differences(p, found.get(n), own.get(n)) for n, p in places.items())
+        names = [*own, *(name for name in found if name not in own)]
+        parts = (_differences(f"{path} {n!s:.99}".strip(), found.get(n), own.get(n)) for n in names)
         return [difference for part in parts for difference in part]
     is_same_kind = type(found) is type(own) or {type(found), type(own)} == {int, float}
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of lists with arrays
         if is_same_kind and bool(found == own):
             return []
-    return [f"{path} is {_shortened(found, str)}, expected {own}"]
-
-
-def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
-    """Dtype and shape of the fields of a row by name, for `check_settings`.
-
-    Args:
-        described: Path, shape, dtype and offset of each.
-
-    >>> name_fields([["obs['speed']", [3], "<f4", 16]])
-    {"obs['speed']": 'float32 (3,)'}
-
-    Raises:
-        BufferMisuseError: That is no such description.
-    """
-
-    def named(dtype: Any) -> str:
-        is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
-        return str(np.dtype(dtype)) if is_plain else _shortened(dtype, str)
-
-    try:
-        fields = described or ()
-        return {str(path): f"{named(dtype)} {tuple(shape)}" for path, shape, dtype, _ in fields}
-    except (TypeError, ValueError) as error:
-        reason = _shortened(error)
-        raise BufferMisuseError(f"state has fields that cannot be read: {reason}") from None
+    return [f"{path} is {found!s:.200}, expected {own}"]
 
 
 def check_bools(
@@ -301,14 +263,12 @@ def check_bools(
         blocks: Rows (K, ...).
         places: Where bools lie in a row: from which byte on, and how many.
     """
-    places, number = list(places), 0
+    places = list(places)
     for block in blocks:
         rows = block.view(np.uint8).reshape(len(block), block[:1].nbytes)
         for begin, size in places:
-            end = None if size is None else begin + size
-            number += int(np.count_nonzero(rows[:, begin:end] > 1))
-    if number:
-        raise contradiction(f"{number} bytes of bools in {name} are no bools")
+            if (rows[:, begin : None if size is None else begin + size] > 1).any():
+                raise contradiction(f"bytes of bools in {name} are no bools")
 
 
 def contradiction(reason: str) -> BufferMisuseError:
@@ -338,21 +298,19 @@ def _state_blocks(
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
     blocks: list[np.ndarray] = []
-    block: Any
     for block in value if is_list else [value]:
-        found = block
+        found: Any = block
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
                 found = block.detach().cpu().numpy()
-        is_array = isinstance(found, np.ndarray) and found.dtype == dtype
-        sizes = found.shape if is_array and found.ndim == len(shape) else ()
-        if len(sizes) != len(shape) or any(
-            own not in (None, n) for n, own in zip(sizes, shape, strict=True)
-        ):
+        fits = isinstance(found, np.ndarray) and found.dtype == dtype
+        fits = fits and found.ndim == len(shape)
+        if not fits or any(n not in (None, m) for n, m in zip(shape, found.shape, strict=True)):
             if name == "generator":
                 raise other_generator()
-            has_shape = hasattr(block, "shape")
-            told = f"{block.dtype} {tuple(block.shape)}" if has_shape else _shortened(block)
+            told = f"{block!r:.200}"
+            if hasattr(block, "shape"):
+                told = f"{block.dtype} {tuple(block.shape)}"
             wanted = tuple("any" if n is None else n for n in shape)
             raise BufferMisuseError(
                 f"state holds {told} for {name}, expected {dtype} {wanted}; pass what "
@@ -360,9 +318,3 @@ def _state_blocks(
             )
         blocks.append(np.ascontiguousarray(found))
     return blocks
-
-
-def _shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """A value of a file in a message, which is not to be as long as the file."""
-    text = show(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -41,7 +41,6 @@ from buffers.core.state import (
     check_bools,
     check_settings,
     contradiction,
-    name_fields,
 )
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
@@ -641,10 +640,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        fields, first = (meta.get("fields"), self._row.describe()), meta.get("first_episode")
-        check_settings({"state_version": meta.get("state_version")}, {"state_version": _VERSION})
-        check_settings(*({"field": name_fields(described)} for described in fields))
-        check_settings(*({"layout": described} for described in fields))
+        first, own = meta.get("first_episode"), self._described()
+        own.pop("first_episode")
+        check_settings({name: meta.get(name) for name in own}, own)
         if type(first) is not int or not 0 <= first <= _MOST_ADDED:
             raise contradiction(f"its first episode is {first!r:.99}")
 

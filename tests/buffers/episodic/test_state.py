@@ -263,7 +263,7 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         ({"lengths": torch.tensor([3])}, "contradicts itself"),
         ({"open_lengths": torch.tensor([3])}, "num_envs is 1, expected 3"),
         ({"open_lengths": torch.tensor([3, 0, 0])}, "contradicts itself"),
-        ({"rows": None}, "state has no"),
+        ({"rows": None}, r"state has the columns .* saves .*rows"),
     ],
 )
 def test_states_that_do_not_fit_are_refused(change, message):
