@@ -15,7 +15,7 @@ import torch
 
 from buffers.core.guard import Guard
 
-__all__ = ["Rebuilt", "each_tensor", "fill_block", "rebuild"]
+__all__ = ["Rebuilt", "each_tensor", "fill_block"]
 
 _names_by_maker: dict[type, frozenset[str]] = {}  # attributes that constructors make
 
@@ -60,8 +60,7 @@ class Rebuilt:
         if maker not in _names_by_maker:
             small = rebuild(maker, maker, (1, *arguments[1:]), {**options, "device": "cpu"})
             _names_by_maker[maker] = frozenset(vars(small))
-        own = _names_by_maker[maker]
-        added = {name: value for name, value in vars(self).items() if name not in own}
+        added = {n: value for n, value in vars(self).items() if n not in _names_by_maker[maker]}
         return rebuild, (type(self), *self._made_by), (self._copied_state(), added)
 
     def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:

@@ -14,17 +14,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Guard:
-    """What the calls of a buffer are ordered with.
-
-    Attributes:
-        ahead: The `Prefetch` that is open, or None.
-        gpu: That the buffer is on, or None.
-
-    Args:
-        device: Where the buffer is.
-    """
-
-    __slots__ = ("_last", "ahead", "gpu")
+    """The `Prefetch` of a buffer that is open, and the GPU it is on; None without."""
 
     def __init__(self, device: torch.device | None = None):
         self.gpu = device if device is not None and device.type == "cuda" else None
@@ -39,16 +29,12 @@ class Guard:
     def enter(self) -> None:
         """Let the current stream of the GPU wait for that of the call before.
 
-        A graph that is being captured can't wait for what is outside of it: it is ordered with
-        others where it is replayed, so replay it on the stream of the other calls.
+        A graph that is being captured can't: replay it on the stream of the other calls.
         """
-        if self.gpu is None:
-            return
-        stream: Any = torch.cuda.current_stream(self.gpu)
-        if stream != self._last and not torch.cuda.is_current_stream_capturing():
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            self._last = stream
+        if self.gpu is not None and not torch.cuda.is_current_stream_capturing():
+            last, self._last = self._last, torch.cuda.current_stream(self.gpu)
+            if last is not None and last != self._last:
+                self._last.wait_stream(last)
 
 
 def exclusive(method: _Method) -> _Method:

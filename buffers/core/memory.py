@@ -15,26 +15,15 @@ import torch
 from buffers.core.errors import BufferMemoryError
 
 __all__ = [
-    "allocation",
-    "check_fits",
-    "check_room",
-    "format_bytes",
-    "free_bytes",
-    "zeroed_bytes",
-]
+    "allocation", "check_fits", "check_room", "format_bytes", "free_bytes", "zeroed_bytes",
+]  # fmt: skip
 
 _HUGE_PAGE = 1 << 21
 _UNSEEN_BYTES = 1 << 25  # at most these are taken on the CPU without a look at free memory
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
-# Of the control group a container runs in: limit, use, and what of the use is page cache the kernel
-# can drop at once; version 2, then version 1.
-_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-_GROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (Path("/sys/fs/cgroup/memory"), *_V1),
-)
+_GROUPS = Path("/sys/fs/cgroup")  # of version 2, such as the one that a container runs in
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -44,32 +33,23 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
-    known = []
+    known, folders = [], {_GROUPS}  # in a container the outermost is its own group
     with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
         known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]
-    own: list[str] = []
     with contextlib.suppress(OSError):
-        own = _OWN_GROUPS.read_text().splitlines()
-    for root, *names in _GROUPS:
-        # In a container the outermost is its own group, and the path below may be the host's.
-        folders = {root}
-        for _, controllers, path in (line.split(":", 2) for line in own):
-            if controllers == "" or "memory" in controllers.split(","):
-                below = root / path.lstrip("/")
-                folders |= {f for f in (below, *below.parents) if f.is_relative_to(root)}
-        for folder in folders:
-            with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
-                known.append(_left_in_group(folder, *names))
+        lines = _OWN_GROUPS.read_text().splitlines()
+        for path in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+            folders |= {_GROUPS / part for part in (path, *Path(path).parents)}
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
+            limit = int((folder / "memory.max").read_text())
+            use = int((folder / "memory.current").read_text())
+            words = (folder / "memory.stat").read_text().split()
+            numbers = dict(zip(words[::2], words[1::2], strict=False))
+            # Of what is used the kernel can drop this page cache at once.
+            known.append(max(0, limit - use + int(numbers.get("inactive_file", 0))))
     return min(known, default=None)
-
-
-def _left_in_group(folder: Path, limit_name: str, use_name: str, cache_name: str) -> int:
-    limit = int((folder / limit_name).read_text())
-    use = int((folder / use_name).read_text())
-    statistics = (folder / "memory.stat").read_text().split()
-    numbers = dict(zip(statistics[::2], statistics[1::2], strict=False))
-    return max(0, limit - use + int(numbers.get(cache_name, 0)))
 
 
 def _lack(needed: int, device: torch.device) -> int | None:
@@ -122,8 +102,7 @@ def allocation(
         # What torch says on the CPU, and CUDA where pages can't be pinned.
         told = "can't allocate memory", "CUDA error: out of memory"
         is_lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-        is_lack |= isinstance(error, OSError) and error.errno == errno.ENOMEM
-        is_lack |= any(part in str(error) for part in told)
+        is_lack |= getattr(error, "errno", 0) == errno.ENOMEM or any(t in str(error) for t in told)
         if isinstance(error, BufferMemoryError) or not is_lack:
             raise
         raise BufferMemoryError(

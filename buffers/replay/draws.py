@@ -10,10 +10,12 @@ and at a link to a row that does not count yet. Rewards are summed in float64.
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Generator, Tensor
 
 from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch
@@ -24,16 +26,11 @@ __all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 Draw = Literal["rows", "rings", "distinct"]
 _FEW_OF = 4  # times as many rows, from which on distinct ones are found without all rows
 _MORE = 64  # rows drawn besides twice as many
+_FLAGS = "terminations", "truncations"
 
 
 def draw(
-    kind: Draw,
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-    count: int,
+    kind: Draw, begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor, count: int
 ) -> None:
     """Draw rows int64 (B,) of rings that have `span` each.
 
@@ -53,30 +50,17 @@ def draw(
 
 
 def draw_uniform(
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
+    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
     """Draw rows int64 (B,), written: all equally likely."""
-    rows.random_(generator=generator)  # 0 .. 2**63 - 1
-    if len(begin) == 1:
-        rows.remainder_(end - begin).add_(begin).remainder_(span)
-        return
     ends = (end - begin).cumsum(0)
-    rows.remainder_(ends[-1:])
+    rows.random_(generator=generator).remainder_(ends[-1:])  # of 0 .. 2**63 - 1
     rings = torch.searchsorted(ends, rows, right=True)
     rows.sub_((ends - end).index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
 def _draw_distinct(
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-    count: int,
+    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor, count: int
 ) -> None:
     """Draw different rows: of few the first ones that differ among more, else of all by keys."""
     size, device = len(rows), rows.device
@@ -152,13 +136,9 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, written):
 
 
 def find_windows_there(
-    columns: dict[str, torch.Tensor],
-    rows: torch.Tensor,
-    num_steps: int,
-    gamma: float,
-    sums: torch.Tensor,
-    discounts: torch.Tensor,
-) -> torch.Tensor:
+    columns: dict[str, Tensor], rows: Tensor, num_steps: int, gamma: float, sums: Tensor,
+    discounts: Tensor,
+) -> Tensor:  # fmt: skip
     """The same on a device, whose rows were all written before; return the last rows int64 (B,).
 
     Columns are views (num_rows,) of rewards, link and flags, by name; rows int64 (B,) are the first
@@ -173,13 +153,11 @@ def find_windows_there(
         total = total + torch.where(goes_on, factor * reward, 0.0)
         factor *= gamma
         power = torch.where(goes_on, factor, power)
-        if step + 1 == num_steps:
-            break
-        link = columns["link"].index_select(0, rows).long()
-        is_over = columns["terminations"].index_select(0, rows)
-        is_over = is_over | columns["truncations"].index_select(0, rows)
-        goes_on = goes_on & ~is_over & (link > 0) & (link <= num_rows)
-        rows = torch.where(goes_on, link - 1, rows)
+        if step + 1 < num_steps:
+            link = columns["link"].index_select(0, rows).long()
+            flags = (columns[name].index_select(0, rows) for name in _FLAGS)
+            goes_on = goes_on & ~operator.or_(*flags) & (link > 0) & (link <= num_rows)
+            rows = torch.where(goes_on, link - 1, rows)
     sums.copy_(total)
     discounts.copy_(torch.where(columns["terminations"].index_select(0, rows), 0.0, power))
     return rows

@@ -38,9 +38,7 @@ except ImportError:  # not on Windows
 __all__ = ["Files", "Folder", "Place", "plan_place"]
 
 Files = dict[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape by name
-_HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
-_OTHERS = ("priorities.npy", "priority_numbers.npy")  # of another class
-_MAX_HEADER_BYTES = 1 << 23
+_HEADER, _LOCK = "header.json", "lock"
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -104,7 +102,7 @@ class Folder:
         most = min(_UNSAFE_BYTES // stride, max(_FEW_BYTES // stride, plan.capacity // 8))
         self.limit, self._num_unsafe = max(most, 1), 0
         if not self.read_only:
-            self._lock_folder({f"{name}.npy" for name in files})
+            self._lock_folder()
         try:
             self.is_new = not (self._path / _HEADER).is_file()
             if self.is_new:
@@ -118,19 +116,15 @@ class Folder:
 
     # Making and opening.
 
-    def _lock_folder(self, names: set[str]) -> None:
+    def _lock_folder(self) -> None:
         """Take the lock, in a folder that is empty or a buffer's."""
         path = self._path
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-        is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
-        others = sorted(found - names - {_HEADER, _LOCK, *_OTHERS})
-        if is_lost or others:
+        if _HEADER not in found and found - {_LOCK}:
             raise CheckpointError(
-                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"
-                if is_lost
-                else f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an "
-                "empty one, or one that is not there"
+                f"folder {str(path)!r} holds other files, or rows without {_HEADER}; give an empty "
+                "one, or one that is not there"
             )
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
@@ -180,18 +174,18 @@ class Folder:
             os.fsync(file.fileno())
 
     def _read_header(self, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        path = self._path / _HEADER
+        path, num_rings = self._path / _HEADER, self._plan.num_rings
         try:
-            if path.stat().st_size > _MAX_HEADER_BYTES:
-                raise ValueError("it is too long")
             header = json.loads(path.read_text())
             numbers, _ = [header["limit"] - 1, *header["safe"]], header["boot"]
+            check(header)
+            are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+            if not are_counts or len(numbers) != num_rings + 1:
+                raise ValueError("its counts cannot be")
+        except BufferMisuseError:  # of another buffer
+            raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(path, str(error)) from None
-        check(header)
-        are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
-        if not are_counts or len(numbers) != self._plan.num_rings + 1:
-            raise self._damaged(path, "its counts cannot be")
         return header
 
     def _damaged(self, path: Path, reason: str) -> CheckpointError:
@@ -211,9 +205,7 @@ class Folder:
                 )
             mode: Any = "r" if self.read_only else "r+"
             return np.lib.format.open_memmap(path, mode).view(np.ndarray)
-        except FileNotFoundError:
-            raise CheckpointError(f"file {str(path)!r} is missing") from None
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise self._damaged(path, str(error)) from None
 
     def _settle(self, header: Mapping[str, Any]) -> None:
@@ -228,8 +220,7 @@ class Folder:
             safe = np.array(header["safe"], np.int64)
             if (rings["begun"] != safe).any() or (rings["committed"] != safe).any():
                 ends = safe + min(header["limit"], plan.span)
-                lost = np.minimum(np.maximum(ends - plan.capacity, 0), safe)
-                lost -= np.maximum(safe - plan.capacity, 0)
+                lost = np.clip(ends - plan.capacity, 0, safe) - (safe - plan.capacity).clip(0)
                 warnings.warn(
                     f"the machine of folder {str(self._path)!r} was stopped: what was added after "
                     f"the last flush is lost, and {int(lost.sum())} of the oldest transitions, "
@@ -239,15 +230,15 @@ class Folder:
                 rings["begun"], rings["committed"] = ends, safe
                 self.was_cut = True
             envs["last"] = 0
-        begun, committed = rings["begun"], rings["committed"]
-        if (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62:
-            raise self._damaged(self._file("rings"), "its counts cannot be")
+        begun, committed, last = rings["begun"], rings["committed"], envs["last"]
         if not self.read_only:
             envs["is_open"] = False
-            last, per_ring = envs["last"], max(plan.num_envs // plan.num_rings, 1)
-            if (last < 0).any() or (last > committed[np.arange(len(last)) // per_ring]).any():
-                raise self._damaged(self._file("envs"), "its counts cannot be")
-            self.flush()
+        of_envs = committed[np.arange(len(last)) * plan.num_rings // max(len(last), 1)]
+        is_wrong = (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62
+        # Of envs a reader knows no more than that the writer may be at them.
+        if is_wrong or (not self.read_only and ((last < 0) | (last > of_envs)).any()):
+            raise self._damaged(self._file("rings"), "its counts, or those of envs, cannot be")
+        self.flush()
 
     # Use.
 
@@ -259,14 +250,10 @@ class Folder:
     def require_writable(self) -> None:
         """Raise BufferMisuseError if this buffer may not write to the folder."""
         self.require_open()
-        if self.read_only:
+        if self.read_only or self._pid != os.getpid():
             raise BufferMisuseError(
-                f"folder {str(self._path)!r} was opened with read_only=True and can't be changed"
-            )
-        if self._pid != os.getpid():
-            raise BufferMisuseError(
-                "this process was forked from the one that writes to the folder "
-                f"{str(self._path)!r}; open it here with read_only=True"
+                f"folder {str(self._path)!r} was opened with read_only=True, or by the process that "
+                "this one was forked from, and can't be changed here"
             )
 
     def make_room(self, count: int) -> None:
@@ -286,9 +273,7 @@ class Folder:
             return
         self.require_writable()
         for array in self.arrays.values():
-            base = array.base
-            assert isinstance(base, np.memmap)
-            base.flush()
+            array.base.flush()  # type: ignore[union-attr]
         self._write_header(self.arrays["rings"]["committed"])
         self._num_unsafe = 0
 

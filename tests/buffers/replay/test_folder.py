@@ -405,7 +405,7 @@ def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
             make(tmp_path / "f", kind, **options)
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "thesis.tex").write_text("all of it")
-    with pytest.raises(BufferMisuseError, match=r"other files \(thesis.tex\)"):
+    with pytest.raises(BufferMisuseError, match="holds other files"):
         make(tmp_path / "g")
     assert [path.name for path in (tmp_path / "g").iterdir()] == ["thesis.tex"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()} == before
@@ -417,9 +417,7 @@ def test_rows_without_a_header_are_not_overwritten(tmp_path):
     buffer.close()
     header = (tmp_path / "f" / "header.json").read_bytes()
     (tmp_path / "f" / "header.json").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"header\.json' is missing, beside the rows of a buffer"
-    ):
+    with pytest.raises(CheckpointError, match=r"rows without header\.json"):
         make(tmp_path / "f")
     (tmp_path / "f" / "header.json").write_bytes(header)
     buffer = make(tmp_path / "f")
@@ -430,7 +428,7 @@ def test_rows_without_a_header_are_not_overwritten(tmp_path):
 def test_states_of_other_storage_are_refused_and_of_other_folders_warned_of(tmp_path):
     memory, folder = make(None), make(tmp_path / "f")
     fill([memory, folder], CountingEnvs(3), steps=2)
-    with pytest.raises(BufferMisuseError, match=r"has .*'rows'.* besides"):
+    with pytest.raises(BufferMisuseError, match=r"columns .*'rows'.*, but a buffer like this one"):
         folder.load_state_dict(memory.state_dict())
     assert folder.num_added == 6
     other = make(tmp_path / "g")
