@@ -55,28 +55,13 @@ class FrameLayout(NamedTuple):
         """Bytes of a frame."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def is_merged(self) -> bool:
-        """Whether the frames share their axis, such as that of the colors, with the stack."""
-        return len(self.shape) == len(self.stack_shape)
-
-    @property
-    def num_pieces(self) -> int:
-        """In how many pieces a frame lies in a stack, as batches have it in memory."""
-        return math.prod(self.shape[: self.axis]) if self.is_merged else 1
-
-    @property
-    def memory_shape(self) -> tuple[int, ...]:
-        """Shape of a stack in memory of batches: frame by frame where a view can have it."""
-        return self.stack_shape if self.num_pieces > 1 else (self.num_frames, *self.shape)
-
     def split(self, stacks: Any) -> Any:
         """View stacks (K, *stack_shape), arrays or tensors, as their frames (K, F, *shape)."""
-        axis = self.axis + 1
-        if self.is_merged:
-            lead, rest = stacks.shape[:axis], stacks.shape[axis + 1 :]
-            stacks = stacks.reshape((*lead, self.num_frames, self.shape[self.axis], *rest))
-        return _move_axis(stacks, axis, 1)
+        return _move_axis(stacks, self.axis + 1, 1)
+
+    def join(self, stacks: Any) -> Any:
+        """View frames (K, F, *shape) as stacks (K, *stack_shape)."""
+        return _move_axis(stacks, 1, self.axis + 1)
 
     def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> tuple[int, str] | None:
         """The first row of split stacks whose next_obs is not obs moved on by a frame, and why.
@@ -98,12 +83,6 @@ class FrameLayout(NamedTuple):
             f"{self.num_frames} frames, oldest first along axis {self.axis} of {self.stack_shape}, "
             "move on by one frame per step; name their axis, or make the buffer without frame_stack"
         )
-
-    def join(self, stacks: Any) -> Any:
-        """View arrays or tensors (K, *memory_shape) as stacks (K, *stack_shape)."""
-        if self.is_merged:
-            return stacks.reshape((len(stacks), *self.stack_shape))
-        return _move_axis(stacks, 1, self.axis + 1)
 
 
 def _move_axis(values: Any, source: int, target: int) -> Any:
@@ -151,23 +130,24 @@ class RowPacker:
         self.fields: dict[str, Field] = {}
         self.end = 0
 
+    def align(self, grain: int) -> int:
+        """Go on at a multiple of so many bytes, and return it."""
+        self.end += -self.end % grain
+        return self.end
+
     def add(self, leaves: Iterable[Leaf], grain: int | None = None) -> int:
         """Append fields in this order, each at a multiple of its item; return where they begin.
 
-        Args:
-            leaves: What to append.
-            grain: What begin and end of the block are multiples of; None takes the largest item.
+        Begin and end of the block are multiples of `grain`, if None of its largest item.
         """
         leaves = list(leaves)
         if grain is None:
             grain = max((leaf.dtype.itemsize for leaf in leaves), default=1)
-        self.end += -self.end % grain
-        start = self.end
+        start = self.align(grain)
         for path, shape, dtype in leaves:
-            self.end += -self.end % dtype.itemsize
-            self.fields[path] = Field(path, shape, dtype, self.end)
+            self.fields[path] = Field(path, shape, dtype, self.align(dtype.itemsize))
             self.end += self.fields[path].nbytes
-        self.end += -self.end % grain
+        self.align(grain)
         return start
 
 

@@ -30,7 +30,13 @@ _FLAGS = "terminations", "truncations"
 
 
 def draw(
-    kind: Draw, begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor, count: int
+    kind: Draw,
+    begin: Tensor,
+    end: Tensor,
+    span: int,
+    generator: Generator,
+    rows: Tensor,
+    count: int,
 ) -> None:
     """Draw rows int64 (B,) of rings that have `span` each.
 
@@ -49,9 +55,7 @@ def draw(
         rows.add_(begin.index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
-def draw_uniform(
-    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
-) -> None:
+def draw_uniform(begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor) -> None:
     """Draw rows int64 (B,), written: all equally likely."""
     ends = (end - begin).cumsum(0)
     rows.random_(generator=generator).remainder_(ends[-1:])  # of 0 .. 2**63 - 1

@@ -257,7 +257,10 @@ class Once:
         used = self._used(links, older)
         if (
             not self._plan.first_slots <= len(units) <= _MAX_SLOTS
-            or (older.size and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units))
+            or (
+                older.size
+                and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units)
+            )
             or (free.size and not 0 <= free.min() <= free.max() < len(units))
             or len(np.unique(used)) < len(used)
         ):

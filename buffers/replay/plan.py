@@ -24,18 +24,9 @@ from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
 __all__ = [
-    "DEFAULTS",
-    "MAX_ROWS",
-    "OLDER",
-    "PLAIN_DEFAULTS",
-    "ROW_DEFAULTS",
-    "FrameStack",
-    "Plan",
-    "ReplayOptions",
-    "RowOptions",
-    "plan_replay",
-    "read_options",
-]
+    "DEFAULTS", "MAX_ROWS", "OLDER", "PLAIN_DEFAULTS", "ROW_DEFAULTS", "FrameStack", "Plan",
+    "ReplayOptions", "RowOptions", "plan_replay", "read_options",
+]  # fmt: skip
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
 OLDER = "older frames"  # path of the field with the units of the older frames of a stack
@@ -63,8 +54,7 @@ class FrameStack:
 
     Attributes:
         num_frames: F, the frames of a stack, the oldest first.
-        axis: Of the observation, along which they lie; None finds the only axis of length F. An
-            axis that is longer, such as that of the colors, is cut into F parts.
+        axis: Of the observation, along which they lie, which has length F; None finds the only one.
 
     Raises:
         BufferMisuseError: An argument is none of these.
@@ -90,22 +80,18 @@ def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | N
     is_stack = isinstance(given, FrameStack)
     stack = given if is_stack else FrameStack(check_count("frame_stack", given, _MOST_FRAMES))
     number, axis, shape = int(stack.num_frames), stack.axis, tuple(space.shape or ())
-    if axis is None:
-        found = [place for place, size in enumerate(shape) if size == number]
-    else:
-        is_there = -len(shape) <= axis < len(shape) and shape[axis] % number == 0
-        found = [axis % len(shape)] if is_there else []
+    found = [place for place, size in enumerate(shape) if size == number]
+    if axis is not None:
+        found = [place for place in found if axis in (place, place - len(shape))]
     if not isinstance(space, spaces.Box) or len(found) != 1 or not math.prod(shape):
-        which = f"axis {axis}" if axis is not None else f"the only one of length {number}"
+        which = f"axis {axis}" if axis is not None else "the only one of that length"
         raise BufferMisuseError(
             f"frame_stack={number} needs a Box of stacked frames, got {space}: expected {number} "
             f"frames, with something in them, along {which}; name it by "
             f"FrameStack({number}, axis=...)"
         )
-    axis = found[0]
-    part = (shape[axis] // number,) if shape[axis] != number else ()
-    frame = (*shape[:axis], *part, *shape[axis + 1 :])
-    (leaf,) = space_leaves(space, "obs")
+    (axis,), (leaf,) = found, space_leaves(space, "obs")
+    frame = shape[:axis] + shape[axis + 1 :]
     return FrameLayout(number, frame, leaf.dtype, shape, axis)
 
 
@@ -222,15 +208,9 @@ class Plan:
 
 
 def plan_replay(
-    capacity: int,
-    observation_space: Space,
-    action_space: Space,
-    options: Mapping[str, Any],
-    *,
-    num_envs: int | None,
-    is_per_env: bool = False,
-    num_writers: int = 1,
-) -> Plan:
+    capacity: int, observation_space: Space, action_space: Space, options: Mapping[str, Any], *,
+    num_envs: int | None, is_per_env: bool = False, num_writers: int = 1,
+) -> Plan:  # fmt: skip
     """Check the arguments of a replay buffer.
 
     Raises:
@@ -259,12 +239,11 @@ def plan_replay(
     is_untracked = num_envs is None and not is_per_env
     number = 0 if is_untracked else check_count("num_envs", num_envs, MAX_ROWS)
     num_rings = number if is_per_env else num_writers
-    leaves, num_older = space_leaves(observation_space, "obs"), 0
-    is_empty = not any(math.prod(leaf.shape) for leaf in leaves)
-    is_once = frames is not None or (not store_next and not is_empty)
-    max_gap = 0 if frames is None else 1 if is_per_env else _LINKS_PER_ENV * number
+    leaves, num_older, max_gap = space_leaves(observation_space, "obs"), 0, 0
+    is_once = frames is not None or (not store_next and any(math.prod(x.shape) for x in leaves))
     if frames is not None:
         leaves, num_older = [Leaf("obs", frames.shape, frames.dtype)], frames.num_frames - 1
+        max_gap = 1 if is_per_env else _LINKS_PER_ENV * number
     span = capacity + max_gap * num_older
     if span * num_rings > MAX_ROWS:
         raise BufferMisuseError(
@@ -274,12 +253,22 @@ def plan_replay(
     taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
     others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
     following = [] if is_once else [leaf._replace(path="next_" + leaf.path) for leaf in leaves]
-    own, last = [Leaf("env_ids", (), _INT32)], [Leaf("rewards", (), np.dtype(np.float32))]
+    own = [*_largest_first(others)]
+    own += [Leaf("env_ids", (), _INT32)] if track_env or track_episodes else []
+    last = [Leaf("rewards", (), np.dtype(np.float32))]
     last += [Leaf("link", (), _INT32)] if is_linked else []
     last += [Leaf(OLDER, (num_older,), _INT32)] if num_older else []
     last += [Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")]
-    blocks = leaves, [*_largest_first(others), *own[: track_env or track_episodes]], following, last
-    packer, start, obs_bytes = _pack(*blocks)
+    packer = RowPacker()
+    start = packer.add(_largest_first(leaves))
+    obs_bytes = packer.end - start
+    packer.align(_WORD)
+    for leaf in own:
+        packer.add([leaf])
+    packer.align(max([_WORD, *(leaf.dtype.itemsize for leaf in following)]))
+    packer.add(_largest_first(following))
+    for leaf in last:
+        packer.add([leaf])
     layout = RowLayout(
         observation_space, packer.fields, [leaf.path for leaf in leaves],
         [leaf.path for leaf in following], [leaf.path for leaf in others[1:]],
@@ -289,23 +278,6 @@ def plan_replay(
         layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
-
-
-def _pack(
-    obs: list[Leaf], own: list[Leaf], following: list[Leaf], last: list[Leaf]
-) -> tuple[RowPacker, int, int]:
-    """Lay the fields of a row behind one another; return also where obs begins, and its bytes."""
-    packer = RowPacker()
-    start = packer.add(_largest_first(obs))
-    obs_bytes = packer.end - start
-    packer.end += -packer.end % _WORD
-    for leaf in own:
-        packer.add([leaf])
-    packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
-    packer.add(_largest_first(following))
-    for leaf in last:
-        packer.add([leaf])
-    return packer, start, obs_bytes
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

@@ -106,11 +106,11 @@ def test_sampling_too_early_or_wrongly(cls):
     for size in (0, -1, 1.5, "a"):
         with pytest.raises(BufferMisuseError, match="batch_size"):
             buffer.sample(size)
-    with pytest.raises(BufferMisuseError, match="out holds 3 transitions, expected 2"):
+    with pytest.raises(BufferMisuseError, match="of 3 rows, expected a batch of 2"):
         buffer.sample(2, buffer.new_batch(3))
     other = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     for out in ({}, other.new_batch(2)):
-        with pytest.raises(BufferMisuseError, match="expected a batch that new_batch"):
+        with pytest.raises(BufferMisuseError, match="expected a batch of 2 that new_batch"):
             buffer.sample(2, out)
     if cls is not PrioritizedReplayBuffer:
         with pytest.raises(BufferMisuseError, match="batch_size is 9 without replacement"):
