@@ -28,7 +28,6 @@ from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
-from buffers.replay.plan import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
@@ -45,7 +44,6 @@ __all__ = [
     "CheckpointError",
     "EpisodeStats",
     "EpisodicReplayBuffer",
-    "FrameStack",
     "GoalBatch",
     "MultiprocessReplayBuffer",
     "PairBatch",

@@ -47,9 +47,9 @@ def resolve_device(device: torch.device | str) -> torch.device:
     """
     try:
         asked = torch.device(device)
-        if asked.type == "cpu" or asked.index is not None:
-            return torch.device("cpu") if asked.type == "cpu" else asked
-        return torch.empty(0, device=asked).device
+        if asked.type == "cpu":
+            return torch.device("cpu")
+        return asked if asked.index is not None else torch.empty(0, device=asked).device
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise BufferMisuseError(
             f"device is {device!r}, expected one that torch can use here, such as 'cpu': "
@@ -60,8 +60,8 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
     """Raise BufferMisuseError unless a tensor lies on the CPU or on a resolved device."""
     if tensor.device.type != "cpu" and tensor.device != device:
-        where = "the CPU" if device is None or device.type == "cpu" else f"the CPU or {device}"
-        raise BufferMisuseError(f"{name} lies on {tensor.device}, expected {where}; move it")
+        where = "" if device is None or device.type == "cpu" else f" or {device}"
+        raise BufferMisuseError(f"{name} lies on {tensor.device}, expected the CPU{where}; move it")
 
 
 def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
@@ -90,14 +90,14 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
-    is_tensor = isinstance(given, torch.Tensor)
-    if is_tensor:
-        check_place(name, given, device)
     try:
-        if not is_tensor:
+        if not isinstance(given, torch.Tensor):
             return np.asarray(given)
+        check_place(name, given, device)
         tensor = given.detach().cpu()
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    except BufferMisuseError:
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = type(given).__name__
         raise BufferMisuseError(
@@ -116,19 +116,18 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
-    except TypeError:
+    except TypeError as error:
+        kind = type(given).__name__
         raise BufferMisuseError(
-            f"{name} must be a tensor or an array, got {type(given).__name__}: torch has no dtype "
-            f"{array.dtype}"
+            f"{name} must be a tensor or an array, got {kind}: {error}"
         ) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
     """The number as an int; raise BufferMisuseError unless it is a positive integer up to most."""
-    try:
+    count = 0
+    with contextlib.suppress(TypeError):
         count = operator.index(number)
-    except TypeError:
-        count = 0
     if count < 1 or number is True:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
     if most is not None and count > most:
@@ -249,16 +248,22 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
 
 
 def _read_ids(
-    env_ids: Any, device: torch.device | None, num_rows: int | None, expected: str
+    env_ids: Any, device: torch.device | None, num_rows: int | None, num_envs: int, expected: str
 ) -> np.ndarray:
-    """Integers int64 (K,), a copy; of K rows if that is given."""
+    """Integers int64 (K,) below num_envs, unless that is 0, a copy; of K rows if that is given."""
     ids = as_array("env_ids", env_ids, device)
     is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))
     if not is_shaped or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected {expected}"
         )
-    return ids.astype(np.int64)
+    ids = ids.astype(np.int64)
+    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
+        raise BufferMisuseError(
+            f"env_ids has {wrong}, expected {expected} from 0 to {num_envs - 1}"
+        )
+    return ids
 
 
 def read_distinct_ids(
@@ -273,11 +278,10 @@ def read_distinct_ids(
     given = as_array("env_ids", env_ids, device)
     if given.dtype == _BOOL and given.shape == (num_envs,):
         return np.flatnonzero(given)
-    ids = _read_ids(given, device, None, f"integers (K,) or a mask bool ({num_envs},)")
-    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or len(np.unique(ids)) < len(ids)):
-        raise BufferMisuseError(
-            f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
-        )
+    expected = f"a mask bool ({num_envs},), or different numbers (K,)"
+    ids = _read_ids(given, device, None, num_envs, expected)
+    if len(np.unique(ids)) < len(ids):
+        raise BufferMisuseError(f"env_ids is {ids.tolist()}, expected {expected}")
     return ids
 
 
@@ -292,21 +296,15 @@ def read_row_ids(
         num_envs: Number of environments, 0 if the buffer keeps no track of them.
         device: Where a tensor may lie besides the CPU.
     """
-    if env_ids is None:
-        if num_envs and num_rows % num_envs:
-            raise BufferMisuseError(
-                f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
-                f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
-            )
-        return _NO_IDS
-    ids = _read_ids(env_ids, device, num_rows, f"integers ({num_rows},)")
-    wrong = ids[(ids < 0) | (ids >= num_envs)]
-    if num_envs and len(wrong):
+    if env_ids is not None:
+        ids = _read_ids(env_ids, device, num_rows, num_envs, f"integers ({num_rows},)")
+        return ids if num_envs else _NO_IDS
+    if num_envs and num_rows % num_envs:
         raise BufferMisuseError(
-            f"env_ids has {wrong[0]}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
-            f"{num_envs}"
+            f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
+            f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
         )
-    return ids if num_envs else _NO_IDS
+    return _NO_IDS
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
@@ -326,10 +324,9 @@ def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     else:
         return [tree]
     if not fits:
-        got = type(tree).__name__
-        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
-        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
-        raise BufferMisuseError(f"{name} must be a {expected}, got {got}")
+        content = f" of {len(tree)} items" if isinstance(tree, tuple | list) else ""
+        content = f" with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else content
+        raise BufferMisuseError(f"{name} must be a {expected}, got {type(tree).__name__}{content}")
     return [
         leaf
         for key, child in parts.items()
@@ -338,13 +335,9 @@ def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
 
 
 def read_nest(
-    name: str,
-    given: Any,
-    space: Space,
-    leaves: Sequence[Leaf | Field],
-    count: int,
+    name: str, given: Any, space: Space, leaves: Sequence[Leaf | Field], count: int,
     device: torch.device | None = None,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """Observations, nested like the space, of K rows as arrays (K, *shape), in its order.
 
     `leaves` are those of the space, with the name "obs".
@@ -455,11 +448,9 @@ class ColumnReader:
 
 
 def read_steps(
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    device: torch.device,
+    columns: Mapping[str, Any], layout: RowLayout, device: torch.device,
     optional: Set[str] = frozenset(),
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:  # fmt: skip
     """As `ColumnReader.read`, with rewards as they are stored."""
     found = ColumnReader(layout).read(columns, device, optional)
     return {**found, "rewards": _stored(found["rewards"], _FLOAT32)}

@@ -18,22 +18,20 @@ def njit(*, cache: bool = True, **options: Any) -> Callable[[Any], Any]:
 
     def decorate(function: Any) -> Any:
         dispatcher = cached_njit(function, **options)
-        compile_or_load: Any = getattr(dispatcher, "compile", None)
+        if is_jit_off():
+            return dispatcher
+        compile_or_load = dispatcher.compile
 
         def is_news() -> bool:
-            if dispatcher.stats.cache_misses and not _announced:  # it is not being loaded
-                _announced.append(function.__name__)
-                return True
-            return False
+            is_first = bool(dispatcher.stats.cache_misses and not _announced)  # else it is loaded
+            _announced.extend([function.__name__] * is_first)
+            return is_first
 
         def compile_announced(signature: Any) -> Any:
-            if _announced:
-                return compile_or_load(signature)
             with announced("the kernels of buffers", [function], is_compiling=is_news):
                 return compile_or_load(signature)
 
-        if not is_jit_off():
-            dispatcher.compile = compile_announced
+        dispatcher.compile = compile_announced
         return dispatcher
 
     return decorate

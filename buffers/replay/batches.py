@@ -192,7 +192,7 @@ class Reader:
         if not is_own or out.size != batch_size or chosen not in (None, out.memory.columns):
             raise BufferMisuseError(
                 f"out is a {type(out).__name__} of {getattr(out, 'size', 0)} rows, expected a batch "
-                f"of {batch_size} that new_batch or sample of this buffer returned, made with the "
+                f"that new_batch or sample of this buffer returned, of {batch_size} rows and the "
                 "same columns"
             )
         return out

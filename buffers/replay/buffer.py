@@ -678,7 +678,7 @@ class SharedReplayBuffer(UniformReplayBuffer):
         gamma: Discount per step; with it batches have `discounts`.
         store_next: False stores observations once: the next observation is read from the row that
             follows. Those that episodes ended with are kept apart.
-        frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
+        frame_stack: Number of frames an observation, a Box, is a stack of along one axis. Each
             frame is stored once then; `add` takes stacks, or the newest frame of each alone.
         track_env: Keep the env id of each transition; batches have `env_ids`.
         track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.

@@ -24,8 +24,6 @@ __all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 
 # Which transitions: each equally likely, each ring and then one of its own, or all different.
 Draw = Literal["rows", "rings", "distinct"]
-_FEW_OF = 4  # times as many rows, from which on distinct ones are found without all rows
-_MORE = 64  # rows drawn besides twice as many
 _FLAGS = "terminations", "truncations"
 
 
@@ -38,14 +36,11 @@ def draw(
     rows: Tensor,
     count: int,
 ) -> None:
-    """Draw rows int64 (B,) of rings that have `span` each.
-
-    `count` is the number of transitions where they are to be distinct; 0 if only the device knows.
-    """
+    """Draw rows int64 (B,) of rings that have `span` each; distinct ones from at most `count`."""
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
     elif kind == "distinct":
-        _draw_distinct(begin, end, span, generator, rows, count)
+        _draw_distinct(begin, end, span, generator, rows)
     else:
         counts = end - begin
         ends = (counts > 0).cumsum(0)
@@ -64,27 +59,15 @@ def draw_uniform(begin: Tensor, end: Tensor, span: int, generator: Generator, ro
 
 
 def _draw_distinct(
-    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor, count: int
+    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw different rows: of few the first ones that differ among more, else of all by keys."""
-    size, device = len(rows), rows.device
-    if count >= _FEW_OF * size:
-        # Of twice as many, and some more, drawn from four times as many, enough are different but
-        # with a probability below 2 ** -128.
-        drawn = torch.empty(2 * size + _MORE, dtype=torch.int64, device=device)
-        draw_uniform(begin, end, span, generator, drawn)
-        found, places = drawn.sort(stable=True)
-        is_again = torch.zeros_like(found, dtype=torch.bool)
-        torch.eq(found[1:], found[:-1], out=is_again[1:])
-        places.masked_fill_(is_again, len(drawn) - 1)  # behind all others
-        torch.index_select(drawn, 0, places.sort().values[:size], out=rows)
-        return
-    places = torch.arange(span * len(begin), device=device)
-    keys = torch.rand(len(places), generator=generator, device=device, dtype=torch.float64)
+    """Draw different rows: those with the largest of random keys."""
+    places = torch.arange(span * len(begin), device=rows.device)
+    keys = torch.rand(len(places), generator=generator, device=rows.device, dtype=torch.float64)
     rings = torch.div(places, span, rounding_mode="floor")
     age = (places - begin.index_select(0, rings)).remainder_(span)
     keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # hold nothing
-    rows.copy_(keys.topk(size).indices)  # sorted, else the order is not random
+    rows.copy_(keys.topk(len(rows)).indices)  # sorted, else the order is not random
 
 
 @njit(nogil=True, cache=True)

@@ -24,7 +24,7 @@ from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
 __all__ = [
-    "DEFAULTS", "MAX_ROWS", "OLDER", "PLAIN_DEFAULTS", "ROW_DEFAULTS", "FrameStack", "Plan",
+    "DEFAULTS", "MAX_ROWS", "OLDER", "PLAIN_DEFAULTS", "ROW_DEFAULTS", "Plan",
     "ReplayOptions", "RowOptions", "plan_replay", "read_options",
 ]  # fmt: skip
 
@@ -46,53 +46,23 @@ _TAKEN_OF_SEQUENCES = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FrameStack:
-    """Says that observations are stacks of frames, to be stored once each.
-
-    It stacks nothing: that is done by a wrapper of the envs.
-
-    Attributes:
-        num_frames: F, the frames of a stack, the oldest first.
-        axis: Of the observation, along which they lie, which has length F; None finds the only one.
-
-    Raises:
-        BufferMisuseError: An argument is none of these.
-    """
-
-    num_frames: int
-    axis: int | None = None
-
-    def __post_init__(self) -> None:
-        check_count("num_frames of a FrameStack", self.num_frames, _MOST_FRAMES)
-        if self.axis is not None and type(self.axis) is not int:
-            raise BufferMisuseError(f"axis is {self.axis!r}, expected an int, or None to find it")
-
-
-def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:
-    """How the frames of an observation lie; None if they are not stored apart.
+def plan_frames(space: Space, given: int | None) -> FrameLayout | None:
+    """How the frames of an observation lie, along its only axis of that length; None without.
 
     Raises:
         BufferMisuseError: The argument does not fit, or the observation is no such stack.
     """
     if given is None:
         return None
-    is_stack = isinstance(given, FrameStack)
-    stack = given if is_stack else FrameStack(check_count("frame_stack", given, _MOST_FRAMES))
-    number, axis, shape = int(stack.num_frames), stack.axis, tuple(space.shape or ())
-    found = [place for place, size in enumerate(shape) if size == number]
-    if axis is not None:
-        found = [place for place in found if axis in (place, place - len(shape))]
-    if not isinstance(space, spaces.Box) or len(found) != 1 or not math.prod(shape):
-        which = f"axis {axis}" if axis is not None else "the only one of that length"
+    number, shape = check_count("frame_stack", given, _MOST_FRAMES), tuple(space.shape or ())
+    if not isinstance(space, spaces.Box) or shape.count(number) != 1 or not math.prod(shape):
         raise BufferMisuseError(
-            f"frame_stack={number} needs a Box of stacked frames, got {space}: expected {number} "
-            f"frames, with something in them, along {which}; name it by "
-            f"FrameStack({number}, axis=...)"
+            f"frame_stack={number} needs a Box with something in it, of which one axis alone has "
+            f"length {number}, that along which frames are stacked, got {space}; reshape it with a "
+            "wrapper, or leave frame_stack out"
         )
-    (axis,), (leaf,) = found, space_leaves(space, "obs")
-    frame = shape[:axis] + shape[axis + 1 :]
-    return FrameLayout(number, frame, leaf.dtype, shape, axis)
+    axis, (leaf,) = shape.index(number), space_leaves(space, "obs")
+    return FrameLayout(number, shape[:axis] + shape[axis + 1 :], leaf.dtype, shape, axis)
 
 
 class RowOptions(TypedDict, total=False):
@@ -104,7 +74,7 @@ class RowOptions(TypedDict, total=False):
     extra_columns: Mapping[str, Space] | None
     store_next: bool
     track_episodes: bool
-    frame_stack: int | FrameStack | None
+    frame_stack: int | None
 
 
 class ReplayOptions(RowOptions, total=False):

@@ -30,7 +30,7 @@ from buffers.core.state import (
     read_state,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.plan import OLDER, ROW_DEFAULTS, FrameStack, Plan
+from buffers.replay.plan import OLDER, ROW_DEFAULTS, Plan
 from buffers.replay.table import Table
 
 __all__ = ["TableState", "check_described", "describe"]
@@ -179,8 +179,6 @@ class TableState(SavedBuffer):
             )
         try:
             given: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
-            if isinstance(given.get("frame_stack"), Mapping):
-                given["frame_stack"] = FrameStack(**given["frame_stack"])
             if given.get("extra_columns") is not None:
                 extras = given["extra_columns"].items()
                 given["extra_columns"] = {column: space_of(found) for column, found in extras}
@@ -197,8 +195,6 @@ def _plain(value: Any) -> Any:
     """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
     if isinstance(value, Space):
         return describe_space(value)
-    if isinstance(value, FrameStack):
-        return _plain(vars(value))
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list):

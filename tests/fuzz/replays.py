@@ -24,7 +24,6 @@ from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, ListModel
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    FrameStack,
     MultiprocessReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
@@ -507,7 +506,7 @@ class Case:
             options |= {"num_envs": int(rng.integers(1, 4)), "n_step": num_steps, "gamma": 0.5}
             options |= {"track_env": True, "track_episodes": num_steps == 1}
             if self.space is FRAMES and rng.random() < 0.7:
-                options["frame_stack"] = FrameStack(2)
+                options["frame_stack"] = 2
             elif rng.random() < 0.3:
                 options["store_next"] = False
         return options

@@ -157,9 +157,7 @@ def test_all_kinds_of_batches_are_used_alike(kind, space, staged):
         _ = batch.cost
     # A short text without values.
     text = repr(batch)
-    assert text.startswith(f"{batch_class.__name__}(8 rows: obs ")
-    assert "actions int64 (8," in text
-    assert "extras {costs: float32 (8" in text
+    assert text.startswith(f"{batch_class.__name__}(8 rows of obs, ")
     assert len(text) < 700
     assert "\n" not in text
     assert "tensor" not in text

@@ -16,7 +16,6 @@ from buffers import (
     BufferMisuseError,
     CheckpointError,
     EpisodicReplayBuffer,
-    FrameStack,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
@@ -222,8 +221,8 @@ def test_spaces_and_options_are_in_the_file(space, tmp_path):
 
 
 def test_stacks_of_frames_and_exponents_are_in_the_file(tmp_path):
-    frames, stacks = FrameStack(3, axis=2), Box(0, 255, (2, 3, 3), np.uint8)
-    options = {"num_envs": 1, "frame_stack": frames, "alpha": 0.7}
+    stacks = Box(0, 255, (2, 4, 3), np.uint8)
+    options = {"num_envs": 1, "frame_stack": 3, "alpha": 0.7}
     buffer = PrioritizedReplayBuffer(9, stacks, Discrete(2), **options)
     buffer.alpha = 0.5
     buffer.save(tmp_path / "a")

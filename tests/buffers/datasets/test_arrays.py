@@ -9,7 +9,6 @@ from gymnasium import spaces
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    FrameStack,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
@@ -280,7 +279,7 @@ def test_stacks_come_out_of_a_buffer_of_frames_as_they_were(kind, axis, options)
     arrays, space = stacked([3, 10, 11, 29], 40, axis)
     data = from_arrays(arrays, space, ACTIONS)
     options = {"num_envs": 2, "seed": 3, **options}
-    once = data.to_buffer(kind, frame_stack=FrameStack(3, axis=axis), **options)
+    once = data.to_buffer(kind, frame_stack=3, **options)
     twin = data.to_buffer(kind, **options)
     compare(once.get(once.order()), twin.get(twin.order()))
     for _ in range(20):
@@ -329,7 +328,7 @@ def test_stacks_move_on_where_an_episode_terminates_and_nothing_follows(axis, is
     data = from_arrays(arrays, space, ACTIONS)
     before = {name: column.copy() for name, column in arrays.items()}
     options = {"num_envs": 1, "n_step": 2, "gamma": 0.5, "seed": 0}
-    once = data.to_buffer(SharedReplayBuffer, frame_stack=FrameStack(3, axis=axis), **options)
+    once = data.to_buffer(SharedReplayBuffer, frame_stack=3, **options)
     twin = data.to_buffer(SharedReplayBuffer, **options)
     assert len(once) == 30 - 2 * (not is_repeated)  # without those that were cut
     found, expected = (b.get(b.order()) for b in (once, twin))

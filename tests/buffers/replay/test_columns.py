@@ -124,7 +124,7 @@ def test_columns_that_are_none_are_refused():
         with pytest.raises(BufferMisuseError, match="columns is"):
             buffer.sample(4, columns=columns)
     out = buffer.new_batch(4, ("obs",))
-    with pytest.raises(BufferMisuseError, match="made with the same columns"):
+    with pytest.raises(BufferMisuseError, match="and the same columns"):
         buffer.sample(4, out, columns=("actions",))
     with pytest.raises(AttributeError):
         _obs, *_others = buffer.sample(4, columns=("obs",))

@@ -12,7 +12,6 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 from buffers import (
     BufferMisuseError,
-    FrameStack,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
     TransitionWriter,
@@ -199,23 +198,15 @@ def test_rows_that_are_not_valid_are_no_stacks():
 @pytest.mark.parametrize(
     ("shape", "stack", "message"),
     [
-        ((5, 2, 3), 4, r"\(5, 2, 3\), uint8\): expected 4 frames"),
-        ((4, 2, 4), 4, "along the only one of that length"),
-        ((4, 2, 3), FrameStack(4, axis=3), "expected 4 frames, .* along axis 3"),
-        ((12, 2, 3), FrameStack(4, axis=0), "expected 4 frames, .* along axis 0"),
+        ((5, 2, 3), 4, "one axis alone has length 4"),
+        ((4, 2, 4), 4, "one axis alone has length 4"),
         ((4, 2, 3), 0, "frame_stack must be a positive integer"),
-        ((4, 0), 4, "expected 4 frames, with something in them"),
+        ((4, 0), 4, "a Box with something in it"),
     ],
 )
 def test_constructors_refuse(shape, stack, message):
     with pytest.raises(BufferMisuseError, match=message):
         made(stack, space=spaces.Box(0, 255, shape, np.uint8))
-
-
-@pytest.mark.parametrize("given", [("a", 2), (0,), (2**15 + 1,), (4, "obs")])
-def test_a_frame_stack_is_refused_where_it_is_made(given):
-    with pytest.raises(BufferMisuseError, match=r"num_frames of a FrameStack|axis is"):
-        FrameStack(*given)
 
 
 def test_states_of_other_settings_are_refused(tmp_path):
@@ -224,7 +215,7 @@ def test_states_of_other_settings_are_refused(tmp_path):
     buffer.save(tmp_path / "frames")
     others = [
         (made(None), "frame_stack is 4, expected None"),
-        (made(FrameStack(2, axis=1)), "frame_stack is 4, expected 2"),
+        (made(2), "frame_stack is 4, expected 2"),
     ]
     for other, message in others:
         with pytest.raises(BufferMisuseError, match=message):

@@ -47,7 +47,7 @@ def check_refused(buffer, message, columns, error=BufferMisuseError):
         ({"truncations": np.ones(3, bool)}, r"truncations has shape \(3,\), expected \(4,\)"),
         ({"terminations": None}, "missing: ..terminations"),
         ({"log_probs": np.ones(4)}, "unknown: ..log_probs"),
-        ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected numbers from 0 to 1"),
+        ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected integers .* from 0 to 1"),
         ({"env_ids": [0, 1, -1, 0]}, "env_ids has -1"),
         ({"env_ids": [0, 1]}, r"env_ids has dtype int64 and shape \(2,\)"),
         ({"env_ids": np.zeros(4)}, "env_ids has dtype float64"),
@@ -106,11 +106,11 @@ def test_sampling_too_early_or_wrongly(cls):
     for size in (0, -1, 1.5, "a"):
         with pytest.raises(BufferMisuseError, match="batch_size"):
             buffer.sample(size)
-    with pytest.raises(BufferMisuseError, match="of 3 rows, expected a batch of 2"):
+    with pytest.raises(BufferMisuseError, match="of 3 rows, expected a batch .* of 2 rows"):
         buffer.sample(2, buffer.new_batch(3))
     other = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     for out in ({}, other.new_batch(2)):
-        with pytest.raises(BufferMisuseError, match="expected a batch of 2 that new_batch"):
+        with pytest.raises(BufferMisuseError, match="expected a batch that new_batch"):
             buffer.sample(2, out)
     if cls is not PrioritizedReplayBuffer:
         with pytest.raises(BufferMisuseError, match="batch_size is 9 without replacement"):

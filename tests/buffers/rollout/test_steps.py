@@ -389,7 +389,7 @@ def test_names_of_extra_columns_that_are_taken_are_refused(name):
 @pytest.mark.parametrize(
     ("env_ids", "values", "message"),
     [
-        ([0, 2], [1.0, 1.0], r"env_ids is \[0, 2\], expected different numbers from 0 to 1"),
+        ([0, 2], [1.0, 1.0], r"env_ids has 2, expected a mask .* or different numbers \(K,\) from 0 to 1"),
         ([-1], [1.0], "expected different numbers from 0 to 1"),
         ([1, 1], [1.0, 1.0], "expected different numbers from 0 to 1"),
         ([0.0], [1.0], "env_ids has dtype float64"),
