@@ -260,9 +260,7 @@ def _read_ids(
     ids = ids.astype(np.int64)
     if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
         wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
-        raise BufferMisuseError(
-            f"env_ids has {wrong}, expected {expected} from 0 to {num_envs - 1}"
-        )
+        raise BufferMisuseError(f"env_ids has {wrong}, expected {expected}")
     return ids
 
 
@@ -278,7 +276,7 @@ def read_distinct_ids(
     given = as_array("env_ids", env_ids, device)
     if given.dtype == _BOOL and given.shape == (num_envs,):
         return np.flatnonzero(given)
-    expected = f"a mask bool ({num_envs},), or different numbers (K,)"
+    expected = f"different numbers from 0 to {num_envs - 1}, (K,), or a mask bool ({num_envs},)"
     ids = _read_ids(given, device, None, num_envs, expected)
     if len(np.unique(ids)) < len(ids):
         raise BufferMisuseError(f"env_ids is {ids.tolist()}, expected {expected}")
@@ -297,7 +295,8 @@ def read_row_ids(
         device: Where a tensor may lie besides the CPU.
     """
     if env_ids is not None:
-        ids = _read_ids(env_ids, device, num_rows, num_envs, f"integers ({num_rows},)")
+        expected = f"integers ({num_rows},)" + (f" from 0 to {num_envs - 1}" if num_envs else "")
+        ids = _read_ids(env_ids, device, num_rows, num_envs, expected)
         return ids if num_envs else _NO_IDS
     if num_envs and num_rows % num_envs:
         raise BufferMisuseError(

@@ -27,9 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_SECOND_CACHE = (
-    2  # where a line is put, as LLVM says it; more requests wait there than in the first
-)
+_SECOND_CACHE = 2  # as LLVM says where a line is put; more requests wait there than in the first
 _BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -51,22 +49,10 @@ def copy_at(target, source, count):
     ctypes.memmove(int(target), int(source), int(count))
 
 
-@type_callable(address_of)
-def _type_address_of(context):
-    def typer(array):
-        return types.intp(array)
-
-    return typer
-
-
-@type_callable(prefetch)
-def _type_prefetch(context):
-    return lambda source, offset: types.none(source, types.intp)
-
-
-@type_callable(copy_at)
-def _type_copy_at(context):
-    return lambda target, source, count: types.none(types.intp, types.intp, types.intp)
+_NUMBER, _NOTHING = types.intp, types.none
+type_callable(address_of)(lambda context: lambda array: _NUMBER(array))
+type_callable(prefetch)(lambda context: lambda source, offset: _NOTHING(source, _NUMBER))
+type_callable(copy_at)(lambda context: lambda to, source, count: _NOTHING(*[_NUMBER] * 3))
 
 
 def _start(context, builder, kind, array):
@@ -98,17 +84,20 @@ def _copy_at(context, builder, signature, args):
 
 
 # What the cache of compiled kernels looks at, as their own code only calls these.
-for _function, _generate in (
-    (address_of, _address_of),
-    (prefetch, _prefetch),
-    (copy_at, _copy_at),
-):
-    setattr(_function, "compiled_as", _generate)  # noqa: B010
+for _made in ((address_of, _address_of), (prefetch, _prefetch), (copy_at, _copy_at)):
+    setattr(_made[0], "compiled_as", _made[1])  # noqa: B010
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _copy_twice(target, source, count, size):
+    """Copy `size` to twice as many bytes by two moves, which may overlap."""
+    copy_at(target, source, size)
+    copy_at(target + count - size, source + count - size, size)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
-    """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
+    """As `copy_at`; sizes up to 512 become a few moves."""
     if count > _MAX_INLINE:
         copy_at(target, source, count)
     elif count >= 64:
@@ -116,17 +105,13 @@ def copy_item_at(target, source, count):
             copy_at(target + done, source + done, 64)
         copy_at(target + count - 64, source + count - 64, 64)
     elif count >= 32:
-        copy_at(target, source, 32)
-        copy_at(target + count - 32, source + count - 32, 32)
+        _copy_twice(target, source, count, 32)
     elif count >= 16:
-        copy_at(target, source, 16)
-        copy_at(target + count - 16, source + count - 16, 16)
+        _copy_twice(target, source, count, 16)
     elif count >= 8:
-        copy_at(target, source, 8)
-        copy_at(target + count - 8, source + count - 8, 8)
+        _copy_twice(target, source, count, 8)
     elif count >= 4:
-        copy_at(target, source, 4)
-        copy_at(target + count - 4, source + count - 4, 4)
+        _copy_twice(target, source, count, 4)
     else:
         for k in range(count):
             copy_at(target + k, source + k, 1)

@@ -33,7 +33,7 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
-    known, folders = [], {_GROUPS}  # in a container the outermost is its own group
+    known, folders = list[int](), {_GROUPS}  # in a container the outermost is its own group
     with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
         known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]

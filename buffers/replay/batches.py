@@ -71,7 +71,7 @@ class ReplayBatch(Batch):
 
     `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last one
     terminated. A buffer without gamma takes it as 1 here, so that it remains to be multiplied by
-    yours; over single steps it is computed when asked for.
+    yours.
     """
 
     __slots__ = (
@@ -99,20 +99,6 @@ class ReplayBatch(Batch):
     drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
-    def __getattr__(self, name: str) -> Any:
-        """What is computed when it is asked for, or a column that the user added."""
-        if name in ("env_ids", "weights", "num_added", "drawn_from"):
-            return None
-        if name == "extras":
-            return {}
-        if name == "discounts":
-            memory = self.memory
-            if memory is not None and memory.plan.gamma is not None:
-                return torch.where(memory.tensors["terminations"], 0.0, memory.plan.gamma)
-            if memory is None and not hasattr(self, "indices"):  # made by hand
-                return torch.logical_not(self.terminations).float()
-        return super().__getattr__(name)
-
     def __len__(self) -> int:
         """Number of transitions."""
         return self.size
@@ -138,7 +124,7 @@ class _Plan(NamedTuple):
     spans: np.ndarray  # int64 (J, 2), see `gather`
     names: list[str]  # attributes of a batch that are tensors as they are
     made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nests, made of all tensors
-    gamma: float | None  # of `discounts` where they follow from `terminations`
+    has_discounts: bool  # which follow from `terminations`
 
 
 class Reader:
@@ -209,6 +195,7 @@ class Reader:
             pages, arrays, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
         batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
+        batch.env_ids = batch.weights = batch.num_added = batch.drawn_from = None
         for name in plan.names:
             setattr(batch, name, tensors[name])
         for name, make in plan.made.items():
@@ -240,7 +227,9 @@ class Reader:
         blocks: dict[str, tuple[tuple[int, ...], np.dtype]] = {"lists": ((num_lists, size), _INT64)}
         for path, _, field, frame in sources:
             blocks[path] = (size, *([plan.num_frames] * (frame >= 0)), *field.shape), field.dtype
-        more = [*(["rewards", "discounts"] * walks), *(["weights"] * self._has_weights)]
+        has_discounts = not self._is_long and "discounts" in chosen
+        more = ["rewards", "discounts"] * walks + ["discounts"] * has_discounts
+        more += ["weights"] * self._has_weights
         blocks |= dict.fromkeys(more, ((size,), _FLOAT32))
         begins, places, end = {}, [], 0
         for name, (shape, dtype) in blocks.items():
@@ -258,8 +247,6 @@ class Reader:
         }
         extras = [name for name in layout.extras if name in chosen]
         made["extras"] = lambda tensors: {name: tensors[name] for name in extras}
-        is_computed = "terminations" in blocks and not self._is_long
-        is_computed &= "discounts" in chosen or plan.gamma is None
         parts = np.zeros(len(sources), _PARTS)
         for number, (path, rows, field, frame) in enumerate(sources):
             begin, width = begins[path] + max(frame, 0) * field.nbytes, field.nbytes
@@ -270,8 +257,7 @@ class Reader:
             if len(read := parts[parts["list"] == number]):
                 ends, begin = read["offset"] + read["size"], read["offset"].min()
                 spans[number] = begin, min(ends.max(), begin + _SEEN_BYTES)
-        gamma = self._gamma if is_computed else None
-        return _Plan(places, end, sources, parts, spans, names, made, gamma)
+        return _Plan(places, end, sources, parts, spans, names, made, has_discounts)
 
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
         """What chosen columns are read from."""
@@ -336,6 +322,8 @@ class Reader:
             gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
         else:
             self._fill_there(lists, memory)
+        if plan.has_discounts:
+            given["discounts"][...] = ~given["terminations"] * self._gamma
 
     def _find_units(self, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""

@@ -254,9 +254,9 @@ def d4rl_file(h5py, path, count=1000, length=100):
 
 
 def test_stacks_of_frames_come_back_from_files(minari, h5py, tmp_path):
-    space, rng = spaces.Box(0, 255, (4, 3, 4), np.uint8), np.random.default_rng(0)
+    space, rng = spaces.Box(0, 255, (5, 3, 4), np.uint8), np.random.default_rng(0)
     picks = {"num_envs": 1, "frame_stack": 4, "seed": 0}
-    frames = rng.integers(0, 256, (44, 4, 3), np.uint8)
+    frames = rng.integers(0, 256, (44, 5, 3), np.uint8)
     stacks = np.stack([np.moveaxis(frames[k : k + 4], 0, -1) for k in range(40)])
     ends = np.isin(np.arange(40), [9, 29])
     arrays = {
