@@ -20,8 +20,6 @@ from buffers.core.errors import (
     BufferMisuseError,
     CheckpointError,
 )
-from buffers.core.generator import restore_generator
-from buffers.core.prefetch import Prefetch
 from buffers.core.sequences import SequenceBatch
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
@@ -50,7 +48,6 @@ __all__ = [
     "MultiprocessReplayBuffer",
     "PairBatch",
     "PerEnvReplayBuffer",
-    "Prefetch",
     "PrioritizedReplayBuffer",
     "ReplayBatch",
     "ReplayWriter",
@@ -65,5 +62,4 @@ __all__ = [
     "TrajectoryStats",
     "TransitionWriter",
     "gae",
-    "restore_generator",
 ]

@@ -1,4 +1,4 @@
-"""What calls of a buffer are ordered with: batches drawn ahead, and other streams of a GPU."""
+"""What calls of a buffer are ordered with: other streams of a GPU."""
 
 from __future__ import annotations
 
@@ -17,24 +17,17 @@ class Guard:
     """What the calls of a buffer are ordered with.
 
     Attributes:
-        ahead: The `Prefetch` that is open, or None.
         gpu: That the buffer is on, or None.
 
     Args:
         device: Where the buffer is.
     """
 
-    __slots__ = ("_last", "ahead", "gpu")
+    __slots__ = ("_last", "gpu")
 
     def __init__(self, device: torch.device | None = None):
         self.gpu = device if device is not None and device.type == "cuda" else None
-        self.ahead: Any = None
         self._last: Any = None
-
-    def rewind(self) -> None:
-        """Forget what was drawn ahead."""
-        if self.ahead is not None:
-            self.ahead.rewind()
 
     def enter(self) -> None:
         """Let the current stream of the GPU wait for that of the call before.

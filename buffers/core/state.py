@@ -94,7 +94,6 @@ class StatefulBuffer(Rebuilt):
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
-        self._guard.rewind()
         arrays = {
             name: torch.from_numpy(np.concatenate([*map(_on_host, blocks)]))
             for name, blocks in self._saved_arrays().items()
@@ -126,7 +125,6 @@ class StatefulBuffer(Rebuilt):
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
         loaded = LoadedState(state, small, {n: blocks[n] for n in self._large if n in blocks})
         self._check_arrays(loaded)
-        self._guard.rewind()
         self._take(loaded)
 
 
@@ -141,7 +139,6 @@ class SavedBuffer(StatefulBuffer):
 
     def _copied_state(self) -> dict[str, Any]:
         """As `state_dict`, of arrays over the memory itself where that is on the host."""
-        self._guard.rewind()
         saved = self._saved_arrays().items()
         return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
 

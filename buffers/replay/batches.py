@@ -80,8 +80,8 @@ class ReplayBatch(Batch):
     """
 
     __slots__ = (
-        "actions", "discounts", "drawn_from", "env_ids", "extras", "indices", "memory", "next_obs",
-        "num_added", "obs", "rewards", "size", "terminations", "truncations", "weights",
+        "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs",
+        "obs", "rewards", "size", "terminations", "truncations", "weights",
     )  # fmt: skip
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
@@ -100,13 +100,11 @@ class ReplayBatch(Batch):
     weights: Any  # float32 (B,), of prioritized sampling, or None
     extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
     size: int  # B
-    num_added: int | None  # of prioritized buffers: transitions ever added when it was drawn
-    drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
     def __getattr__(self, name: str) -> Any:
         """What is computed when it is asked for, or a column that the user added."""
-        if name in ("env_ids", "weights", "num_added", "drawn_from"):
+        if name in ("env_ids", "weights"):
             return None
         if name == "extras":
             return {}

@@ -2,7 +2,6 @@
 
     header.json      what the buffer is, and which rows are on the disk for certain
     rows.npy         uint8 (num_rows, stride)        rings.npy, envs.npy   counts, environments
-    generator.npy    uint8                           priorities.npy, priority_numbers.npy
     lock             held by the process that writes
 
 A process that dies leaves its pages to the system, so that all it has committed is there. After a
@@ -39,7 +38,6 @@ __all__ = ["Files", "Folder", "Place", "plan_place"]
 
 Files = dict[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape by name
 _HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
-_OTHERS = ("priorities.npy", "priority_numbers.npy")  # of another class
 _MAX_HEADER_BYTES = 1 << 23
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
@@ -124,7 +122,7 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
         is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
-        others = sorted(found - names - {_HEADER, _LOCK, *_OTHERS})
+        others = sorted(found - names - {_HEADER, _LOCK})
         if is_lost or others:
             raise CheckpointError(
                 f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"

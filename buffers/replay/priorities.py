@@ -1,14 +1,12 @@
 """Priorities of the rows of a ring and drawing by them: sums of values, whose leaves are the rows.
 
-On the host the sums are a tree, sixteen children to a node. It is one array float64 of levels,
-leaves first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level
-begins. A node is always computed anew from its children, never changed by a difference, so nothing
-drifts. Levels are handled one after the other for the whole batch, so that waits for memory
-overlap.
+On the host the sums are a tree, sixteen children to a node: one array float64 of levels, leaves
+first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level begins. A
+node is always computed anew from its children, so nothing drifts. Levels are handled one after the
+other for the whole batch, so that waits for memory overlap.
 
 On devices there are the values alone: a draw sums them up, which takes a device microseconds for
-a million rows, and searches the sums. None of it waits for the device; what the host would have to
-look at stays there.
+a million rows, and searches the sums. None of it waits for the device.
 """
 
 from __future__ import annotations
@@ -46,19 +44,14 @@ def values_fit(values: np.ndarray) -> bool:
 class SumTree:
     """Values of the leaves 0 .. capacity - 1 and their sums.
 
-    Args:
-        capacity: See above.
-        memory: float64 (sum of `level_sizes(capacity)`,) for the tree, to be restored; or None.
-
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
         nbytes: Bytes held.
     """
 
-    def __init__(self, capacity: int, memory: np.ndarray | None = None):
+    def __init__(self, capacity: int):
         sizes = level_sizes(capacity)
-        self._capacity, starts = capacity, np.cumsum([0, *sizes[:-1]])
-        self._tree = np.zeros(sum(sizes)) if memory is None else memory
+        self._tree, starts = np.zeros(sum(sizes)), np.cumsum([0, *sizes[:-1]])
         self.leaves, self.nbytes = self._tree[:capacity], self._tree.nbytes
         self._arrays = self._tree, starts
 
@@ -67,21 +60,16 @@ class SumTree:
         """The sum of all values."""
         return float(self._tree[-1])
 
-    def set_numbers(self, first: int, stop: int, value: float) -> None:
-        """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        numbers = np.arange(max(first, stop - self._capacity), stop)
-        self.update(numbers % self._capacity, np.full(len(numbers), value))
+    def set_leaves(self, leaves: torch.Tensor, value: float) -> None:
+        """Give one value to leaves int64 (K,)."""
+        self.update(leaves.numpy(), np.full(len(leaves), value))
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
         set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
-        self,
-        generator: torch.Generator,
-        leaves: torch.Tensor,
-        weights: torch.Tensor,
-        beta: float,
+        self, generator: torch.Generator, leaves: torch.Tensor, weights: torch.Tensor, beta: float
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
@@ -93,50 +81,33 @@ class SumTree:
         np.power(ratios, np.float32(beta), out=ratios)
 
     def restore(self, values: np.ndarray) -> None:
-        """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
-        values = values.copy()  # they may be those of the tree
-        self._tree[:] = 0
-        self.update(np.arange(self._capacity), values)
+        """Take over all values, float64 (capacity,)."""
+        self.update(np.arange(len(values)), values)
 
 
 class DeviceValues:
-    """Values of the leaves 0 .. capacity - 1 on a device.
+    """Values of the leaves 0 .. capacity - 1 on a device: priorities to the power of alpha.
 
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
         nbytes: Bytes held.
-        largest: float64 (), the largest priority ever given, before the exponent; at least 1.
-        num_refused: int64 (), updates left out as they were negative, not finite or too large.
-        alpha, beta, bound: float64 (), exponents of values and weights, and the largest priority
-            that is taken: on the device, so that a captured CUDA graph reads them anew.
+        largest: float64 (), the largest priority ever given, at least 1.
+        num_refused: int64 (), updates left out as they were negative, not finite or above `bound`.
     """
 
-    def __init__(self, capacity: int, device: torch.device):
-        self._capacity = capacity
+    def __init__(self, capacity: int, device: torch.device, alpha: float, bound: float):
+        self._capacity, self._alpha, self._bound = capacity, alpha, bound
         with torch.inference_mode(False):  # what is made in it can't be changed outside
             # The last takes what is refused: the others are written without looking at it.
             self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
             self.largest = torch.ones((), dtype=torch.float64, device=device)
             self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
-            exponents = torch.zeros(3, dtype=torch.float64, device=device)
         self.leaves, self.nbytes = self._written[:-1], self._written.nbytes
-        self.alpha, self.beta, self.bound = exponents.unbind(0)
 
-    def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
-        """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        first, device = max(first, stop - self._capacity), self.leaves.device
-        if first < stop:
-            leaves = torch.arange(first, stop, device=device) % self._capacity
-            values = torch.as_tensor(value, dtype=torch.float64, device=device)
-            self._written.index_copy_(0, leaves, values.expand(len(leaves)))
-
-    def new_value(self) -> torch.Tensor:
-        """The value of new rows, float64 ()."""
-        return self.largest.pow(self.alpha)
-
-    def insert_rows(self, leaves: torch.Tensor) -> None:
-        """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
-        self._written.index_copy_(0, leaves, self.new_value().expand(len(leaves)))
+    def set_leaves(self, leaves: torch.Tensor, value: torch.Tensor | float) -> None:
+        """Give one value to distinct leaves int64 (K,), that are on the device."""
+        values = torch.as_tensor(value, dtype=torch.float64, device=leaves.device)
+        self._written.index_copy_(0, leaves, values.expand(len(leaves)))
 
     def update(
         self,
@@ -151,15 +122,12 @@ class DeviceValues:
         """
         if not len(leaves):
             return
-        given = priorities.detach().to(torch.float64)
-        begin, end = live
-        is_there = (leaves >= 0) & (leaves < self._capacity)
-        is_there &= (leaves - begin).remainder(self._capacity) < end - begin
-        is_good = (given >= 0) & (given <= self.bound) & is_there
+        given, (begin, end) = priorities.detach().to(torch.float64), live
+        is_good = (given >= 0) & (given <= self._bound) & (leaves >= 0) & (leaves < self._capacity)
+        is_good &= (leaves - begin).remainder(self._capacity) < end - begin
         leaves = torch.where(is_good, leaves.long(), self._capacity)
-        self._written.index_copy_(0, leaves, given.pow(self.alpha))
-        largest = torch.where(is_good, given, 0.0).amax()
-        torch.maximum(self.largest, largest, out=self.largest)
+        self._written.index_copy_(0, leaves, given.pow(self._alpha))
+        torch.maximum(self.largest, torch.where(is_good, given, 0.0).amax(), out=self.largest)
         self.num_refused.add_((~is_good).sum())
 
     def draw(
@@ -167,9 +135,9 @@ class DeviceValues:
         generator: torch.Generator,
         leaves: torch.Tensor,
         weights: torch.Tensor,
-        beta: float | None,
+        beta: float,
     ) -> None:
-        """As `SumTree.draw`, by a generator of the device; None stands for the beta on it."""
+        """As `SumTree.draw`, by a generator of the device."""
         size, device = len(leaves), leaves.device
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = self.leaves.cumsum(0)
@@ -180,7 +148,11 @@ class DeviceValues:
         is_good = self.leaves.index_select(0, found) > 0
         torch.where(is_good, found, self.leaves.argmax(), out=leaves)
         drawn = self.leaves.index_select(0, leaves)
-        weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
+        weights.copy_((drawn.amin() / drawn).pow(beta))
+
+    def restore(self, values: np.ndarray) -> None:
+        """Take over all values, float64 (capacity,)."""
+        self.leaves.copy_(torch.from_numpy(values))
 
 
 @njit(cache=True)

@@ -366,7 +366,7 @@ def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
     buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
     batch = buffer.get(buffer.order())
     assert batch.env_ids[-2:].tolist() == [1, 0]
-    assert buffer._sequences._kept.step_of[batch.indices[-2:].numpy()].tolist() == [2, 4]
+    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
 
 
 def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
