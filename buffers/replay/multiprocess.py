@@ -50,6 +50,7 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
 _CPU = torch.device("cpu")
 _MAX_WRITERS = 4096
+_TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
 _LINE = 128  # bytes, so that nobody waits for the cache line of another
 SLOT = np.dtype({
@@ -223,7 +224,8 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
             is_again = True
             return self._table.were_whole(rows.numpy(), end)
 
-        wait_for(is_drawn, seconds, lambda: self._missing(seconds))
+        several = range(_TRIES)
+        wait_for(lambda: any(is_drawn() for _ in several), seconds, lambda: self._missing(seconds))
         return batch
 
     def _missing(self, seconds: float) -> str:

@@ -45,7 +45,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         options: As of `SharedReplayBuffer`, but for storage="memmap".
 
     Attributes:
-        alpha, beta: See above; not to be changed.
+        alpha: See above; read only.
+        beta: See above; may be set, and is part of the state.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -88,7 +89,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._known = 0, 0  # numbers, from .. to, whose leaves have a value
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "beta": self.beta}
+        return {"alpha": self.alpha}
 
     @classmethod
     def _bytes_of(cls, plan: Plan) -> int:
@@ -168,14 +169,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Args:
             batch_size: B.
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            beta: Exponent of the weights; None takes that of the buffer.
+            beta: Exponent of the weights; None takes that of the buffer. A CUDA graph keeps the one
+                of its capture.
             columns: As in `SharedReplayBuffer.sample`; `weights` are always there, too.
 
         Raises:
             BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
                 only), or an argument does not fit.
         """
-        exponent = self.beta if beta is None else read_number("beta", beta, math.inf)
+        exponent = read_number("beta", self.beta if beta is None else beta, math.inf)
         batch = self._batch(batch_size, out, columns)
         self._insert_new()
         self._note_captured()
@@ -274,18 +276,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _own_state(self) -> dict[str, Any]:
         self._insert_new()
         largest = self._sums.largest.cpu().numpy() if self._is_staged else self._largest
-        own = {"largest": np.array([largest]), "priorities": self.priorities.cpu()}
+        numbers = np.array([largest, self.beta], np.float64)
+        own = {"priority_numbers": numbers, "priorities": self.priorities.cpu()}
         return {**super()._own_state(), **own}
 
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._check_own_state(state)
-        is_largest = 1 <= state["largest"][0] <= 1.001 * self._bound
-        if not is_largest or not values_fit(state["priorities"]):
+        largest, beta = state["priority_numbers"].tolist()
+        are_numbers = 1 <= largest <= 1.001 * self._bound and 0 <= beta < math.inf
+        if not are_numbers or not values_fit(state["priorities"]):
             raise contradiction("it has priorities that cannot be")
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
-        self._largest = float(state["largest"][0])
+        self._largest, self.beta = state["priority_numbers"].tolist()
         begin, end = self._known = self._live()
         values = state["priorities"].copy()
         values[(np.arange(len(values)) - begin) % len(values) >= end - begin] = 0.0

@@ -39,7 +39,7 @@ __all__ = ["TableState", "check_described", "describe"]
 
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha", "beta"))
+_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha"))
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
     RuntimeError, TypeError, ValueError,

@@ -112,8 +112,8 @@ CONTRADICTIONS = {
     "priority": ("prioritized", word("priorities", float("nan"), 3)),
     "priority, negative": ("prioritized", word("priorities", -1.0, 3)),
     "priority, sum": ("prioritized", word("priorities", 1e308, 3)),
-    "exponent": ("prioritized", word("exponents", float("inf"), 1)),
-    "largest": ("prioritized", word("exponents", 0.5, 0)),
+    "exponent": ("prioritized", word("priority_numbers", float("inf"), 1)),
+    "largest": ("prioritized", word("priority_numbers", 0.5, 0)),
     "generator of torch": ("staged", lambda s: s["generator"].view(torch.int64)[2].fill_(600)),
     "lengths": ("episodic", word("lengths", 2)),
     "lengths, sum": ("episodic", lengthen),
@@ -224,10 +224,10 @@ def test_stacks_of_frames_and_exponents_are_in_the_file(tmp_path):
     frames, stacks = FrameStack(3, axis=2, padding="zero"), Box(0, 255, (2, 3, 3), np.uint8)
     options = {"num_envs": 1, "frame_stack": frames, "alpha": 0.7}
     buffer = PrioritizedReplayBuffer(9, stacks, Discrete(2), **options)
-    buffer.alpha = 0.5
+    buffer.beta = 0.5
     buffer.save(tmp_path / "a")
     made = PrioritizedReplayBuffer.from_file(tmp_path / "a", device="cpu")
-    assert made.alpha == 0.5
+    assert (made.alpha, made.beta) == (0.7, 0.5)
     assert made.memory() == buffer.memory()
 
 

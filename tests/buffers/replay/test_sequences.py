@@ -474,9 +474,6 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
     plain = SharedReplayBuffer(10, **made, num_envs=1)
     with pytest.raises(BufferMisuseError, match="track_episodes=True in the constructor"):
         plain.sample_sequences(1, 1)
-    by_env = PerEnvReplayBuffer(10, **made, num_envs=1, over="envs", track_episodes=True)
-    with pytest.raises(BufferMisuseError, match="over='transitions'"):
-        by_env.sample_sequences(1, 1)
     for name in ("steps", "mask", "is_first"):
         with pytest.raises(BufferMisuseError, match=name):
             SharedReplayBuffer(
