@@ -314,8 +314,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         self._note_captured()
         self._note_rows(rows)
 
-    def _note_rows(self, rows: torch.Tensor) -> None:
-        """Know of rows int64 (K,) that were added on the device."""
+    def _note_rows(self, rows: Any) -> None:
+        """Know of rows that were added, if staged int64 (K,) on the device."""
 
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -338,7 +338,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            self._table.add(*piece)
+            self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
                 if piece[3] is not None:
                     self._sequences.cut(piece[3])

@@ -21,6 +21,7 @@ __all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", 
 
 FAN_OUT = 16
 MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
+Live = tuple[torch.Tensor, torch.Tensor]
 
 
 def level_sizes(capacity: int) -> list[int]:
@@ -60,10 +61,6 @@ class SumTree:
         """The sum of all values."""
         return float(self._tree[-1])
 
-    def set_leaves(self, leaves: torch.Tensor, value: float) -> None:
-        """Give one value to leaves int64 (K,)."""
-        self.update(leaves.numpy(), np.full(len(leaves), value))
-
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
         set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
@@ -88,8 +85,10 @@ class SumTree:
 class DeviceValues:
     """Values of the leaves 0 .. capacity - 1 on a device: priorities to the power of alpha.
 
+    `live` are the first number in use and the one behind the last, int64 (1,) each, there; leaves
+    that are not in use count as 0.
+
     Attributes:
-        leaves: float64 (capacity,) on the device, view; read only.
         nbytes: Bytes held.
         largest: float64 (), the largest priority ever given, at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or above `bound`.
@@ -102,29 +101,31 @@ class DeviceValues:
             self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
             self.largest = torch.ones((), dtype=torch.float64, device=device)
             self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
-        self.leaves, self.nbytes = self._written[:-1], self._written.nbytes
+        self.nbytes = self._written.nbytes
 
-    def set_leaves(self, leaves: torch.Tensor, value: torch.Tensor | float) -> None:
-        """Give one value to distinct leaves int64 (K,), that are on the device."""
-        values = torch.as_tensor(value, dtype=torch.float64, device=leaves.device)
-        self._written.index_copy_(0, leaves, values.expand(len(leaves)))
+    def _is_live(self, leaves: torch.Tensor, live: Live) -> torch.Tensor:
+        begin, end = live
+        return (leaves - begin).remainder(self._capacity) < end - begin
 
-    def update(
-        self,
-        leaves: torch.Tensor,
-        priorities: torch.Tensor,
-        live: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def leaves(self, live: Live) -> torch.Tensor:
+        """All values, float64 (capacity,); a copy."""
+        places = torch.arange(self._capacity, device=self._written.device)
+        return self._written[:-1].where(self._is_live(places, live), 0.0)
+
+    def insert(self, leaves: torch.Tensor) -> None:
+        """Give distinct leaves int64 (K,) the value of new ones."""
+        self._written.index_copy_(0, leaves, self.largest.pow(self._alpha).expand(len(leaves)))
+
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, live: Live) -> None:
         """Give priorities float (K,) to leaves int (K,), equal ones to equal leaves.
 
-        Those not in 0 .. bound are left out and counted, and so are leaves not in use: `live` has
-        the first number that is, and the one behind the last, int64 (1,) each.
+        Those not in 0 .. bound, or of leaves not in use, are left out and counted.
         """
         if not len(leaves):
             return
-        given, (begin, end) = priorities.detach().to(torch.float64), live
+        given = priorities.detach().to(torch.float64)
         is_good = (given >= 0) & (given <= self._bound) & (leaves >= 0) & (leaves < self._capacity)
-        is_good &= (leaves - begin).remainder(self._capacity) < end - begin
+        is_good &= self._is_live(leaves, live)
         leaves = torch.where(is_good, leaves.long(), self._capacity)
         self._written.index_copy_(0, leaves, given.pow(self._alpha))
         torch.maximum(self.largest, torch.where(is_good, given, 0.0).amax(), out=self.largest)
@@ -136,23 +137,25 @@ class DeviceValues:
         leaves: torch.Tensor,
         weights: torch.Tensor,
         beta: float,
+        live: Live,
     ) -> None:
         """As `SumTree.draw`, by a generator of the device."""
-        size, device = len(leaves), leaves.device
+        size, device, values = len(leaves), leaves.device, self.leaves(live)
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        ends = self.leaves.cumsum(0)
+        ends = values.cumsum(0)
         points = torch.arange(size, dtype=torch.float64, device=device).add_(uniforms)
         found = torch.searchsorted(ends, points * (ends[-1] / size), right=True)
         found.clamp_(max=self._capacity - 1)
         # Rounding may lead to a leaf without a value, or past the last.
-        is_good = self.leaves.index_select(0, found) > 0
-        torch.where(is_good, found, self.leaves.argmax(), out=leaves)
-        drawn = self.leaves.index_select(0, leaves)
+        is_good = values.index_select(0, found) > 0
+        torch.where(is_good, found, values.argmax(), out=leaves)
+        drawn = values.index_select(0, leaves)
         weights.copy_((drawn.amin() / drawn).pow(beta))
 
-    def restore(self, values: np.ndarray) -> None:
+    def restore(self, values: np.ndarray, largest: float) -> None:
         """Take over all values, float64 (capacity,)."""
-        self.leaves.copy_(torch.from_numpy(values))
+        self._written[:-1].copy_(torch.from_numpy(values))
+        self.largest.fill_(largest)
 
 
 @njit(cache=True)

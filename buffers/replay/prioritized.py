@@ -106,51 +106,35 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def priorities(self) -> torch.Tensor:
         """float64 (capacity,), priority ** alpha of every row; a copy, on the device."""
-        values = self._sums.leaves
-        return values.clone() if self._is_staged else torch.from_numpy(values.copy())
+        if self._is_staged:
+            return self._sums.leaves(self._table.live_there())
+        self._insert_new()
+        return torch.from_numpy(self._sums.leaves.copy())
 
     @property
     def num_refused(self) -> int:
         """Priorities on a device that were left out as they did not fit; waits for the device."""
         return int(self._sums.num_refused) if self._is_staged else 0
 
-    def _new_value(self) -> Any:
-        """Value of new rows."""
-        largest = self._sums.largest if self._is_staged else self._largest
-        return largest**self.alpha
+    def _note_rows(self, rows: Any) -> None:
+        if self._is_staged and rows is not None:
+            self._sums.insert(rows)
+        self._insert_new()
 
-    def _store(self, *read: Any) -> None:
-        if self._table.is_captured:
-            self._settle()
-            self._known = self._live()
-        super()._store(*read)
-        self._insert_new(of_array=True)
+    def _insert_new(self) -> None:
+        """On the host give a priority to all rows that were added since the last time.
 
-    def _insert_new(self, *, of_array: bool = False) -> None:
-        """Give rows their first priority: all that were added since this was done the last time.
-
-        An interrupt may have come between an `add` and this. If an add is in a CUDA graph the
-        device alone knows which rows are new, but for those `of_array` that was just added.
+        An interrupt may have come between an `add` and this.
         """
-        (known, until), (begin, end) = self._known, self._live()
-        if (begin, end) == self._known or (self._table.is_captured and not of_array):
+        (known, until), (begin, end), span = self._known, self._live(), self._table.plan.span
+        if (begin, end) == self._known or self._is_staged:
             return
-        if end - begin < self._table.plan.span:  # those that left are not all overwritten
-            self._set_numbers(known, min(begin, until), 0.0)
-        self._set_numbers(max(begin, until), end, self._new_value())
+        new = np.arange(max(begin, until), end)
+        if end - begin < span:  # those that left are not all overwritten
+            left = np.arange(max(known, end - span), min(begin, until))
+            self._sums.update(left % span, np.zeros(len(left)))
+        self._sums.update(new % span, np.full(len(new), self._largest**self.alpha))
         self._known = begin, end
-
-    def _set_numbers(self, first: int, stop: int, value: Any) -> None:
-        span = self._table.plan.span
-        first = max(first, stop - span)
-        numbers = torch.arange(first, max(first, stop), device=self.device)
-        self._sums.set_leaves(numbers % span, value)
-
-    def _note_rows(self, rows: torch.Tensor) -> None:
-        if self._table.is_captured:
-            self._sums.set_leaves(rows, self._new_value())
-        else:
-            self._insert_new()
 
     def _live(self) -> tuple[int, int]:
         return self._table.live_of_one()
@@ -185,8 +169,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise BufferMisuseError(
                 "all priorities are 0; give some a positive one with update_priorities"
             )
-        indices, weights = batch.memory.indices, batch.memory.weights
-        self._sums.draw(self._random.torch, indices, weights, exponent)
+        drawn = batch.memory.indices, batch.memory.weights, exponent
+        live = [self._table.live_there()] if self._is_staged else []
+        self._sums.draw(self._random.torch, *drawn, *live)
         self._reader.fill(batch)
         return batch
 
@@ -216,6 +201,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise BufferMisuseError(
                 f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
+        self._settle()
         self._insert_new()
         (begin, end), span = self._live(), self._table.plan.span
         bound, num_rows = self._bound, min(end, span)
@@ -293,9 +279,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         begin, end = self._known = self._live()
         values = state["priorities"].copy()
         values[(np.arange(len(values)) - begin) % len(values) >= end - begin] = 0.0
-        self._sums.restore(values)
         if self._is_staged:
-            self._sums.largest.fill_(self._largest)
+            self._sums.restore(values, self._largest)
+        else:
+            self._sums.restore(values)
 
 
 def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:

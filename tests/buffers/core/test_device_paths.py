@@ -102,15 +102,15 @@ def test_failures_of_cuda_to_take_memory_are_those_of_buffers(failure):
 def test_priorities_on_a_device_may_have_gradients_or_be_none():
     with torch.inference_mode():
         sums = DeviceValues(10, CPU, 0.5, 1e9)
-    sums.set_leaves(torch.arange(10), 1.0)
+    sums.insert(torch.arange(10))
     live = torch.tensor([0]), torch.tensor([10])
-    before = sums.leaves.clone()
+    before = sums.leaves(live)
     sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0), live)
-    assert sums.leaves.equal(before)
+    assert sums.leaves(live).equal(before)
     given = torch.tensor([4.0, 9.0], requires_grad=True)
     sums.update(torch.tensor([1, 7]), given * 1, live)
-    assert sums.leaves[[1, 7]].tolist() == [2.0, 3.0]
-    assert not sums.leaves.requires_grad
+    assert sums.leaves(live)[[1, 7]].tolist() == [2.0, 3.0]
+    assert not sums.leaves(live).requires_grad
     assert sums.largest.item() == 9.0
 
 

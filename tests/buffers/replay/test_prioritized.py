@@ -122,12 +122,13 @@ def test_sums_do_not_drift_in_a_million_updates():
 )
 def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
     sums = DeviceValues(100, torch.device("cpu"), 1.0, 1e9)
-    sums.set_leaves(torch.arange(100), 1.0)
+    sums.insert(torch.arange(100))
     rows, priorities = torch.tensor([0, row, 99]), torch.tensor([5.0, priority, 2.0])
-    sums.update(rows, priorities.double(), (torch.tensor([0]), torch.tensor([100])))
-    assert sums.leaves.tolist() == [5.0, *[1.0] * 98, 2.0]
+    live = torch.tensor([0]), torch.tensor([100])
+    sums.update(rows, priorities.double(), live)
+    assert sums.leaves(live).tolist() == [5.0, *[1.0] * 98, 2.0]
     found, weights = torch.zeros(1050, dtype=torch.int64), torch.zeros(1050)
-    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
+    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0, live)
     assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
 
