@@ -27,8 +27,7 @@ class DrawnBuffer(SavedBuffer):
     device: torch.device
     _generator: Any  # of the draws, another one after some loads
     memory: Callable[[], dict[str, int]]  # bytes held now, by what they are for
-    # What is known of a batch of sequences; raises BufferMisuseError if it is not ours.
-    _check_sequences: Callable[[Any], Any]
+    _check_sequences: Callable[[Any], Any]  # what is known of a batch; raises if it is not ours
     # int64 (K,) on the device: the steps of a batch (B * L) whose rows hold them still.
     _alive_steps: Callable[[SequenceBatch, Any], torch.Tensor]
     # The layout of rows, and views of all rows by the names of extra columns.
@@ -53,9 +52,8 @@ class DrawnBuffer(SavedBuffer):
     def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
         """Replace recurrent states, or other extra columns, in the rows of sequences.
 
-        Rows that were overwritten since the batch was drawn, or whose episodes made room, are left
-        out, and so is what lies behind the end of a sequence. Of a row in several sequences one of
-        the values stays.
+        Rows that were overwritten since the batch was drawn are left out, and so is what lies
+        behind the end of a sequence. Of a row in several sequences one of the values stays.
 
         Args:
             batch: What `sample_sequences` returned, no copy.

@@ -55,8 +55,23 @@ class DeviceGenerator:
         return self.torch.get_state().numpy().copy()
 
     def accepts_state(self, state: np.ndarray) -> bool:
-        """As of the other."""
-        return _is_state(state, self.torch)
+        """As of the other.
+
+        On the CPU torch does not look at where in its 624 words the next one is taken from.
+        """
+        own = self.get_state()
+        if (state.dtype, state.shape) != (own.dtype, own.shape):
+            return False
+        try:
+            torch.Generator(self.torch.device).set_state(torch.from_numpy(state.copy()))
+        except RuntimeError:
+            return False
+        if self.torch.device.type != "cpu":
+            return True
+        _, left, is_seeded, place = np.frombuffer(state.tobytes(), _MT19937, 1)[0].tolist()
+        # All are used up, or the place says how many are left; `left` counts the next one, too.
+        fits = 1 <= left <= _NUM_WORDS and place == _NUM_WORDS + 1 - left
+        return is_seeded == 1 and (fits or (left, place) == (1, 0))
 
     def set_state(self, state: np.ndarray) -> None:
         """As of the other."""
@@ -73,23 +88,3 @@ def other_generator() -> BufferMisuseError:
         "state has a generator of another device, or none that works; load it into a buffer on the "
         "device it was made on"
     )
-
-
-def _is_state(state: np.ndarray, generator: torch.Generator) -> bool:
-    """Whether a generator of torch could go on from a state, uint8 (K,).
-
-    On the CPU torch does not look at where in its table of 624 words the next one is taken from.
-    """
-    own = generator.get_state().numpy()
-    if (state.dtype, state.shape) != (own.dtype, own.shape):
-        return False
-    try:
-        torch.Generator(generator.device).set_state(torch.from_numpy(state.copy()))
-    except RuntimeError:
-        return False
-    if generator.device.type != "cpu":
-        return True
-    _, left, is_seeded, place = np.frombuffer(state.tobytes(), _MT19937, 1)[0].tolist()
-    # All words are used up, or the place says how many are left; `left` counts the next one, too.
-    fits = (left, place) == (1, 0) or (1 <= left <= _NUM_WORDS and place == _NUM_WORDS + 1 - left)
-    return is_seeded == 1 and fits

@@ -2,9 +2,8 @@
 
 A sequence is L steps that follow one another in an episode. Any step may be the first, or, with an
 overlap, every (L - overlap)-th from the start of its episode. The first `burn_in` steps bring a
-recurrent state up to date and are not learned from, unless the sequence begins with its episode,
-where the state needs no bringing up to date. With `pad` a sequence may run out before L steps, as
-long as one is left to learn from.
+recurrent state up to date and are not learned from, unless the sequence begins with its episode.
+With `pad` a sequence may run out before L steps, as long as one is left to learn from.
 """
 
 from __future__ import annotations
@@ -81,11 +80,8 @@ class SequenceOptions(NamedTuple):
 
     def masks(self, mask: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
         """Which steps are first ones, and to be learned from, of (B, L) that are there."""
-        is_first = mask & (steps == 0)
-        learn = mask
-        if self.burn_in:
-            learn = mask.clone()
-            learn[:, : self.burn_in] &= is_first[:, :1]
+        is_first, learn = mask & (steps == 0), mask.clone()
+        learn[:, : self.burn_in] &= is_first[:, :1]
         return {"learn_mask": learn, "is_first": is_first}
 
 

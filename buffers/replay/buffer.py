@@ -80,10 +80,9 @@ class Added:
         """Add K transitions, any number of them; all are copied.
 
         The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
-        there, of these dtypes, with float32 rewards and bool flags: they are copied on the device,
-        nothing waits, and their values are not looked at. If the buffer knows envs they have to be
-        whole steps of all, without env_ids and valid. Such an add, other than the first, can be
-        captured in a CUDA graph; the buffer then asks the device how many rows it holds.
+        there, of these dtypes, with float32 rewards and bool flags: nothing waits, and their values
+        are not looked at. If the buffer knows envs they have to be whole steps of all, without
+        env_ids and valid. Such an add, other than the first, can be captured in a CUDA graph.
 
         Args:
             obs: (K, *obs_shape), nested like the space.
@@ -100,9 +99,8 @@ class Added:
             extras: The extra columns, (K, ...).
 
         Raises:
-            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
-                reward that is not finite, or an env id is out of range, or an add in a CUDA graph
-                does not fit. Nothing was changed.
+            BufferMisuseError: A column is missing, unknown, or of the wrong shape or dtype, a
+                reward is not finite, or an env id out of range. Nothing was changed.
             BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
                 more rows than a ring has some may have been added.
             BufferClosedError: Of a `ReplayWriter`: the buffer was closed, or its process has ended.
@@ -148,7 +146,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         self.device = resolve_device(given["device"])
         self._is_staged = given["staged"] or self.device.type != "cpu"
         self._guard = Guard(self.device)
-        self._random = self._generator = DeviceGenerator(given["seed"], self.device)
+        self._random = DeviceGenerator(given["seed"], self.device)
+        self._generator = self._random if self._is_staged else None
         self._folder: Folder | None = None
         needed, bytes_for = self._bytes_of(plan), self._bytes_of
         place = plan_place(given, plan, is_staged=self._is_staged)
@@ -216,26 +215,13 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         num_envs: int | None = None,
         **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing.
-
-        >>> from buffers import SharedReplayBuffer
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
-        224000016
-        """
-        spaces = observation_space, action_space
-        return cls._bytes_of(
-            plan_replay(capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env)
-        )
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        given = capacity, observation_space, action_space, options
+        return cls._bytes_of(plan_replay(*given, num_envs=num_envs, is_per_env=cls._is_per_env))
 
     @classmethod
     def _bytes_of(cls, plan: Plan) -> int:
         return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return self._random.torch if self._is_staged else None
 
     def _counted(self) -> Table:
         """The table, when the host knows how many rows there are."""
@@ -261,10 +247,15 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
     # Adding.
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
-        if self.takes_tensors and env_ids is None and valid is None:
-            tensors = self._read_there(columns)
-            if tensors is not None:
+        if self.takes_tensors:
+            is_plain = env_ids is None and valid is None
+            if is_plain and (tensors := self._read_there(columns)) is not None:
                 return self._add_there(tensors)
+            if self._is_capturing():
+                raise BufferMisuseError(
+                    "an add in a CUDA graph takes tensors on the device, as they are stored, whole "
+                    f"steps of all {self.num_envs} envs, without env_ids and valid"
+                )
         num_envs = self.num_envs or 0
         read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
         return self._table.add(*read) if self._is_plain else self._store(*read)
@@ -280,11 +271,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         has_ids = plan.is_linked or plan.num_rings > 1 or "env_ids" in layout.fields
         fits = count == self.num_envs if has_ids else 0 < count <= self.capacity
         fits = fits and not count % (self.num_envs or 1)
-        if self._is_capturing() and not fits:
-            raise BufferMisuseError(
-                f"add of {count} rows in a CUDA graph: expected whole steps of all {self.num_envs} "
-                "envs, without env_ids"
-            )
         given = [(name, name, columns[name]) for name in own]
         for prefix in ("", "next_"):
             leaves = tree_leaves(space, columns[f"{prefix}obs"], f"{prefix}obs")
@@ -369,8 +355,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
 
-        What is added for them next follows on nothing. Not needed after a row with a flag set, nor
-        in a buffer that keeps no track of environments.
+        What is added for them next follows on nothing. Not needed after a row with a flag set.
 
         Args:
             env_ids: int (K,), distinct, or a mask bool (N,); None for all.
@@ -388,14 +373,11 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     @exclusive
     def reserve_final_obs(self, number: int) -> None:
-        """Make room for the observations episodes end with, where `store_next` is False.
+        """Make room for so many observations that episodes end with, where `store_next` is False.
 
-        Needed before an `add` or a `sample` is captured in a CUDA graph, as the memory does not
-        move afterwards. As many as the buffer has rows, and those of one add, are always enough.
-
-        Args:
-            number: Observations there is to be room for, or with `frame_stack` frames besides one
-                for each row; nothing is done if there is.
+        With `frame_stack` for frames besides those of rows. Needed before an `add` or a `sample` is
+        captured in a CUDA graph, as the memory does not move afterwards. As many as the buffer has
+        rows, and those of one add, are always enough.
 
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
@@ -485,9 +467,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
     ) -> SequenceBatch:
         """Draw sequences of steps of one episode each, all alike or by priorities of their own.
 
-        The b-th of a batch comes from the b-th of B equal parts of the rows, or of the sum of
-        priority ** alpha. Steps of episodes that are not over count as well. The first call, and
-        each with other options than the one before, goes through all rows once.
+        The b-th of a batch comes from the b-th of B equal parts of the sum of priority ** alpha.
+        Steps of episodes that are not over count as well.
 
         Args:
             batch_size: B.
@@ -505,8 +486,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             beta: Exponent of `weights` float32 (B,) of a prioritized buffer; None takes its own.
 
         Raises:
-            BufferMisuseError: An argument does not fit, there is no such sequence, those of other
-                options have priorities, or the buffer has track_episodes=False.
+            BufferMisuseError: An argument does not fit, there is no such sequence, or those of
+                other options have priorities.
         """
         if beta is not None and not self._has_weights:
             raise BufferMisuseError(f"beta is {beta!r}, which a PrioritizedReplayBuffer takes")
@@ -524,10 +505,9 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
     # Reading.
 
     def rows(self) -> dict[str, Any]:
-        """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+        """Views of all rows by column, (num_rows, ...), no copies; zero where nothing is yet.
 
-        Rows that hold nothing yet are zero; `order` tells which hold transitions. Frames that are
-        stored once are in no row; see `get`.
+        `order` tells which hold transitions. Frames that are stored once are in no row; see `get`.
         """
         layout = self._table.plan.layout
         views = view_fields(self._table.rows, layout.fields)
@@ -572,7 +552,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
 
 class UniformReplayBuffer(ReplayBuffer):
-    """Draws transitions with equal probability; see the classes below."""
+    """Draws transitions with equal probability."""
 
     _draws: Draw = "rows"
 
@@ -591,7 +571,7 @@ class UniformReplayBuffer(ReplayBuffer):
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
             replace: False draws B different ones; only over transitions.
             columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
-                same rows are drawn, and copied in part; `indices` are always there.
+                rows are the same; `indices` are always there.
 
         Raises:
             BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
@@ -623,7 +603,7 @@ class SharedReplayBuffer(UniformReplayBuffer):
         store_next: False stores observations once: the next observation is read from the row that
             follows. Those that episodes ended with are kept apart.
         frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
-            frame is stored once then; `add` takes stacks, or the newest frame of each alone.
+            frame is stored once then.
         track_env: Keep the env id of each transition; batches have `env_ids`.
         track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.

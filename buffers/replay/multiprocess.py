@@ -132,8 +132,6 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         self._reader, self._random = Reader(self._table), DeviceGenerator(seed, _CPU)
         self._pid = os.getpid()
 
-    # What there is
-
     def __len__(self) -> int:
         """Number of transitions that can be drawn."""
         return int(self.counts.sum())
@@ -159,25 +157,14 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         """Bytes held now."""
         return shared_bytes(self._plan)
 
-    # Writers
-
     def writer(self, index: int | None = None) -> ReplayWriter:
-        """A writer for another process, or for this one.
-
-        Args:
-            index: Which of the writers, 0 to `num_writers - 1`; None for one that no process is.
-
-        Raises:
-            BufferMisuseError: The index is out of range, or the buffer is closed.
-        """
+        """A writer for another process, or this: `index`, 0 to num_writers - 1, or any."""
         self._check_open()
         if index is not None and index not in range(self.num_writers):
             raise BufferMisuseError(
                 f"index is {index!r:.99}, expected 0 to {self.num_writers - 1}, or None for any"
             )
         return ReplayWriter(self._memory.address, self._arguments, index)
-
-    # Drawing
 
     def sample(
         self,
@@ -243,7 +230,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
             raise BufferMisuseError("the buffer was closed; make another one")
 
     def close(self) -> None:
-        """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
+        """Let writers end: their next `add` raises BufferClosedError.
 
         A buffer that is no longer referred to, or whose process ends, is closed, too.
         """
@@ -274,7 +261,6 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
     def __init__(self, address: Address, arguments: tuple[Any, ...], index: int | None):
         self._given = address, arguments, index
         self.index, self._pid, self._release = index, 0, lambda: None
-        self._table: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplayWriter, self._given
@@ -304,11 +290,6 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
         self._table, self._columns = table, ColumnReader(plan.layout)
         self.index, self._pid = index, os.getpid()
 
-    @property
-    def num_added(self) -> int:
-        """Number of transitions ever added by this writer and those whose place it took."""
-        return 0 if self._table is None else self._table.num_added
-
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         self.open()
         self._given[0].check()
@@ -324,10 +305,7 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
             self._table.cut(read_distinct_ids(env_ids, num_envs, _CPU))
 
     def close(self) -> None:
-        """Let another be this writer; what was added stays. Twice does no harm.
-
-        The next `add` becomes one of the buffer's writers again.
-        """
+        """Let another be this writer, until the next `add`; what was added stays."""
         self._release()
         self._pid = 0
 
@@ -362,13 +340,8 @@ class Address(NamedTuple):
     """Where other processes find the memory: a file of the process that made it."""
 
     pid: int
-    file: int
+    path: str
     name: str  # of no other memory
-
-    @property
-    def path(self) -> str:
-        """See above."""
-        return f"/proc/{self.pid}/fd/{self.file}"
 
     def check(self) -> None:
         """Raise BufferClosedError if that process has ended or closed the buffer."""
@@ -387,14 +360,9 @@ class SharedMemory:
 
     Attributes:
         address: See above.
-        slots: SLOT (writers,).
-        envs, rows: ENVS (N,), and a tensor uint8 (writers * capacity, stride), of all writers.
+        slots, envs, rows: SLOT (writers,), ENVS (N,), and a tensor uint8 (writers * capacity,
+            stride), of all writers.
         close: Closes the file, by which other processes see that; views stay.
-
-    Raises:
-        BufferMisuseError: The system has no such memory.
-        BufferMemoryError: It does not fit.
-        BufferClosedError: The process that made it has ended or closed it.
     """
 
     def __init__(self, plan: Plan, address: Address | None = None):
@@ -404,7 +372,7 @@ class SharedMemory:
         if address is None:
             name = f"replay-{secrets.token_hex(8)}"
             self._file = os.memfd_create(name, os.MFD_CLOEXEC)
-            self.address = Address(own, self._file, name)
+            self.address = Address(own, f"/proc/{own}/fd/{self._file}", name)
         else:
             address.check()
             self._file, self.address = os.open(address.path, os.O_RDWR | os.O_CLOEXEC), address
@@ -427,11 +395,7 @@ class SharedMemory:
         return pid if pid and process_start(pid) == start else 0
 
     def take_slot(self, index: int | None) -> int:
-        """Become a writer that no process is: that one, or any; return which.
-
-        Raises:
-            BufferMisuseError: There is none.
-        """
+        """Become a writer that no process is: that one, or any; return which."""
         wait_for(self._lock, _LOCK_TIMEOUT, lambda: (
             f"another process has been joining the buffer of process {self.address.pid} for "
             f"{_LOCK_TIMEOUT:.0f} s; end it and try again"

@@ -25,11 +25,7 @@ Live = tuple[torch.Tensor, torch.Tensor]
 
 
 def level_sizes(capacity: int) -> list[int]:
-    """Nodes of each level, leaves first, padded to whole nodes of the level above; the last is 1.
-
-    >>> level_sizes(100), level_sizes(1)
-    ([112, 16, 1], [16, 1])
-    """
+    """Nodes of each level, leaves first, padded to whole nodes of the one above; the last is 1."""
     sizes = [capacity + -capacity % FAN_OUT]
     while sizes[-1] > 1:
         above = sizes[-1] // FAN_OUT

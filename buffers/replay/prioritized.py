@@ -30,10 +30,9 @@ _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 class PrioritizedReplayBuffer(ReplayBuffer):
     """The newest `capacity` transitions, drawn with probability proportional to priority ** alpha.
 
-    New transitions get the largest priority given so far (1 at first). A batch is stratified: its
-    b-th transition comes from the b-th of B equal parts of the sum. Its `weights` are
-    (N * probability) ** -beta, divided by the largest of the batch. Transitions with priority 0 are
-    never drawn.
+    New transitions get the largest priority given so far (1 at first); those with priority 0 are
+    never drawn. The b-th of a batch comes from the b-th of B equal parts of the sum. Its `weights`
+    are (N * probability) ** -beta, divided by the largest of the batch.
 
     Args:
         capacity: Number of transitions held, exactly.
@@ -126,18 +125,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         An interrupt may have come between an `add` and this.
         """
-        (known, until), (begin, end), span = self._known, self._live(), self._table.plan.span
+        (known, until), (begin, end) = self._known, self._table.live_of_one()
         if (begin, end) == self._known or self._is_staged:
             return
-        new = np.arange(max(begin, until), end)
+        new, span = np.arange(max(begin, until), end), self._table.plan.span
         if end - begin < span:  # those that left are not all overwritten
             left = np.arange(max(known, end - span), min(begin, until))
             self._sums.update(left % span, np.zeros(len(left)))
         self._sums.update(new % span, np.full(len(new), self._largest**self.alpha))
         self._known = begin, end
-
-    def _live(self) -> tuple[int, int]:
-        return self._table.live_of_one()
 
     @exclusive
     def sample(
@@ -153,8 +149,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Args:
             batch_size: B.
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            beta: Exponent of the weights; None takes that of the buffer. A CUDA graph keeps the one
-                of its capture.
+            beta: Exponent of the weights, in a CUDA graph that of its capture; None takes the
+                buffer's.
             columns: As in `SharedReplayBuffer.sample`; `weights` are always there, too.
 
         Raises:
@@ -203,7 +199,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             )
         self._settle()
         self._insert_new()
-        (begin, end), span = self._live(), self._table.plan.span
+        (begin, end), span = self._table.live_of_one(), self._table.plan.span
         bound, num_rows = self._bound, min(end, span)
         is_good = (leaves >= 0) & (leaves < num_rows) & (given >= 0.0) & (given <= bound)
         if not is_good.all():
@@ -228,9 +224,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Give sequences the priority eta * max + (1 - eta) * mean of the sizes of their errors.
 
-        Sequences whose first row was overwritten since the batch was drawn are left out. Sequences
-        have priorities of their own; a new one gets the largest given so far, 1 at first. Once some
-        were given, `sample_sequences` refuses other options.
+        Sequences whose first row was overwritten since the batch was drawn are left out; a new one
+        gets the largest priority given so far, 1 at first.
 
         Args:
             batch: What `sample_sequences` returned, no copy.
@@ -276,7 +271,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._take_own_state(state)
         self._largest, self.beta = state["priority_numbers"].tolist()
-        begin, end = self._known = self._live()
+        begin, end = self._known = self._table.live_of_one()
         values = state["priorities"].copy()
         values[(np.arange(len(values)) - begin) % len(values) >= end - begin] = 0.0
         if self._is_staged:

@@ -90,9 +90,7 @@ class SequenceIndex:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = [self._steps, self._newest, self._next_step, self._is_start, self._seen]
-        arrays += [self._table.row_envs] if self._table.is_staged else []
-        return self.tree.nbytes + sum(array.nbytes for array in arrays)
+        return sequence_bytes(self._table.plan)
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
@@ -149,12 +147,7 @@ class SequenceIndex:
         columns: Iterable[str] | None,
         beta: float | None,
     ) -> SequenceBatch:
-        """Draw sequences in proportion to their values, with weights if beta is given.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, there is no such sequence, or those of
-                other options have priorities.
-        """
+        """Draw sequences in proportion to their values, with weights if beta is given."""
         table, layout, length = self._table, self._table.plan.layout, options.length
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         check_count("batch_size * sequence_length", batch_size * length, MAX_COUNT)
@@ -189,9 +182,7 @@ class SequenceIndex:
         if is_short:
             zero_padding(fields, mask)
         if not chosen or "boundaries" in chosen:
-            fields["boundaries"] = torch.zeros((), dtype=torch.bool, device=device).expand(
-                mask.shape
-            )
+            fields["boundaries"] = torch.zeros_like(mask)
         whole = view_fields(table.rows, layout.fields)
         return SequenceBatch._made_of({
             **fields, "steps": steps, "mask": mask, **options.masks(mask, steps),
@@ -271,8 +262,7 @@ def number_rows(table, live, noted, kept):
             not end its episode.
         live: The numbers that can be drawn, from .. to, int64 (R,); rows of a ring.
         noted: int64 (R,), rows of each ring taken note of; brought up to date.
-        kept: The steps of rows int32 (rows,); of envs the newest numbers, plus 1, and next steps,
-            int64 (N,); written.
+        kept: steps int32 (rows,); newest and next_step int64 (N,), see `SequenceIndex`; written.
     """
     (links, row_envs, is_open), (begin, end, span) = table, live
     steps, newest, next_step = kept
@@ -293,12 +283,9 @@ def mark_starts(links, steps, live, marked, wanted, written, value):
     """Mark the rows that begin a sequence.
 
     Args:
-        links: As of `number_rows`, like the next two.
-        steps: See there.
-        live: See there.
+        links, steps, live: As of `number_rows`.
         marked: int64 (R,), rows of each ring there were when they were marked the last time.
-        wanted: Steps that have to be there from the first one on, and if that begins its episode;
-            and of how many steps one begins a sequence.
+        wanted: needed, needed_at_start and period of `SequenceOptions`.
         written: runs int32 (rows,), is_start bool (rows,), and values float64 (rows,), 0 of others.
         value: Of those that are new.
     """
@@ -322,10 +309,7 @@ def mark_starts(links, steps, live, marked, wanted, written, value):
 
 @njit(nogil=True, cache=True)
 def walk(links, starts, rows):
-    """Follow links int32 (num_rows,) from first rows int64 (B,), all at once: so waits overlap.
-
-    Written are rows int64 (B, L), -1 where the episode has no more.
-    """
+    """Follow links from first rows int64 (B,): rows int64 (B, L), -1 where there are no more."""
     for k in range(rows.shape[1]):
         for b in range(starts.shape[0]):
             row = np.int64(links[rows[b, k - 1]]) - 1 if k and rows[b, k - 1] >= 0 else -1
