@@ -76,21 +76,22 @@ def write_on(writer: ReplayWriter, count: int, runs: Any, report: Any) -> None:
     while True:
         if not runs.wait(600):
             return
-        begin, used, added = time.monotonic(), time.process_time(), writer.num_added
+        begin, used, added = time.monotonic(), time.process_time(), 0
         while runs.is_set():
             busy = time.process_time()
             while time.process_time() - busy < BURST:
                 writer.add(**columns)
+                added += count
             ahead = (time.process_time() - used) / SHARE - (time.monotonic() - begin)
             if ahead > 0:
                 time.sleep(ahead)
         seconds = time.monotonic() - begin
-        report.put((writer.num_added - added, time.process_time() - used, seconds))
+        report.put((added, time.process_time() - used, seconds))
 
 
 def learner_us(buffer: Any, size: int, seconds: float, core: int | None) -> float:
     """Processor time of this process per draw."""
-    batch, draws = buffer.new_batch(size), 0
+    batch, draws = buffer.sample(size), 0
     with first_on(core):
         begin, used = time.perf_counter(), time.process_time()
         while time.perf_counter() - begin < seconds:

@@ -20,8 +20,6 @@ from buffers.core.errors import (
     BufferMisuseError,
     CheckpointError,
 )
-from buffers.core.generator import restore_generator
-from buffers.core.prefetch import Prefetch
 from buffers.core.sequences import SequenceBatch
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
@@ -48,7 +46,6 @@ __all__ = [
     "MultiprocessReplayBuffer",
     "PairBatch",
     "PerEnvReplayBuffer",
-    "Prefetch",
     "PrioritizedReplayBuffer",
     "ReplayBatch",
     "ReplayWriter",
@@ -63,5 +60,4 @@ __all__ = [
     "TrajectoryStats",
     "TransitionWriter",
     "gae",
-    "restore_generator",
 ]

@@ -1,4 +1,4 @@
-"""What calls of a buffer are ordered with: batches drawn ahead, and other streams of a GPU."""
+"""What calls of a buffer are ordered with: other streams of a GPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ class Guard:
 
     def __init__(self, device: torch.device | None = None):
         self.gpu = device if device is not None and device.type == "cuda" else None
-        self.ahead: Any = None
         self._last: Any = None
-
-    def rewind(self) -> None:
-        """Forget what was drawn ahead."""
-        if self.ahead is not None:
-            self.ahead.rewind()
 
     def enter(self) -> None:
         """Let the current stream of the GPU wait for that of the call before.

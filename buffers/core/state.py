@@ -102,7 +102,6 @@ class StatefulBuffer(Rebuilt):
 
     def _copied_blocks(self) -> dict[str, Any]:
         """As `state_dict`, of lists of arrays, over the memory itself where that is on the host."""
-        self._guard.rewind()
         saved = self._saved_arrays().items()
         return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
 
@@ -119,7 +118,6 @@ class StatefulBuffer(Rebuilt):
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
         loaded = LoadedState(state, small, {n: blocks[n] for n in self._large if n in blocks})
         self._check_arrays(loaded)
-        self._guard.rewind()
         self._take(loaded)
 
 

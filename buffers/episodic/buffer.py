@@ -113,7 +113,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     _kind = "EpisodicReplayBuffer"
     _large = ("rows",)
-    _draws_by = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
     takes_steps = False  # rows without env_ids may be of other envs; `add` checks its columns
 
     def __init__(

@@ -51,7 +51,7 @@ class Draws:
         self._is_compiled = not table.is_staged
         self.generator: Any
         if self._is_compiled:
-            self.generator = HostGenerator(seed, saved_as=np.uint64)
+            self.generator = HostGenerator(seed)
         else:
             self.generator = DeviceGenerator(seed, table.device)
 

@@ -75,8 +75,8 @@ class ReplayBatch(Batch):
     """
 
     __slots__ = (
-        "actions", "discounts", "drawn_from", "env_ids", "extras", "indices", "memory", "next_obs",
-        "num_added", "obs", "rewards", "size", "terminations", "truncations", "weights",
+        "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs",
+        "obs", "rewards", "size", "terminations", "truncations", "weights",
     )  # fmt: skip
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
@@ -95,8 +95,6 @@ class ReplayBatch(Batch):
     weights: Any  # float32 (B,), of prioritized sampling, or None
     extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
     size: int  # B
-    num_added: int | None  # of prioritized buffers: transitions ever added when it was drawn
-    drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
     def __len__(self) -> int:
@@ -195,7 +193,7 @@ class Reader:
             pages, arrays, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
         batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
-        batch.env_ids = batch.weights = batch.num_added = batch.drawn_from = None
+        batch.env_ids = batch.weights = None
         for name in plan.names:
             setattr(batch, name, tensors[name])
         for name, make in plan.made.items():

@@ -2,7 +2,6 @@
 
     header.json      what the buffer is, and which rows are on the disk for certain
     rows.npy         uint8 (num_rows, stride)        rings.npy, envs.npy   counts, environments
-    generator.npy    uint8                           priorities.npy, priority_numbers.npy
     lock             held by the process that writes
 
 A process that dies leaves its pages to the system, so that all it has committed is there. After a

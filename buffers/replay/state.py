@@ -37,7 +37,7 @@ __all__ = ["TableState", "check_described", "describe"]
 
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged"))
+_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha"))
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
     RuntimeError, TypeError, ValueError,
@@ -55,8 +55,6 @@ class TableState(SavedBuffer):
     _folder: Folder | None
     _random: Any
     _sequences: Any
-    _has_weights: bool
-    _new_sequence_value: Any
     _settle: Any
 
     def _own_settings(self) -> dict[str, Any]:
@@ -65,10 +63,7 @@ class TableState(SavedBuffer):
 
     def _own_state(self) -> dict[str, Any]:
         """What the class holds besides the table, as tensors; views will do."""
-        if self._sequences is None:
-            return {}
-        self._sequences.follow(self._new_sequence_value())
-        return self._sequences.state(has_priorities=self._has_weights)
+        return {} if self._sequences is None else self._sequences.state()
 
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raise BufferMisuseError unless the arrays of a state fit."""
@@ -129,14 +124,10 @@ class TableState(SavedBuffer):
                     "power was lost; the rows that it has are kept",
                     stacklevel=5,
                 )
-            self._folder.arrays["generator"][...] = generator
         self._random.set_state(generator)
 
     def _file_state(self) -> dict[str, Any]:
-        """The state, and arguments of the constructor unless rows are in files.
-
-        The exponents of priorities are left out: the state has them.
-        """
+        """The state, and arguments of the constructor unless rows are in files."""
         _, (capacity, *spaces), options = self._made_by
         made = {name: options[name] for name in sorted(_SAVED & options.keys())}
         made |= {"capacity": int(capacity), "spaces": spaces}

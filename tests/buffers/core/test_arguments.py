@@ -174,7 +174,7 @@ def test_priorities_whose_powers_or_sums_overflow_are_refused(alpha, wrong, stag
     with pytest.raises(BufferMisuseError, match=r"priorities\[1\] .* so that no sum overflows"):
         buffer.update_priorities([0, 1], [2.0, wrong])
     assert torch.equal(buffer.priorities, before)
-    largest = buffer._largest_priority()
+    largest = buffer._bound
     buffer.update_priorities(range(8), [largest] * 8)
     buffer.add(**columns())  # as large
     assert torch.isfinite(buffer.priorities.sum())

@@ -153,12 +153,8 @@ def test_sequences_of_some_columns_are_those_of_all():
             _ = found.actions
         part.update_sequence_priorities(found, np.ones((9, 3)))
         whole.update_sequence_priorities(expected, np.ones((9, 3)))
-    with part.prefetch(9, method="sample_sequences", columns=("obs",), **how) as batches:
-        assert_equal(next(batches).obs, whole.sample_sequences(9, **how).obs)
     with pytest.raises(BufferMisuseError, match="columns is"):
         part.sample_sequences(9, **how, columns=("discounts",))
-    with pytest.raises(BufferMisuseError, match="method is"):
-        part.prefetch(9, method="sample_stacks")
 
 
 def test_episodes_have_some_columns_of_sequences_and_stacks():

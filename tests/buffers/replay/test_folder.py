@@ -35,7 +35,6 @@ from buffers.replay.table import write_columns
 CLASSES = {
     "shared": SharedReplayBuffer,
     "per env": PerEnvReplayBuffer,
-    "prioritized": PrioritizedReplayBuffer,
 }
 PICTURE = Box(0, 255, (1, 3), np.uint8)
 STEPS = {"n_step": 3, "gamma": 0.5, "num_envs": 3}
@@ -72,31 +71,26 @@ def fill(buffers, envs, model=None, steps=1):
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_draws_are_those_of_memory_also_after_reopening(kind, tmp_path):
-    rng, envs = np.random.default_rng(0), CountingEnvs(3)
+    envs = CountingEnvs(3)
     memory, model = make(None, kind, 20), ListModel(20, 3, kind == "per env")
     buffer = make(tmp_path / "f", kind, 20)
     for turn in range(60):
         fill([memory, buffer], envs, model)
         batch, other = buffer.sample(16), memory.sample(16)
         assert_same(batch, other)
-        if kind == "prioritized":
-            priorities = 5 * rng.random(16)
-            buffer.update_priorities(batch.indices, priorities)
-            memory.update_priorities(batch.indices, priorities)
-        elif turn % 8 == 7:
+        if turn % 8 == 7:
             assert_same(buffer.sample(9, replace=False), memory.sample(9, replace=False))
         if turn % 20 == 19:
             if turn < 30:
                 buffer.close()
             del buffer
             buffer = make(tmp_path / "f", kind, 20, seed=5)
+            memory._random.set_state(buffer._random.get_state())
             memory.cut_episodes()
             for env in range(3):
                 envs.cut(env)
             check(buffer, model)
             assert buffer.num_added == memory.num_added
-    if kind == "prioritized":
-        assert (buffer.priorities == memory.priorities).all()
 
 
 def test_an_add_of_several_pieces_and_laps(tmp_path, monkeypatch):
@@ -158,11 +152,11 @@ from pathlib import Path
 from zlib import crc32
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from buffers import PrioritizedReplayBuffer
+from buffers import SharedReplayBuffer
 
 def open_buffer(folder):
     columns = {"sums": Box(0, 2**32 - 1, (1,), np.uint32), "numbers": Box(0, 2**62, (1,), np.int64)}
-    return PrioritizedReplayBuffer(
+    return SharedReplayBuffer(
         200, Box(-1e9, 1e9, (700,)), Discrete(5), num_envs=4, n_step=3, gamma=0.5, seed=1,
         storage="memmap", folder=folder, extra_columns=columns,
     )
@@ -185,8 +179,6 @@ def write(folder, seed, times):
             obs=obs, next_obs=-obs, actions=numbers % 5, rewards=numbers.astype(float),
             terminations=flags, truncations=flags, numbers=numbers[:, None], sums=sums[:, None],
         )
-        if rng.random() < 0.3:
-            buffer.update_priorities(buffer.sample(16).indices, rng.random(16) + 0.1)
         if rng.random() < 0.02:
             buffer.flush()
         if owner not in (os.getpid(), os.getppid()):  # the test is gone
@@ -211,9 +203,6 @@ def check(folder):
         sums = [sum(0.5**k * (n + 4 * k) for k in range(m)) for n, m in zip(numbers, steps)]
         np.testing.assert_allclose(batch.rewards, sums, rtol=1e-6)
         np.testing.assert_array_equal(batch.next_obs.numpy(), -obs_of(lasts))
-        values = buffer.priorities[order].numpy()
-        assert (values > 0).all()
-        np.testing.assert_allclose(buffer._tree.total, values.sum())
         buffer.sample(32)
     added = buffer.num_added
     buffer.close()
@@ -320,10 +309,9 @@ def test_readers_see_what_is_written_and_never_half_of_it(tmp_path):
     assert len(drawn) == 2 and set(numbers) <= {made.obs for made in model.live()}
 
 
-def test_a_reader_of_a_prioritized_folder_draws_alike(tmp_path):
-    writer = make(tmp_path / "f", "prioritized")
-    fill([writer], CountingEnvs(3), steps=2)
-    assert len(make(tmp_path / "f", "shared", read_only=True).sample(30)) == 30
+def test_a_folder_has_no_priorities(tmp_path):
+    with pytest.raises(BufferMisuseError, match="need a SharedReplayBuffer or PerEnv"):
+        PrioritizedReplayBuffer(7, OBS, ACTIONS, storage="memmap", folder=tmp_path / "f")
 
 
 PROCESSES = """
@@ -534,27 +522,9 @@ def test_calls_after_close_are_refused(kind, tmp_path):
     buffer = make(tmp_path / "f", kind)
     fill([buffer], CountingEnvs(3))
     buffer.close()
-    other = make(tmp_path / "f", kind)
+    make(tmp_path / "f", kind)
     calls = [buffer.order, buffer.state_dict, buffer.cut_episodes, lambda: buffer.get([0])]
     calls += [lambda: buffer.sample(1), lambda: fill([buffer], CountingEnvs(3))]
-    if kind == "prioritized":
-        calls.append(lambda: buffer.update_priorities([0], [9.0]))
     for call in calls:
         with pytest.raises(BufferMisuseError, match="was closed"):
             call()
-    if kind == "prioritized":
-        assert other.priorities.max() == 1
-
-
-def test_after_a_power_loss_no_row_is_left_out_of_draws(tmp_path, monkeypatch):
-    buffer = make(tmp_path / "f", "prioritized")
-    fill([buffer], CountingEnvs(3))
-    buffer.update_priorities([1], [5.0])
-    buffer.close()
-    files = tmp_path / "f"
-    np.lib.format.open_memmap(files / "priorities.npy", "r+")[2:] = 0.0  # never reached the disk
-    np.lib.format.open_memmap(files / "priority_numbers.npy", "r+")[3] = 2
-    monkeypatch.setattr(folders, "_boot_id", lambda: "another start")
-    largest = 5.0**buffer.alpha
-    priorities = make(tmp_path / "f", "prioritized").priorities
-    torch.testing.assert_close(priorities[:4].tolist(), [1.0, largest, largest, 0.0])

@@ -300,7 +300,7 @@ def test_rows_that_only_stacks_still_read_are_not_drawn_after_an_update(num_step
     for t in range(3, 3 + num_steps):
         buffer.add(**step(t))
     buffer.update_priorities(np.arange(min(span, 2 * num_steps)), np.ones(min(span, 2 * num_steps)))
-    begin, end = buffer._live()
+    begin, end = buffer._table.live_of_one()
     live = {number % span for number in range(begin, end)}
     assert set(buffer.sample(500).indices.tolist()) <= live
     assert {k for k, priority in enumerate(buffer.priorities.tolist()) if priority} <= live

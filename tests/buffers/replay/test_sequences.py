@@ -366,7 +366,7 @@ def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
     buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
     batch = buffer.get(buffer.order())
     assert batch.env_ids[-2:].tolist() == [1, 0]
-    assert buffer._sequences._kept.step_of[batch.indices[-2:].numpy()].tolist() == [2, 4]
+    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
 
 
 def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
@@ -474,9 +474,6 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
     plain = SharedReplayBuffer(10, **made, num_envs=1)
     with pytest.raises(BufferMisuseError, match="track_episodes=True in the constructor"):
         plain.sample_sequences(1, 1)
-    by_env = PerEnvReplayBuffer(10, **made, num_envs=1, over="envs", track_episodes=True)
-    with pytest.raises(BufferMisuseError, match="over='transitions'"):
-        by_env.sample_sequences(1, 1)
     for name in ("steps", "mask", "is_first"):
         with pytest.raises(BufferMisuseError, match=name):
             SharedReplayBuffer(
