@@ -32,7 +32,7 @@ from buffers.replay.plan import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
-from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch
+from buffers.rollout.minibatches import RolloutBatch
 from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
@@ -56,7 +56,6 @@ __all__ = [
     "ReplayWriter",
     "RolloutBatch",
     "RolloutBuffer",
-    "RolloutSequenceBatch",
     "RolloutSlot",
     "SequenceBatch",
     "SharedReplayBuffer",

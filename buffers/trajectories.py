@@ -20,7 +20,6 @@ from buffers.core.arguments import (
     tree_leaves,
 )
 from buffers.core.columns import torch_dtype
-from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_fits
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
@@ -44,7 +43,7 @@ def _column(name: str, doc: str) -> Any:
     return property(lambda self: self[name], doc=f"All {doc}; views, which `update` overwrites.")
 
 
-class TrajectoryBuffer(Rebuilt):
+class TrajectoryBuffer:
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
     `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
@@ -97,20 +96,6 @@ class TrajectoryBuffer(Rebuilt):
         self._capacity = 0
         self._offsets = np.zeros(1, np.int64)
         self._allocate(check_count("capacity", capacity))
-        spaces = observation_space, action_space
-        options = {"extra_columns": extra_columns, "device": self.device}
-        self._remember(TrajectoryBuffer, capacity, *spaces, **options)
-
-    def _copied_state(self) -> dict[str, Any]:
-        columns = [column[: len(self)].cpu().numpy() for column in self._storage]
-        return {"capacity": self._capacity, "offsets": self._offsets, "columns": columns}
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        if state["capacity"] > self._capacity:
-            self._allocate(state["capacity"])
-        for column, pages in zip(self._storage, state["columns"], strict=True):
-            fill_block(column[: len(pages)], pages)
-        self._offsets = np.array(state["offsets"])
 
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column."""

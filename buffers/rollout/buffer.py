@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from buffers.core.arguments import (
     read_tensor,
     resolve_device,
 )
-from buffers.core.columns import Allocate, spec_bytes
+from buffers.core.columns import Allocate
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.sequences import read_states
@@ -33,8 +32,8 @@ from buffers.core.state import (
     check_settings,
     contradiction,
 )
-from buffers.rollout.gae import GaeInputs, estimate
-from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
+from buffers.rollout.gae import estimate
+from buffers.rollout.minibatches import RolloutBatch, Sampler
 from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage, plan_rollout
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
@@ -65,9 +64,9 @@ class RolloutBuffer(StatefulBuffer):
     One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
 
-    A rollout begins with log_probs and values marked as not written (they read as NaN); its first
-    slot marks the rewards. What is still marked when advantages are computed is an error. Calls
-    with a step out of range, or at the wrong time, raise BufferMisuseError and change nothing.
+    A rollout begins with log_probs, values and rewards marked as not written (they read as NaN).
+    What is still marked when advantages are computed is an error. Calls with a step out of range,
+    or at the wrong time, raise BufferMisuseError and change nothing.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -186,35 +185,7 @@ class RolloutBuffer(StatefulBuffer):
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
-        options = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, **columns}
-        self._remember(RolloutBuffer, *sizes, autoreset_mode=autoreset_mode, **options)
-
-    @classmethod
-    def nbytes_for(
-        cls,
-        num_steps: int,
-        num_envs: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        device: torch.device | str = "cpu",
-        extra_columns: Mapping[str, Space] | None = None,
-        game_columns: Mapping[str, Space] | None = None,
-        agents_per_game: int | None = None,
-    ) -> int:
-        """Bytes the constructor would allocate for envs on the CPU, on host and device together.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
-        69939200
-        """
-        layout = plan_rollout(
-            num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
-        is_apart = cls._is_apart or torch.device(device).type != "cpu"
-        return sum(spec_bytes(layout.columns, is_apart))
+        self._made_with = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
 
     @property
     def nbytes(self) -> int:
@@ -386,8 +357,6 @@ class RolloutBuffer(StatefulBuffer):
         `compute_advantages`, `episodes` and `advance` refuse.
         """
         t = self._step("slot", t)
-        if not self._storage.is_marked:
-            self._storage.mark_results()
         self._take_back_obs(t + 1)
         return self._storage.slots[t]
 
@@ -430,7 +399,7 @@ class RolloutBuffer(StatefulBuffer):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
-        All but log_probs and values can be read until it is written anew.
+        All but log_probs, values and rewards can be read until it is written anew.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
@@ -484,7 +453,7 @@ class RolloutBuffer(StatefulBuffer):
             storage.upload(name)
         there, values, final = storage.tensors, self.values, self.final_values
         ends = there["terminations"], there["truncations"]
-        inputs = GaeInputs(there["rewards"], values, *ends, final, self.valid)
+        inputs = there["rewards"], values, *ends, final, self.valid
         results, law = (self.advantages, self.returns), (self.gamma, self.gae_lambda)
         is_compiled = not (storage.is_apart or storage.is_on_device)
         estimate(inputs, *results, *law, is_compiled=is_compiled)
@@ -574,7 +543,7 @@ class RolloutBuffer(StatefulBuffer):
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
         columns: Iterable[str] | None = None,
-    ) -> Iterator[RolloutSequenceBatch]:
+    ) -> Iterator[RolloutBatch]:
         """Go once through the rollout in sequences of steps of one environment, in random order.
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
@@ -630,30 +599,10 @@ class RolloutBuffer(StatefulBuffer):
         raise BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
     def _check_copyable(self) -> None:
-        if self._storage.is_on_device:
-            raise BufferMisuseError(
-                "this rollout's memory is that of an env on the device; load its state_dict() into "
-                "a buffer made for the other env instead of copying it"
-            )
-
-    def _copied_state(self) -> dict[str, Any]:
-        storage, columns = self._storage, self._storage.columns
-        return {
-            "columns": {name: column.copied_pages() for name, column in columns.items()},
-            "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
-            "storage": (storage.is_marked, int(storage.num_valid), bool(storage.is_counted)),
-            "generator": self._sampler.generator.get_state(),
-        }
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        for name, pages in state["columns"].items():
-            self._storage.columns[name].take_copied_pages(pages)
-        progress = copy.deepcopy(state["progress"])
-        self._is_started, self._at, self.gamma, self.gae_lambda = progress
-        self._storage.is_marked, num_valid, is_counted = state["storage"]
-        self._storage.num_valid.fill_(num_valid)
-        self._storage.is_counted.fill_(is_counted)
-        self._sampler.generator.set_state(state["generator"])
+        raise BufferMisuseError(
+            "a rollout is not copied; load its state_dict(), right after advance() or start(obs), "
+            "into another one"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
@@ -664,7 +613,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
-        has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
+        has_results = not bool(storage.unwritten_rewards().all())
         if not at.open_steps or "values" in at.put or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
@@ -674,9 +623,8 @@ class RolloutBuffer(StatefulBuffer):
 
     def _settings(self) -> dict[str, Any]:
         """Version, and settings that a state must share with the buffer it is loaded into."""
-        made = self._made_by[2]  # gamma and lambda may have been changed since
-        settings = {name: made[name] for name in ("gamma", "gae_lambda")}
-        return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **settings}
+        # Gamma and lambda may have been changed since.
+        return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **self._made_with}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
         own = self._settings()

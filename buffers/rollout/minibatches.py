@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from buffers.core.kernels import bounded, random_word
 from buffers.core.memory import check_fits
 from buffers.rollout.storage import RolloutStorage
 
-__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler", "Split", "shuffle"]
+__all__ = ["RolloutBatch", "Sampler", "Split", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
@@ -31,7 +32,10 @@ _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines
 
 @dataclass(slots=True, repr=False, eq=False)
 class RolloutBatch(Batch):
-    """B transitions of a rollout."""
+    """Transitions of a rollout: B rows, or S sequences of L steps.
+
+    Of sequences all below is (L, S, ...) instead of (B, ...), and ``len(batch)`` is S.
+    """
 
     obs: Any  # (B, *obs_shape), nested like the observation space
     actions: Tensor  # (B, *action_shape)
@@ -41,40 +45,17 @@ class RolloutBatch(Batch):
     returns: Tensor  # float32 (B,)
     rewards: Any = None  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
-    weights: Any = None  # of fixed=True: float32 (B,), 1 of the rollout's rows, 0 of padding
+    weights: Any = None  # of batches of one size: float32 (B,), 1 of the rows to learn from, else 0
+    is_first: Any = None  # of sequences: bool (L, S), the observation is the first of an episode
+    initial_states: Any = None  # of sequences: a dict of tensors (S, ...), before the first step
     extras: dict[str, Tensor] = field(default_factory=dict)  # (B, ...), added by the user
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("rewards", "indices", "weights")
+    _others = ("rewards", "indices", "weights", "is_first", "initial_states")
 
     def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.actions if self.indices is None else self.indices)
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class RolloutSequenceBatch(Batch):
-    """S sequences of L steps of a rollout; ``len(batch)`` is S."""
-
-    obs: Any  # (L, S, *obs_shape), nested like the observation space
-    actions: Tensor  # (L, S, *action_shape)
-    log_probs: Tensor  # float32 (L, S), of the actions when they were taken
-    values: Tensor  # float32 (L, S), when the actions were taken
-    advantages: Tensor  # float32 (L, S)
-    returns: Tensor  # float32 (L, S)
-    rewards: Any = None  # float32 (L, S)
-    is_first: Any = None  # bool (L, S), the observation is the first of an episode
-    indices: Any = None  # int64 (L, S), rows of the rollout: t * num_envs + env
-    weights: Any = None  # float32 (L, S), 1 of the rows to learn from, else 0
-    initial_states: dict[str, Tensor] = field(default_factory=dict)  # (S, ...), at step 0
-    extras: dict[str, Tensor] = field(default_factory=dict)  # (L, S, ...), added by the user
-
-    _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("rewards", "is_first", "indices", "weights", "initial_states")
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return (self.actions if self.indices is None else self.indices).shape[1]
+        """Number of rows, or of sequences."""
+        return len(self.actions) if self.indices is None else self.indices.shape[-1]
 
 
 class Split(NamedTuple):
@@ -212,7 +193,7 @@ class Sampler:
         columns["indices"] = rows.clone()
         if weights is not None:
             columns["weights"] = weights.clone()
-        kind, batches = RolloutBatch if length is None else RolloutSequenceBatch, []
+        batches = []
         split = [column.unsafe_split_with_sizes(sizes) for column in columns.values()]
         for parts in zip(*split, strict=True):
             found: dict[str, Any] = dict(zip(columns, parts, strict=True))
@@ -222,11 +203,11 @@ class Sampler:
                 found["initial_states"] = {
                     name: self._flat[name].index_select(0, first) for name in plan.states
                 }
-            if self._obs[0] in found:
+            if self._obs != ["obs"] and self._obs[0] in found:
                 found["obs"] = self._storage.nest(found.pop(path) for path in self._obs)
             found["extras"] = {name: found.pop(name) for name in self._extras if name in found}
-            found.setdefault("weights", None)
-            batches.append(kind._made_of(found))
+            found = {"weights": None, "is_first": None, "initial_states": None, **found}
+            batches.append(RolloutBatch._made_of(found))
         return batches[::-1]
 
     def _order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
@@ -246,7 +227,7 @@ class Sampler:
         else:
             rows = self._shuffled(self._storage.at_env["valid"].reshape(-1))
         order, weights = _pad(rows, count, number, split.size)
-        return [split.size] * number, [order, weights.float()]
+        return [split.size] * number, [order, weights]
 
     def _sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
         """The rows of sequences that have a valid one, in random order, in batches of one size.
@@ -267,13 +248,14 @@ class Sampler:
             number = split.number(count)
         else:
             ids, count = self._shuffled(has_row), has_row.sum()
-        ids, is_own = _pad(ids, count, number, split.size)
-        ids, is_own = (part.view(number, 1, split.size) for part in (ids, is_own))
+        parts = _pad(ids, count, number, split.size)
+        ids, own = (part.view(number, 1, split.size) for part in parts)
         step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
         last = step.clamp(max=num_steps - 1)
         rows = (last * num_envs + ids % num_envs).reshape(-1)
-        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
-        return [length * split.size] * number, [rows, weights.float()]
+        weights = own * (step == last)
+        weights = weights.reshape(-1) * valid.reshape(-1).index_select(0, rows)
+        return [length * split.size] * number, [rows, weights]
 
     def _shuffled(self, mask: Tensor) -> Tensor:
         """Places in a mask bool (K,), in random order, those where it is set first."""
@@ -297,18 +279,28 @@ def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor,
     """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
 
     Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
-    a bool says which come first. Where there are too few, a batch has one of another batch.
+    float32 weights are 1 of those that come first. Where there are too few, a batch has one of
+    another batch.
     """
-    batch = torch.arange(num_batches, device=rows.device)[:, None]
-    place = torch.arange(size, device=rows.device)[None]
+    find = _places if isinstance(count, Tensor) else _kept_places
+    chosen, weights = find(count, num_batches, size, rows.device)
+    return rows.index_select(0, chosen), weights
+
+
+def _places(count: Any, num_batches: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which of the first `count` rows are in batches, int64 (K,), and the weights of `_pad`."""
+    batch = torch.arange(num_batches, device=device)[:, None]
+    place = torch.arange(size, device=device)[None]
     each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
     own = each + (batch < longer)
     start = batch * each + batch.clamp(max=longer)
     # Up to and with a place ceil((place + 1) * own / size) rows are taken.
     taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
     weights = (taken > before) | ((own == 0) & (place == 0))
-    chosen = (start + taken - 1).clamp_(min=0)
-    return rows[chosen.reshape(-1)], weights.reshape(-1)
+    return (start + taken - 1).clamp_(min=0).reshape(-1), weights.reshape(-1).float()
+
+
+_kept_places = lru_cache(2)(_places)  # those of all passes through a rollout are the same
 
 
 def _read_split(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staged_rollouts import make_rollout
 
-from buffers import BufferMisuseError, RolloutSequenceBatch
+from buffers import BufferMisuseError, RolloutBatch
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 OBS = Dict({"age": Box(0, 1000, (), np.int64), "image": Box(0, 255, (2, 3), np.uint8)})
@@ -100,7 +100,7 @@ def check_pass(rollout, policy, number, length, by_size):
     flat["image"] = rollout.obs["image"].flatten(0, 1)
     firsts = [rollout.is_first_at(t).clone() for t in range(num_steps)]
     for batch in batches:
-        assert type(batch) is RolloutSequenceBatch
+        assert type(batch) is RolloutBatch
         assert len(batch) == size
         assert batch.actions.shape == batch.weights.shape == (length, size)
         assert batch.obs["image"].dtype is torch.uint8
