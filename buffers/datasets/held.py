@@ -29,8 +29,8 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
 
     Args:
         buffer: An `EpisodicReplayBuffer`, or a replay buffer that knows the env of each
-            transition: with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`. With `n_step`
-            above 1 it must store next observations, and those whole (no `frame_stack`).
+            transition, with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`; and has single
+            steps (n_step=1).
         check_bounds: Refuse values that the spaces do not contain, which buffers take; the
             functions that read files refuse them, too.
 
@@ -57,11 +57,10 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
             f"the {kind} does not know which of its {buffer.num_envs} envs a transition is of; "
             "make it with track_env=True"
         )
-    if buffer.n_step > 1 and "next_obs" not in columns:
-        advice = "n_step=1" if row_layout(buffer).frames else "store_next=True, or n_step=1"
+    if buffer.n_step > 1:
         raise DatasetError(
-            f"the {kind} has n_step={buffer.n_step} and no next observations of single steps; "
-            f"make it with {advice}"
+            f"the {kind} has n_step={buffer.n_step}, so its rewards and next observations are not "
+            "those of single steps; make it with n_step=1"
         )
     obs, names = row_layout(buffer).obs or ["obs"], (*_COLUMNS, *extras)
     keys = {name: [name] for name in (*names, "episode_index")}
@@ -120,17 +119,13 @@ def _gather(
     buffer: Any, rows: torch.Tensor, obs: Sequence[str], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Single steps, by key."""
-    if buffer.n_step == 1:  # get also finds observations that are stored once
-        batch = buffer.get(rows)
-        source = {name: getattr(batch, name) for name in ("obs", "next_obs", *_COLUMNS)}
-        source, place = source | batch.extras, slice(None)
-    else:
-        source, place = buffer.rows(), rows.to(buffer.device)
+    batch = buffer.get(rows)  # which also finds observations that are stored once
+    source = {name: getattr(batch, name) for name in _COLUMNS} | batch.extras
     flat = {name: source[name] for name in names}
     for prefix in ("", "next_"):
-        leaves = leaves_of(buffer.observation_space, source[f"{prefix}obs"])
+        leaves = leaves_of(buffer.observation_space, getattr(batch, f"{prefix}obs"))
         flat |= {f"{prefix}{path}": leaf for path, leaf in zip(obs, leaves, strict=True)}
-    return {name: column[place].cpu().numpy() for name, column in flat.items()}
+    return {name: column.cpu().numpy() for name, column in flat.items()}
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ from buffers.core.state import (
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
 from buffers.episodic.gather import Columns, Gather
-from buffers.episodic.goals import GoalFunction, Relabelling
+from buffers.episodic.goals import GoalFunction, check_goals, relabel
 from buffers.episodic.open_episodes import OpenEpisodes
 from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout
 
@@ -68,6 +68,7 @@ class SequenceMemory(NamedTuple):
 
 
 _NUMBER_BYTES = 64  # of a step that is drawn: its row, the next one's, what they are made of
+_UNSEEN_BYTES = 1 << 26  # that may be there without looking
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
@@ -151,25 +152,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
             staged=staged,
         )  # fmt: skip
-
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        max_episodes: int | None = None,
-        extra_columns: Mapping[str, Space] | None = None,
-        staged: bool = False,
-    ) -> int:
-        """Bytes the constructor would allocate for episodes; allocates nothing.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> EpisodicReplayBuffer.nbytes_for(200_000, Box(-1, 1, (52,)), Discrete(7))
-        59700112
-        """
-        layout = plan_layout(capacity, observation_space, action_space, max_episodes, extra_columns)
-        return sum(layout.sizes(staged).values())
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
@@ -342,7 +324,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         discount: float = 1.0,
         *,
         over: str = "steps",
-        out: PairBatch | None = None,
         columns: Iterable[str] | None = None,
     ) -> PairBatch:
         """Draw steps, and for each a later step k steps on, not beyond its bound.
@@ -355,7 +336,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             discount: From 0 to 1.
             over: "steps" draws every step that is possible with equal probability, "episodes" an
                 episode first, so that steps of short episodes come more often.
-            out: A batch returned before, of the same size, to be overwritten.
             columns: Names of the columns to draw, such as ("obs", "future_obs"); None for all. The
                 pairs are the same; `offsets` are always there.
 
@@ -365,23 +345,15 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        batch_size = self._read_size(batch_size)
         discount = read_number("discount", discount)
         by_episode = is_by_episode(over)
         self._check_pairs()
         wanted = self._all_pairs
         if columns is not None:
             wanted = self._wanted(self._chosen(columns, PairBatch), **_PAIRS)
-        if out is None:
-            taken = self._gather.new(wanted, (batch_size,))
-            offsets = torch.empty(batch_size, dtype=torch.int64, device=self.device)
-        else:
-            taken, offsets = self._check_out(out, batch_size, None if columns is None else wanted)
-        rows = self._draws.pairs(batch_size, discount, by_episode, offsets)
-        self._gather.fill(taken, rows)
-        if out is not None:
-            return out
-        found = {**self._gather.columns(taken), "offsets": offsets, "memory": (taken, offsets)}
+        rows, offsets = self._draws.pairs(batch_size, discount, by_episode)
+        found = {**self._gather.take(wanted, rows, (batch_size,)), "offsets": offsets}
         return PairBatch(**found) if columns is None else PairBatch._made_of(found)
 
     def _check_pairs(self) -> None:
@@ -392,22 +364,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
                 "episodes of two steps or more first"
             )
-
-    def _check_out(self, out: Any, batch_size: int, wanted: Columns | None) -> Any:
-        """The memory of a batch that is to be written again, if it fits."""
-        memory = out.memory if isinstance(out, PairBatch) else None
-        if memory is None or memory[0].owner is not self._gather or len(out) != batch_size:
-            size = f" of {len(out)} rows" if isinstance(out, PairBatch) else ""
-            raise BufferMisuseError(
-                f"out is {type(out).__name__}{size}, expected a PairBatch of {batch_size} rows "
-                "that sample of this buffer returned"
-            )
-        if wanted is not None and {*wanted} != {*memory[0].wanted}:
-            raise BufferMisuseError(
-                f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
-                "drawn with the same"
-            )
-        return memory
 
     def _chosen(self, columns: Iterable[str] | None, kind: type[Any]) -> frozenset[str] | None:
         return read_columns(columns, (*kind._fields, *self._row.extras))
@@ -450,11 +406,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
         chosen, length = self._chosen(columns, SequenceBatch), options.length
-        self._check_numbers(batch_size, length)
+        batch_size = self._read_size(batch_size, length)
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
@@ -487,10 +442,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
         numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
         return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
 
-    def _check_numbers(self, batch_size: int, length: int) -> None:
-        """Raise BufferMemoryError if what is computed of the rows of a batch does not fit."""
-        what = f"a batch of {batch_size} x {length} steps"
-        check_fits(what, _NUMBER_BYTES * batch_size * length, self.device, "draw fewer at once")
+    def _read_size(self, batch_size: Any, length: int = 1) -> int:
+        """The size of a batch; raise BufferMemoryError if it and its row numbers do not fit."""
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        nbytes = (_NUMBER_BYTES + 2 * self._row.stride) * size * length
+        if nbytes > _UNSEEN_BYTES:
+            what = f"a batch of {size} x {length} steps"
+            check_fits(what, nbytes, self.device, "draw fewer at once")
+        return size
 
     def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
         """Draw the first steps of sequences."""
@@ -535,10 +494,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
-        self._check_numbers(batch_size, num_frames)
+        batch_size = self._read_size(batch_size, num_frames)
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
         ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
         lists = torch.stack([
@@ -562,8 +520,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         desired: str = "desired_goal",
         compute_reward: GoalFunction | None = None,
         compute_terminated: GoalFunction | None = None,
-        pass_tensors: bool = False,
-        columns: Iterable[str] | None = None,
     ) -> GoalBatch:
         """Draw steps with goals that were reached in hindsight.
 
@@ -585,9 +541,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 columns in place of infos: copies, the function's to change. Its numbers (B,)
                 replace `rewards` where the goal was replaced. None leaves rewards as they were.
             compute_terminated: The same for `terminations`.
-            pass_tensors: Pass both functions tensors on the device instead, copies too.
-            columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
-                always there; a function whose column is not drawn is not called.
 
         Returns:
             `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
@@ -597,12 +550,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
             BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
                 something else than a finite number per step.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        batch_size, keys = self._read_size(batch_size), (achieved, desired)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-        chosen = self._chosen(columns, GoalBatch)
-        self._check_numbers(batch_size, 1)
-        relabelling = Relabelling(self._row, (achieved, desired), functions, chosen, pass_tensors)
-        needed = relabelling.needed()
+        has_goals = check_goals(self.observation_space, keys, functions)
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(f"strategy is {strategy!r}, expected one of {[*STRATEGIES]}")
         relabel_ratio = read_number("relabel_ratio", relabel_ratio)
@@ -612,17 +562,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"discount is {discount} with strategy={strategy!r}; it is a law of distances, "
                 "which 'future' and 'bound' have"
             )
-        law = strategy, relabel_ratio, discount
-        return relabelling.apply(self._goals(batch_size, over, law, needed))
+        batch = self._goals(batch_size, over, (strategy, relabel_ratio, discount))
+        if has_goals:
+            relabel(batch, keys, functions)
+        return batch
 
     @exclusive
-    def _goals(
-        self,
-        batch_size: int,
-        over: str,
-        law: tuple[str, float, float],
-        columns: frozenset[str] | None,
-    ) -> GoalBatch:
+    def _goals(self, batch_size: int, over: str, law: tuple[str, float, float]) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
         if law[0] == "bound":
             by_episode = is_by_episode(over)
@@ -632,7 +578,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             steps = self._draw_windows(batch_size, _ANY_STEP, over)
         offsets, relabelled = self._draws.goals(steps, *law)
         lists = torch.stack([self._draws.rows(steps, later) for later in (0, 1, offsets)])
-        wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
+        wanted = self._wanted(None, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
         found = self._gather.take(wanted, lists, (batch_size,))
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from episodes import ACTIONS, SPACE, fill, make_buffer, make_episode, one_step
+from episodes import fill, make_buffer, make_episode, one_step
 from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 
@@ -265,20 +265,6 @@ def test_every_kind_of_space_comes_back(staged):
     assert (batch.extras["legal"].shape, batch.extras["log_probs"].shape) == ((16, 2), (16,))
 
 
-def test_out_is_overwritten_and_refused_if_it_does_not_fit(staged):
-    buffer = fill(make_buffer(150, staged=staged))
-    batch = buffer.sample(8, 0.9)
-    before = batch.obs.clone()
-    assert buffer.sample(8, 0.9, out=batch) is batch
-    assert not torch.equal(before, batch.obs)
-    with pytest.raises(
-        BufferMisuseError, match="PairBatch of 8 rows, expected a PairBatch of 9 rows"
-    ):
-        buffer.sample(9, 0.9, out=batch)
-    with pytest.raises(BufferMisuseError, match="expected a PairBatch"):
-        fill(make_buffer(150)).sample(8, 0.9, out=batch)
-
-
 def test_draws_depend_on_the_seed_alone(staged):
     torch.manual_seed(3)
     first, second = (fill(make_buffer(staged=staged, seed=5)) for _ in range(2))
@@ -292,19 +278,14 @@ def test_draws_depend_on_the_seed_alone(staged):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, set_free_bytes):
+def test_bytes_are_listed_and_refused_if_too_many(staged, set_free_bytes):
     buffer = make_buffer(500, staged=staged)
     held = sum(buffer.memory()[name] for name in ("rows", "table"))
-    assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
     set_free_bytes(held - 1)
     with pytest.raises(BufferMemoryError, match="a capacity of 499 would fit"):
         make_buffer(500, staged=staged)
-    nbytes_for = EpisodicReplayBuffer.nbytes_for
-    assert nbytes_for(499, SPACE, ACTIONS, staged=staged) < held
-    set_free_bytes(nbytes_for(300, SPACE, ACTIONS, staged=staged))
-    with pytest.raises(BufferMemoryError, match="a capacity of 300 would fit"):
-        make_buffer(10_000, max_episodes=1000, staged=staged)
+    make_buffer(499, staged=staged)
 
 
 def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):
@@ -331,16 +312,16 @@ def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(stage
 def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
     buffer = fill(make_buffer(150, device="cuda"))
     lengths = lengths_by_number(buffer)
-    out = buffer.sample(4096, 0.9)
+    buffer.sample(4096, 0.9)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        buffer.sample(4096, 0.9, out=out)
+        buffer.sample(4096, 0.9)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(buffer.generator)
     with torch.cuda.graph(graph):
-        buffer.sample(4096, 0.9, out=out)
+        out = buffer.sample(4096, 0.9)
     seen = []
     for _ in range(3):
         graph.replay()
