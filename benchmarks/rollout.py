@@ -298,7 +298,7 @@ def time_trajectories(mean_length: int, repetitions: int) -> None:
     for name, run in cases.items():
         peak = statistics.median(peak_bytes(run) for _ in range(3))
         rows.append([*time_row(rates, name, "update"), f"{peak / 1e6:.2f}"])
-    title = f"laying in 16 x {mean_length} steps, {buffer.nbytes / 1e6:.0f} MB held"
+    title = f"laying in 16 x {mean_length} steps, {sum(buffer.memory().values()) / 1e6:.0f} MB held"
     header = [title, "ms", "spread", "time / update", "peak MB"]
     print(f"\n{markdown_table(header, rows)}", flush=True)
 

@@ -28,8 +28,9 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
-_BUILT_IN = ("actions", "rewards", *_FLAGS)
-_TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", "valid", *_BUILT_IN))
+_TAKEN = frozenset((
+    "obs", "next_obs", "env_ids", "self", "valid", "actions", "rewards", *_FLAGS
+))  # fmt: skip
 
 
 class TrajectoryStats(NamedTuple):
@@ -37,10 +38,6 @@ class TrajectoryStats(NamedTuple):
 
     num_steps: int
     mean_reward: float
-
-
-def _column(name: str, doc: str) -> Any:
-    return property(lambda self: self[name], doc=f"All {doc}; views, which `update` overwrites.")
 
 
 class TrajectoryBuffer:
@@ -103,11 +100,6 @@ class TrajectoryBuffer:
         return {leaf.path: column.nbytes for leaf, column in leaves}
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
-
-    @property
     def capacity(self) -> int:
         """Steps there is memory for."""
         return self._capacity
@@ -122,24 +114,17 @@ class TrajectoryBuffer:
         return int(self._offsets[-1])
 
     def __getitem__(self, name: str) -> Any:
-        """All steps of a column (num_steps, ...), as views that the next update overwrites."""
+        """All steps of a column (num_steps, ...), as views that the next update overwrites.
+
+        Columns are "obs", nested like the space, "actions", "rewards" float32, "terminations" and
+        "truncations" bool, and the extra columns.
+        """
         views = [column[: len(self)] for column in self._storage]
         if name == "obs":
             return build_tree(self.observation_space, views[: self._num_obs])
         if name in self._others:
             return views[self._num_obs + self._others.index(name)]
         raise BufferMisuseError(f"no column {name!r}, only {sorted(['obs', *self._others])}")
-
-    obs = _column("obs", "observations (num_steps, *obs_shape), nested like the space")
-    actions = _column("actions", "actions (num_steps, *action_shape)")
-    rewards = _column("rewards", "rewards float32 (num_steps,)")
-    terminations = _column("terminations", "flags bool (num_steps,), where episodes terminated")
-    truncations = _column("truncations", "flags bool (num_steps,), where episodes were cut off")
-
-    @property
-    def extras(self) -> dict[str, torch.Tensor]:
-        """The extra columns by name, (num_steps, ...)."""
-        return {name: self[name] for name in self._others if name not in _BUILT_IN}
 
     @torch.no_grad()
     def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:
@@ -162,7 +147,11 @@ class TrajectoryBuffer:
         """
         columns = [self._read(*numbered) for numbered in enumerate(trajectories)]
         rewards = [column[self._num_obs + 1] for column in columns]
-        total, lengths = self._sum_rewards(rewards), [len(part) for part in rewards]
+        lengths, total = [len(part) for part in rewards], 0.0
+        for number, part in enumerate(rewards):
+            array = as_array("rewards", part, self.device)
+            check_rewards(array, f"trajectory {number}: ")
+            total += float(array.sum(dtype=np.float64))
         offsets = np.cumsum([0, *lengths])
         num_steps = int(offsets[-1])
         if num_steps > self._capacity:
@@ -197,19 +186,6 @@ class TrajectoryBuffer:
             check_place(name, tensor, self.device)
             found.append(tensor if chosen is None else tensor[chosen.to(tensor.device)])
         return found
-
-    def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
-        """Sum of all rewards, which must be finite; waits for the device once."""
-        if not rewards:
-            return 0.0
-        # In their own dtype, pairwise: another one would make torch convert them all first.
-        sums = torch.stack([part.sum().to(self.device, torch.float64) for part in rewards]).tolist()
-        for number, reward in enumerate(rewards):
-            if reward.dtype is torch.float64 or not math.isfinite(sums[number]):
-                array = as_array("rewards", reward, self.device)
-                check_rewards(array, f"trajectory {number}: ")
-                sums[number] = float(array.sum(dtype=np.float64))  # its own may not hold the sum
-        return math.fsum(sums)
 
     def _allocate(self, capacity: int) -> None:
         """Replace the storage; what was in it need not be kept, so it is given back first."""

@@ -259,18 +259,18 @@ class TransitionWriter:
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
         columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
         columns["actions"] = columns["actions"].astype(self._action.dtype, copy=False)
-        shapes, expected = (
-            {name: column.shape[1:] for name, column in part.items()} for part in (columns, kept)
+        kinds, expected = (
+            {name: (str(column.dtype), column.shape[1:]) for name, column in part.items()}
+            for part in (columns, kept)
         )
-        if shapes != expected:
+        if kinds != expected:
             if self._is_sent.any():
                 raise BufferMisuseError(
-                    f"extra columns have the shapes {shapes} per env, expected {expected} as for "
-                    "the envs in flight; give the same ones each time"
+                    f"extra columns are {kinds} per env, expected {expected} as for the envs in "
+                    "flight; give the same ones each time"
                 )
             kept = {n: np.zeros((self.num_envs, *c.shape[1:]), c.dtype) for n, c in columns.items()}
         for name, column in columns.items():
-            kept[name] = kept[name].astype(np.result_type(kept[name], column), copy=False)
             kept[name][ids] = column
         self._sent = kept
         self._is_sent[ids], self._goes_on = True, False

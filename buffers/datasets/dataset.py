@@ -112,7 +112,6 @@ class EpisodeDataset:
             "actions": action_space,
             **self.extra_columns,
         }
-        self._lengths: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Read, check and yield the episodes in their order.
@@ -129,30 +128,14 @@ class EpisodeDataset:
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """int64 (num_episodes,), steps of each episode; the first time it reads and checks all.
-
-        Later on, and in the two below, it is as when all was read the last time.
+        """int64 (num_episodes,), steps of each episode; reads and checks all.
 
         Raises:
             DatasetError: As of iterating, or there is no step.
         """
-        return (self._count() if self._lengths is None else self._lengths).copy()
-
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes; reads all the first time."""
-        return len(self.episode_lengths)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps; reads all the first time."""
-        return int(self.episode_lengths.sum())
-
-    def _count(self) -> np.ndarray:
         lengths = np.array([len(episode["rewards"]) for episode in self], np.int64)
         if not len(lengths):
             raise DatasetError(f"{self.name} has no step")
-        self._lengths = lengths
         return lengths
 
     def to_buffer(self, kind: Callable[..., BufferT], **options: Any) -> BufferT:
@@ -167,7 +150,7 @@ class EpisodeDataset:
         Raises:
             DatasetError: As of `fill`; no buffer was made.
         """
-        lengths = self._count()
+        lengths = self.episode_lengths
         num_envs: Any = options.get("num_envs")
         is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
@@ -181,7 +164,9 @@ class EpisodeDataset:
         own |= {"max_episodes": len(lengths)} if hasattr(kind, "add_episode") else {"num_envs": 1}
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
-        return self._fill(kind(**{**own, **options}), lengths)
+        made = kind(**{**own, **options})
+        self._check_spaces(made)
+        return self._fill(made, lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked: data is read twice.
@@ -201,11 +186,10 @@ class EpisodeDataset:
                 `frame_stack`, or not enough room. Nothing was changed.
         """
         self._check_spaces(buffer)
-        return self._fill(buffer, self._count())
+        return self._fill(buffer, self.episode_lengths)
 
     def _fill(self, buffer: BufferT, lengths: np.ndarray) -> BufferT:
         target: Any = buffer
-        self._check_spaces(target)
         self._check_room(target, lengths)
         if hasattr(target, "add_episode"):
             for episode in self:

@@ -47,15 +47,11 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
         options: dict[str, Any] = {"extra_columns": extras, "check_bounds": check_bounds}
         return EpisodeDataset(kind, lambda: _episodes_of(buffer), *single, **options)
     columns = buffer.rows()
-    if buffer.num_envs is None:
+    is_told = hasattr(buffer, "counts") or "env_ids" in columns
+    if buffer.num_envs != 1 and not is_told:
         raise DatasetError(
-            f"the {kind} does not know of which env its transitions are; make it with num_envs=1, "
-            "or with num_envs=N and track_env=True"
-        )
-    if buffer.num_envs > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
-        raise DatasetError(
-            f"the {kind} does not know which of its {buffer.num_envs} envs a transition is of; "
-            "make it with track_env=True"
+            f"the {kind} does not know of which of its envs, num_envs={buffer.num_envs}, a "
+            "transition is; make it with num_envs=1, or with num_envs=N and track_env=True"
         )
     if buffer.n_step > 1:
         raise DatasetError(

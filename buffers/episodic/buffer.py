@@ -37,7 +37,6 @@ from buffers.core.sequences import (
 from buffers.core.state import (
     Block,
     LoadedState,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
@@ -52,8 +51,7 @@ from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_lay
 
 __all__ = ["EpisodicReplayBuffer"]
 
-_VERSION = 2
-_MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
+_VERSION = 3
 _ANY_STEP = SequenceOptions(1, 0, 1, True)
 _OF_STEPS = dict.fromkeys(("actions", "rewards", "terminations", "truncations"), 0)
 _PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # which list of rows columns are of
@@ -114,7 +112,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     """
 
     _kind = "EpisodicReplayBuffer"
-    _large = ("rows",)
+    _large, _growing = ("rows",), ("lengths", "open_lengths", "open_rows", "rows")
     _draws_by = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
     takes_steps = False  # rows without env_ids may be of other envs; `add` checks its columns
 
@@ -143,9 +141,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
         self._row = layout.row
         self._all_pairs = self._wanted(None, **_PAIRS)
-        self.num_envs = self._given_envs = (
-            known  # states with open episodes of another number are refused
-        )
+        # States with open episodes of another number than was given are refused.
+        self.num_envs = self._given_envs = known
         self._open = None if known is None else OpenEpisodes(known, self._table)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
@@ -155,10 +152,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        return {
-            **self._table.sizes,
-            "open_episodes": 0 if self._open is None else self._open.nbytes,
-        }
+        opened = 0 if self._open is None else self._open.nbytes
+        return {**self._table.sizes, "open_episodes": opened}
 
     @property
     def _generator(self) -> Any:
@@ -172,11 +167,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def num_episodes(self) -> int:
         """Number of episodes held."""
         return self._table.live.end - self._table.live.begin
-
-    @property
-    def first_episode(self) -> int:
-        """Number, counted from the first ever added, of the oldest episode held."""
-        return self._table.live.first_episode
 
     @property
     def episode_lengths(self) -> np.ndarray:
@@ -282,12 +272,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = self.num_envs
-        if num_envs is None:  # not known before any step
-            num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
-        ids = read_distinct_ids(env_ids, num_envs, self.device)
-        if self._open is not None:
-            self._open.close(ids)
+        if self._open is not None:  # else there was no step yet
+            self._open.close(read_distinct_ids(env_ids, self._open.num_envs, self.device))
 
     @exclusive
     def episode(self, index: int) -> dict[str, Any]:
@@ -358,12 +344,21 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def _check_pairs(self) -> None:
         """Raise BufferMisuseError if no step has a later one in its bound."""
-        if not self._table.total(PAIRS):
-            self._require_episode()
+        self._require(
+            self._table.total(PAIRS),
+            f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
+            "episodes of two steps or more first",
+        )
+
+    def _require(self, count: int, message: str) -> None:
+        """Raise BufferMisuseError if there is nothing to draw from."""
+        if not self.num_episodes:
             raise BufferMisuseError(
-                f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
-                "episodes of two steps or more first"
+                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
+                "steps until an episode ends, or end open ones by cut_episodes()"
             )
+        if not count:
+            raise BufferMisuseError(message)
 
     def _chosen(self, columns: Iterable[str] | None, kind: type[Any]) -> frozenset[str] | None:
         return read_columns(columns, (*kind._fields, *self._row.extras))
@@ -454,20 +449,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
         """Draw the first steps of sequences."""
         by_episode = is_by_episode(over)
-        if not self._table.count_windows(options):
-            self._require_episode()
-            raise BufferMisuseError(
-                f"none of the {self.num_episodes} episodes has {options.needed_at_start} steps; "
-                "add longer ones, or ask for shorter sequences"
-            )
+        self._require(
+            self._table.count_windows(options),
+            f"none of the {self.num_episodes} episodes has {options.needed_at_start} steps; add "
+            "longer ones, or ask for shorter sequences",
+        )
         return self._draws.steps(WINDOWS, options.period, batch_size, by_episode)
-
-    def _require_episode(self) -> None:
-        if not self.num_episodes:
-            raise BufferMisuseError(
-                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
-                "steps until an episode ends, or end open ones by cut_episodes()"
-            )
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
         return self._row, self._table.columns
@@ -479,7 +466,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         num_frames: int,
         *,
         over: str = "steps",
-        columns: Iterable[str] | None = None,
     ) -> StackBatch:
         """Draw steps with the last observations of their episode stacked.
 
@@ -489,12 +475,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
             batch_size: B.
             num_frames: K.
             over: As in `sample_sequences`.
-            columns: Names of the columns to draw; None for all. `steps` are always there.
 
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
         batch_size = self._read_size(batch_size, num_frames)
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
@@ -502,10 +486,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
         lists = torch.stack([
             rows(steps, torch.maximum(ages + later, -steps.step[:, None])) for later in (0, 1)
         ])  # fmt: skip
-        lead, frames = (batch_size, num_frames), self._wanted(chosen, obs=0, next_obs=1)
+        lead, frames = (batch_size, num_frames), self._wanted(None, obs=0, next_obs=1)
         frames = tuple(pair for pair in frames if pair[0] not in self._row.extras)
         stacked = self._gather.take(frames, lists.view(2, -1), lead)
-        found = self._gather.take(self._wanted(chosen, **_OF_STEPS), rows(steps)[None], lead[:1])
+        found = self._gather.take(self._wanted(None, **_OF_STEPS), rows(steps)[None], lead[:1])
         return StackBatch._made_of({**stacked, **found, "steps": steps.step.to(torch.int32)})
 
     def sample_goals(
@@ -583,16 +567,13 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 
     def _described(self) -> dict[str, Any]:
-        fields = self._row.describe()
-        return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
+        return {"state_version": _VERSION, "fields": self._row.describe()}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        fields, first = (meta.get("fields"), self._row.describe()), meta.get("first_episode")
+        fields, own = meta.get("fields"), self._described()
         check_settings({"state_version": meta.get("state_version")}, {"state_version": _VERSION})
-        check_settings(*({"field": name_fields(described)} for described in fields))
-        check_settings(*({"layout": described} for described in fields))
-        if type(first) is not int or not 0 <= first <= _MOST_ADDED:
-            raise contradiction(f"its first episode is {first!r:.99}")
+        check_settings({"field": name_fields(fields)}, {"field": name_fields(own["fields"])})
+        check_settings({"layout": fields}, {"layout": own["fields"]})
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
@@ -606,12 +587,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             "generator": [self._generator.get_state()],
             "rows": [*self._table.live_rows()],
         }
-
-    def _wanted_arrays(self) -> Wanted:
-        generator, int64 = self._generator.get_state(), np.dtype(np.int64)
-        lengths: Wanted = dict.fromkeys(("lengths", "open_lengths"), (int64, (None,)))
-        rows: Wanted = dict.fromkeys(("open_rows", "rows"), (int64, (None, self._row.num_words)))
-        return {**lengths, "generator": (generator.dtype, generator.shape), **rows}
 
     def _check_arrays(self, state: LoadedState) -> None:
         _, small, large = state
@@ -648,5 +623,5 @@ class EpisodicReplayBuffer(DrawnBuffer):
             lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
             opened.restore(lengths, small["open_rows"])
             self._open, self.num_envs = opened, opened.num_envs
-        self._table.restore(state.large["rows"], small["lengths"], state.meta["first_episode"])
+        self._table.restore(state.large["rows"], small["lengths"])
         self._generator.set_state(small["generator"])

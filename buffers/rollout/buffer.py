@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from buffers.core.state import (
     Block,
     LoadedState,
     StatefulBuffer,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
@@ -186,11 +185,6 @@ class RolloutBuffer(StatefulBuffer):
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
         self._made_with = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
 
     def memory(self) -> dict[str, int]:
         """Bytes held by name of column, host and device together."""
@@ -489,39 +483,34 @@ class RolloutBuffer(StatefulBuffer):
 
     def minibatches(
         self,
-        num_minibatches: int | None = None,
+        num_minibatches: int,
         *,
-        batch_size: int | None = None,
         fixed: bool = False,
         normalize_advantages: bool = False,
-        columns: Iterable[str] | None = None,
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
         The batches of one pass differ in size by one row at most. With `fixed` all batches of all
-        rollouts have one size instead, so that a compiled learner sees one shape: `batch_size`, or
-        T * N / num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
+        rollouts have one size instead, so that a compiled learner sees one shape: T * N /
+        num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
         `batch.weights` float32 (B,) is 1 where a row comes first, at least one of a batch, and 0
         where it is repeated, so that means are ``(weights * x).sum() / weights.sum()``. Without
         `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
-            batch_size: Instead: the largest size of a batch, 1 to T * N.
             fixed: Make all batches of one size; needed if envs are on a device.
             normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
                 their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as
                 stable-baselines3 does. `rollout.advantages` remain.
-            columns: Names of the columns to gather, extra and game columns among them; None for
-                all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
             Batches in memory of their own. One pass at a time: going on with one after another, of
             `sequences` too, has begun is an error.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
-                given, or there is no such column; or, at the next batch, the pass is over.
+            BufferMisuseError: `compute_advantages` has not been called, or the number does not fit;
+                or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require("minibatches", is_computed=True)
@@ -530,19 +519,15 @@ class RolloutBuffer(StatefulBuffer):
                 "the host does not know how many rows are valid of envs on a device; pass "
                 "fixed=True"
             )
-        return self._sampler.draw(
-            num_minibatches, batch_size, columns, is_fixed=fixed, normalizes=normalize_advantages
-        )
+        return self._sampler.draw(num_minibatches, is_fixed=fixed, normalizes=normalize_advantages)
 
     def sequences(
         self,
-        num_minibatches: int | None = None,
+        num_minibatches: int,
         *,
-        batch_size: int | None = None,
         length: int | None = None,
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
-        columns: Iterable[str] | None = None,
     ) -> Iterator[RolloutBatch]:
         """Go once through the rollout in sequences of steps of one environment, in random order.
 
@@ -555,17 +540,15 @@ class RolloutBuffer(StatefulBuffer):
         Args:
             num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
                 on a device some are repeated instead: the host does not know).
-            batch_size: Instead: the number of sequences of a batch.
             length: L, 1 to T; None for T, which splits the rollout by environments.
             initial_states: Names of extra columns with the policy's state before each step: of
                 these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
             normalize_advantages: As in `minibatches`, like what is yielded and raised.
-            columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
         """
         self._require("sequences", is_computed=True)
         names = read_states(initial_states, self._layout.extras)
         batches = self._sampler.draw(
-            num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
+            num_minibatches, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
         self._storage.mark_first(1, self.num_steps + 1)
@@ -640,10 +623,6 @@ class RolloutBuffer(StatefulBuffer):
         rows = {name: row.cpu().numpy() for name, row in self._carried().items()}
         rows["generator"] = self._sampler.generator.get_state()
         return {name: [row] for name, row in rows.items()}
-
-    def _wanted_arrays(self) -> Wanted:
-        saved: Any = self._saved_arrays().items()
-        return {name: (array.dtype, array.shape) for name, (array,) in saved}
 
     def _check_arrays(self, state: LoadedState) -> None:
         for name, row in state.small.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from buffers.core.arguments import check_count, read_columns
+from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
@@ -22,7 +22,7 @@ from buffers.core.kernels import bounded, random_word
 from buffers.core.memory import check_fits
 from buffers.rollout.storage import RolloutStorage
 
-__all__ = ["RolloutBatch", "Sampler", "Split", "shuffle"]
+__all__ = ["RolloutBatch", "Sampler", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
@@ -58,25 +58,14 @@ class RolloutBatch(Batch):
         return len(self.actions) if self.indices is None else self.indices.shape[-1]
 
 
-class Split(NamedTuple):
-    """How a pass is cut into batches."""
-
-    size: int  # of batches
-    most: int  # batches there can be
-    is_by_size: bool  # the user gave the size
-
-    def number(self, count: int) -> int:
-        """How many batches `count` rows make."""
-        return -(-count // self.size) if self.is_by_size else min(self.most, count)
-
-
 class _Plan(NamedTuple):
     """How one pass goes through the rows."""
 
     paths: list[str]  # of the columns to gather
     states: tuple[str, ...]  # of which sequences have the first row
     row_bytes: int  # of a batch
-    split: Split
+    number: int  # of batches, at most
+    size: int  # of a batch, at most
     length: int | None  # of sequences; None: batches have single rows
     is_fixed: bool  # batches of one size, whatever rows are valid
     normalizes: bool  # advantages, each batch by itself
@@ -96,18 +85,15 @@ class Sampler:
         layout, tensors = storage.layout, storage.tensors
         self._obs = [leaf.path for leaf in layout.obs_leaves]
         self._extras = (*layout.extras, *layout.games)
-        self._names = (*_COLUMNS, *self._extras)
         # (T * N, ...), of games fewer.
         self._flat = {
             path: tensors[path][: layout.num_steps].flatten(0, 1)
-            for path in (*self._obs, "is_first", *self._names)
+            for path in (*self._obs, *_COLUMNS, *self._extras, "is_first")
         }
 
     def draw(
         self,
-        num_minibatches: int | None,
-        batch_size: int | None,
-        columns: Iterable[str] | None,
+        num_minibatches: int,
         *,
         normalizes: bool,
         is_fixed: bool = True,
@@ -115,10 +101,11 @@ class Sampler:
         states: tuple[str, ...] = (),
     ) -> Iterator[Any]:
         """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
-        layout, names, kind = self._storage.layout, self._names, "transitions"
+        layout, paths, kind = self._storage.layout, [*self._flat], "transitions"
         num_items = layout.num_steps * layout.num_envs
-        if length is not None:
-            names = ("is_first", *names)
+        if length is None:
+            paths.remove("is_first")
+        else:
             if check_count("length", length) > layout.num_steps:
                 raise BufferMisuseError(
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
@@ -126,22 +113,20 @@ class Sampler:
                 )
             kind = f"sequences of {length} steps"
             num_items = -(-layout.num_steps // length) * layout.num_envs
-        kept = read_columns(columns, ("obs", *names, "indices", "weights"))
-        if normalizes and kept is not None and "advantages" not in kept:
-            raise BufferMisuseError(
-                "normalize_advantages=True needs advantages, but columns does not name them; add "
-                '"advantages" to columns'
-            )
-        paths = [*self._obs] if kept is None or "obs" in kept else []
-        paths += [n for n in names if kept is None or n in kept or n == "is_first"]
         paths = [path for path in paths if path not in states]
         flat = [self._flat[path] for path in paths]
         row_bytes = sum(column.nbytes // len(column) for column in flat)
-        split = _read_split(num_minibatches, batch_size, num_items, kind)
-        size = split.size * (length or 1)
-        advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {size} rows", size * row_bytes, self._storage.device, advice)
-        plan = _Plan(paths, states, row_bytes, split, length, is_fixed, normalizes)
+        if (number := check_count("num_minibatches", num_minibatches)) > num_items:
+            raise BufferMisuseError(
+                f"num_minibatches is {number}, but the rollout has {num_items} {kind}; make it "
+                "smaller"
+            )
+        size = -(-num_items // number)
+        num_rows, advice = size * (length or 1), "use more minibatches, or keep fewer"
+        check_fits(
+            f"a batch of {num_rows} rows", num_rows * row_bytes, self._storage.device, advice
+        )
+        plan = _Plan(paths, states, row_bytes, number, size, length, is_fixed, normalizes)
         return self._go(plan, self._storage.num_changes)
 
     def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
@@ -149,9 +134,9 @@ class Sampler:
         self._num_passes += 1
         begun = self._num_passes, num_changes
         if plan.length is None:
-            sizes, parts = self._order(plan.split, is_fixed=plan.is_fixed)
+            sizes, parts = self._order(plan.number, plan.size, is_fixed=plan.is_fixed)
         else:
-            sizes, parts = self._sequences(plan.split, plan.length)
+            sizes, parts = self._sequences(plan.number, plan.size, plan.length)
         if self._storage.is_apart:
             parts = [part.to(self._storage.device, non_blocking=True) for part in parts]
         # A call of torch takes longer than copying a small batch, so those are gathered together.
@@ -198,44 +183,42 @@ class Sampler:
         for parts in zip(*split, strict=True):
             found: dict[str, Any] = dict(zip(columns, parts, strict=True))
             if length is not None:
-                first = found["indices"][: plan.split.size]
+                first = found["indices"][: plan.size]
                 found = {k: x.view(length, len(first), *x.shape[1:]) for k, x in found.items()}
                 found["initial_states"] = {
                     name: self._flat[name].index_select(0, first) for name in plan.states
                 }
-            if self._obs != ["obs"] and self._obs[0] in found:
+            if self._obs != ["obs"]:
                 found["obs"] = self._storage.nest(found.pop(path) for path in self._obs)
             found["extras"] = {name: found.pop(name) for name in self._extras if name in found}
-            found = {"weights": None, "is_first": None, "initial_states": None, **found}
-            batches.append(RolloutBatch._made_of(found))
+            batches.append(RolloutBatch(**found))
         return batches[::-1]
 
-    def _order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
+    def _order(self, number: int, size: int, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
         """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
 
         If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
         repeated to fill a batch.
         """
-        number, count = split.most, self._storage.num_valid
+        count: Any = self._storage.num_valid
         if self._storage.is_on_host:
             rows = self._storage.at_env["rows"][: int(count)]
             shuffle(rows.numpy(), self.generator.words)
-            number, count = split.number(len(rows)), len(rows)
+            number, count = min(number, len(rows)), len(rows)
             if not is_fixed:
                 sizes = [count // number + (k < count % number) for k in range(number)]
                 return sizes, [rows]
         else:
             rows = self._shuffled(self._storage.at_env["valid"].reshape(-1))
-        order, weights = _pad(rows, count, number, split.size)
-        return [split.size] * number, [order, weights]
+        return [size] * number, [*_pad(rows, count, number, size)]
 
-    def _sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
+    def _sequences(self, number: int, size: int, length: int) -> tuple[list[int], list[Tensor]]:
         """The rows of sequences that have a valid one, in random order, in batches of one size.
 
         Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
         sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
         """
-        layout, valid, number = self._storage.layout, self._storage.at_env["valid"], split.most
+        layout, valid = self._storage.layout, self._storage.at_env["valid"]
         num_steps, num_envs = layout.num_steps, layout.num_envs
         num_chunks = -(-num_steps // length)
         missing = num_chunks * length - num_steps
@@ -245,17 +228,17 @@ class Sampler:
             ids = has_row.nonzero()[:, 0]
             shuffle(ids.numpy(), self.generator.words)
             count: Any = len(ids)
-            number = split.number(count)
+            number = min(number, count)
         else:
             ids, count = self._shuffled(has_row), has_row.sum()
-        parts = _pad(ids, count, number, split.size)
-        ids, own = (part.view(number, 1, split.size) for part in parts)
+        parts = _pad(ids, count, number, size)
+        ids, own = (part.view(number, 1, size) for part in parts)
         step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
         last = step.clamp(max=num_steps - 1)
         rows = (last * num_envs + ids % num_envs).reshape(-1)
         weights = own * (step == last)
         weights = weights.reshape(-1) * valid.reshape(-1).index_select(0, rows)
-        return [length * split.size] * number, [rows, weights]
+        return [length * size] * number, [rows, weights]
 
     def _shuffled(self, mask: Tensor) -> Tensor:
         """Places in a mask bool (K,), in random order, those where it is set first."""
@@ -301,23 +284,6 @@ def _places(count: Any, num_batches: int, size: int, device: torch.device) -> tu
 
 
 _kept_places = lru_cache(2)(_places)  # those of all passes through a rollout are the same
-
-
-def _read_split(
-    num_minibatches: int | None, batch_size: int | None, num_items: int, kind: str
-) -> Split:
-    """How `num_items` of a kind are split, from the one number that was given."""
-    given = {"num_minibatches": num_minibatches, "batch_size": batch_size}
-    numbers = [(name, number) for name, number in given.items() if number is not None]
-    if len(numbers) != 1:
-        raise BufferMisuseError(f"give either num_minibatches or batch_size, got {given}")
-    name, number = numbers[0][0], check_count(*numbers[0])
-    if number > num_items:
-        raise BufferMisuseError(
-            f"{name} is {number}, but the rollout has {num_items} {kind}; make it smaller"
-        )
-    other = -(-num_items // number)
-    return Split(other, number, False) if batch_size is None else Split(number, other, True)
 
 
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:

@@ -782,8 +782,7 @@ def run_rollout(case):
         last = rng.random(NUM_ENVS).astype(np.float32)
         twins.call("compute_advantages", values.array(last))
         twins.call("compute_advantages", last)
-        name = values.one_of("num_minibatches", "batch_size")
-        both = twins.call("minibatches", **{name: values.integer(2)}, is_compared=False)
+        both = twins.call("minibatches", values.integer(2), is_compared=False)
         if both is not None:
             compare(*map(list, both), path)
         twins.call("episodes")

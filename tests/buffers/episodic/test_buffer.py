@@ -293,7 +293,6 @@ def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):
     for step in range(12):
         buffer.add(**one_step(1, step, over=step == 11))
     assert buffer.episode_lengths.tolist() == [2]
-    assert buffer.first_episode == 2
     assert buffer.episode(0)["obs"][:, 0].tolist() == [10, 11, 12]
 
 
@@ -305,7 +304,6 @@ def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(stage
         buffer.add(**columns)
     assert buffer.episode_lengths.tolist() == [20, 20]
     assert [buffer.episode(i)["actions"][0].item() for i in range(2)] == [4, 5]
-    assert buffer.first_episode == 4
 
 
 @pytest.mark.gpu
