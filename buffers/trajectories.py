@@ -55,6 +55,9 @@ class TrajectoryBuffer:
         extra_columns: Names and spaces of further values per step, such as `log_probs`.
         device: Where the steps live.
 
+    Attributes:
+        capacity: Steps there is memory for now.
+
     Raises:
         BufferMisuseError: An argument that does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
@@ -90,7 +93,7 @@ class TrajectoryBuffer:
         self._num_obs = len(obs)
         self._others = [leaf.path for leaf in self._leaves[self._num_obs :]]
         self._storage: list[torch.Tensor] = []
-        self._capacity = 0
+        self.capacity = 0
         self._offsets = np.zeros(1, np.int64)
         self._allocate(check_count("capacity", capacity))
 
@@ -98,11 +101,6 @@ class TrajectoryBuffer:
         """Bytes held now by name of column."""
         leaves = zip(self._leaves, self._storage, strict=True)
         return {leaf.path: column.nbytes for leaf, column in leaves}
-
-    @property
-    def capacity(self) -> int:
-        """Steps there is memory for."""
-        return self._capacity
 
     @property
     def offsets(self) -> np.ndarray:
@@ -154,8 +152,8 @@ class TrajectoryBuffer:
             total += float(array.sum(dtype=np.float64))
         offsets = np.cumsum([0, *lengths])
         num_steps = int(offsets[-1])
-        if num_steps > self._capacity:
-            self._allocate(max(num_steps, 2 * self._capacity))
+        if num_steps > self.capacity:
+            self._allocate(max(num_steps, 2 * self.capacity))
         for column, parts in zip(self._storage, zip(*columns, strict=True), strict=bool(columns)):
             for target, part in zip(column[:num_steps].split(lengths), parts, strict=True):
                 target.copy_(part, non_blocking=True)
@@ -193,7 +191,7 @@ class TrajectoryBuffer:
         needed = capacity * step - sum(column.nbytes for column in self._storage)
         what, advice = f"a trajectory buffer of {capacity} steps", "lay in fewer steps at once"
         check_fits(what, needed, self.device, advice)
-        self._offsets, self._capacity = np.zeros(1, np.int64), 0
+        self._offsets, self.capacity = np.zeros(1, np.int64), 0
         self._storage = [column[:0].clone() for column in self._storage]
         place: Any = {"device": self.device}
         with (
@@ -204,4 +202,4 @@ class TrajectoryBuffer:
                 torch.empty((capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), **place)
                 for leaf in self._leaves
             ]
-        self._capacity = capacity
+        self.capacity = capacity

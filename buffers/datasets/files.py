@@ -62,8 +62,6 @@ def from_hdf5(
     h5py: Any = load_library("h5py")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     name = os.fspath(path)
-    if not Path(name).exists():
-        raise DatasetError(f"{name} can't be read: there is no such file")
     there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
 
     def note(key: Any, item: Any) -> None:
@@ -84,7 +82,6 @@ def from_hdf5(
             part = slice(begin, begin + rows)
             with reading(f"{name}, rows from {begin} on,"), h5py.File(name, "r") as file:
                 block = {key: np.asarray(file[key][part]) for key in wanted}
-            check_lengths(name, {key: len(array) for key, array in block.items()})
             yield name, block
 
     return asked.dataset(name, read, keys)
@@ -168,8 +165,6 @@ def from_parquet(
     parquet: Any = load_library("pyarrow.parquet")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     root, info = Path(path), Path(path, "meta", "info.json")
-    if not root.exists():
-        raise DatasetError(f"{root} can't be read: there is no such file")
     folder = root / "data" if info.is_file() else root
     files = sorted(folder.rglob("*.parquet")) if root.is_dir() else [root]
     if not files:

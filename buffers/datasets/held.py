@@ -98,7 +98,13 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
         rows = order[env_ids == env_id]
         for begin in range(0, len(rows), size):
             has_before = begin > 0  # the row before tells whether the first goes on
-            block = _gather(buffer, rows[begin - has_before : begin + size], obs, names)
+            # Which also finds observations that are stored once.
+            batch = buffer.get(rows[begin - has_before : begin + size])
+            block = {name: getattr(batch, name).cpu().numpy() for name in names}
+            for prefix in ("", "next_"):
+                leaves = leaves_of(buffer.observation_space, getattr(batch, f"{prefix}obs"))
+                for path, leaf in zip(obs, leaves, strict=True):
+                    block[f"{prefix}{path}"] = leaf.cpu().numpy()
             starts = np.ones(len(block["rewards"]), np.bool_)
             starts[1:] = (block["terminations"] | block["truncations"])[:-1]
             for path in obs:
@@ -109,19 +115,6 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
             block["episode_index"] = number + np.cumsum(starts[has_before:])
             number = int(block["episode_index"][-1])
             yield type(buffer).__name__, block
-
-
-def _gather(
-    buffer: Any, rows: torch.Tensor, obs: Sequence[str], names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Single steps, by key."""
-    batch = buffer.get(rows)  # which also finds observations that are stored once
-    source = {name: getattr(batch, name) for name in _COLUMNS} | batch.extras
-    flat = {name: source[name] for name in names}
-    for prefix in ("", "next_"):
-        leaves = leaves_of(buffer.observation_space, getattr(batch, f"{prefix}obs"))
-        flat |= {f"{prefix}{path}": leaf for path, leaf in zip(obs, leaves, strict=True)}
-    return {name: column.cpu().numpy() for name, column in flat.items()}
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

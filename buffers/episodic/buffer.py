@@ -51,7 +51,7 @@ from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_lay
 
 __all__ = ["EpisodicReplayBuffer"]
 
-_VERSION = 3
+_VERSION = 2
 _ANY_STEP = SequenceOptions(1, 0, 1, True)
 _OF_STEPS = dict.fromkeys(("actions", "rewards", "terminations", "truncations"), 0)
 _PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # which list of rows columns are of
@@ -596,8 +596,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._check_generator(small["generator"])
         if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
             raise contradiction("it has episodes without steps")
-        longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
-        steps = longest if longest > self.capacity else int(lengths.sum())
+        steps = sum(lengths.tolist())  # which does not overflow
         if steps > self.capacity or len(lengths) > self.max_episodes:
             raise BufferMisuseError(
                 f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,6 @@ Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists
 _OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
 _ALIGNMENT = 64
 _MAX_PLANS = 64
-
-
-class Plan(NamedTuple):
-    """How some columns of K rows lie in a block of host memory."""
-
-    arrays: list[tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, first byte
-    copies: np.ndarray  # int64 (F, 4): byte in the row, bytes, first byte, list of rows
-    nbytes: int
 
 
 class Gather:
@@ -50,13 +42,13 @@ class Gather:
             ]
             tensors = iter([column.view(*lead, *column.shape[1:]) for column in columns])
         else:
-            plan = self._plan(wanted, lead)
-            block = np.empty(plan.nbytes, np.uint8)
+            arrays, copies, nbytes = self._plan(wanted, lead)
+            block = np.empty(nbytes, np.uint8)
             rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
-            gather(self._words, rows, plan.copies, block)
+            gather(self._words, rows, copies, block)
             tensors = iter([
                 torch.from_numpy(np.ndarray(shape, dtype, block, begin))
-                for shape, dtype, begin in plan.arrays
+                for shape, dtype, begin in arrays
             ])  # fmt: skip
         found = {}
         for name, _ in wanted:
@@ -72,7 +64,12 @@ class Gather:
         obs = self._layout.obs
         return [(path, j) for name, j in wanted for path in (obs if name in _OBS else (name,))]
 
-    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
+    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> tuple[Any, np.ndarray, int]:
+        """How columns lie in a block of host memory, and the bytes of that.
+
+        Of each array shape, dtype and first byte; and what to copy, int64 (F, 4): byte in the row,
+        bytes, first byte in the block, list of rows.
+        """
         arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
         for path, j in self._paths(wanted):
             _, shape, dtype, offset = field = self._layout.fields[path]
@@ -80,12 +77,12 @@ class Gather:
             arrays.append(((*lead, *shape), dtype, end))
             copies.append((offset, field.nbytes, end, j))
             end += size * field.nbytes
-        return Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
+        return arrays, np.array(copies, np.int64).reshape(-1, 4), end
 
 
 @njit(nogil=True, cache=True)
 def gather(rows, lists, copies, block):
-    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) of `Plan` say.
+    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) say.
 
     lists int64 (J, K) are row numbers.
     """

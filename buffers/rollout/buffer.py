@@ -376,13 +376,12 @@ class RolloutBuffer(StatefulBuffer):
                 "the next row, and values[t + 1] its value; leave the call out"
             )
         row = self.final_values[t]
-        mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
-        if self._storage.is_on_device and isinstance(env_ids, torch.Tensor):
-            is_mask = _kind(env_ids) == (row.device, torch.bool, row.shape)
-            mask = env_ids if is_mask else mask
-        if mask is env_ids:  # nothing passes through the host
-            found = read_tensor("values", values, row.shape, row.dtype)
+        is_mask = isinstance(env_ids, torch.Tensor) and self._storage.is_on_device
+        if is_mask and _kind(env_ids) == (row.device, torch.bool, row.shape):
+            # Nothing passes through the host.
+            mask, found = env_ids, read_tensor("values", values, row.shape, row.dtype)
         else:
+            mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
             ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
             given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
             mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)

@@ -219,9 +219,8 @@ def _described(array: Any) -> str:
     """Kind, dtype, shape and place of what was given."""
     if not isinstance(array, np.ndarray | Tensor):
         return type(array).__name__
-    dtype, place = str(array.dtype).removeprefix("torch."), ""
-    if isinstance(array, Tensor) and array.device.type != "cpu":
-        place = f" on {array.device}"
+    dtype = str(array.dtype).removeprefix("torch.")
+    place = f" on {array.device}" if isinstance(array, Tensor) else ""
     return f"{type(array).__name__} {dtype} {tuple(array.shape)}{place}"
 
 
@@ -238,8 +237,7 @@ def _read(
         found = tensor.dtype, tensor.layout, tuple(tensor.shape)
         if is_there and found == (dtype, torch.strided, shape):
             return tensor
-    place = f" on {rewards.device}" if kind is Tensor else ""
     raise BufferMisuseError(
         f"{name} is {_described(array)}, expected {kind.__name__} "
-        f"{str(dtype).removeprefix('torch.')} {shape}{place} as rewards has {_described(rewards)}"
+        f"{str(dtype).removeprefix('torch.')} {shape} as rewards has {_described(rewards)}"
     )

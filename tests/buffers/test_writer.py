@@ -356,16 +356,9 @@ def test_results_may_be_tensors_of_the_device_that_the_envs_are_on(mode):
         spaces = envs.single_observation_space, envs.single_action_space
         made.append(buffers.SharedReplayBuffer(500, *spaces, num_envs=3))
         like = SimpleNamespace(
-            **{
-                name: getattr(envs, name)
-                for name in (
-                    "metadata",
-                    "num_envs",
-                    "single_observation_space",
-                    "single_action_space",
-                )
-            }
-        )
+            metadata=envs.metadata, num_envs=3, single_observation_space=spaces[0],
+            single_action_space=spaces[1],
+        )  # fmt: skip
         if device is not None:
             like.device = device
         writers.append(TransitionWriter(like, made[-1]))

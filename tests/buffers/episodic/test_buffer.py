@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers.episodic import draws, table
+from buffers.episodic import draws
 from buffers.episodic.draws import offsets_below
 
 
@@ -45,40 +45,6 @@ def test_bound_is_the_second_next_boundary_else_the_next_else_the_last_step(seed
         expected.append([slow_bound(length, boundaries, t) for t in range(length)])
     found = [buffer.episode(i)["bounds"].tolist() for i in range(20)]
     assert found == expected
-
-
-@pytest.mark.parametrize("length", [1, 2, 9])
-def test_kernel_fills_rooms(length, load_kernels):
-    module = load_kernels(table)
-    rng = np.random.default_rng(length)
-    for density in (0, 0.3, 1):
-        boundaries = rng.random(2 * (length + 1)) < density  # of two episodes
-        rooms, holes = np.full(len(boundaries), -1, np.int32), np.zeros(2, np.int64)
-        module.fill_rooms(boundaries, np.full(2, length), rooms, holes)
-        for begin, hole in zip((0, length + 1), holes.tolist(), strict=True):
-            places = np.flatnonzero(boundaries[begin : begin + length])
-            expected = [slow_bound(length, places, t) - t for t in range(length)]
-            assert rooms[begin : begin + length + 1].tolist() == [*expected, 0]
-            assert {t for t in range(length) if expected[t] == 0} - {length - 1} <= {hole}
-
-
-@pytest.mark.parametrize("by_episode", [False, True])
-def test_plain_kernels_draw_what_compiled_ones_do(by_episode, load_kernels):
-    module = load_kernels(draws)
-    buffer = make_buffer(50, max_episodes=6)
-    for number in range(9):
-        buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
-    episodes, words = buffer._table, buffer._generator.words
-    state, live = words.copy(), (episodes.live.begin, episodes.live.end)
-    rows, offsets = np.zeros((2, 7), np.int64), np.zeros(7, np.int64)
-    with np.errstate(over="raise"):
-        law = *live, np.log(0.7), by_episode
-        module.draw_pairs(episodes.rows.numpy(), episodes.table, state, law, rows, offsets)
-    batch = buffer.sample(7, 0.7, over="episodes" if by_episode else "steps")
-    assert offsets.tolist() == batch.offsets.tolist()
-    for chosen, obs in zip(rows, (batch.obs, batch.future_obs), strict=True):
-        assert torch.equal(episodes.columns["obs"][torch.from_numpy(chosen)], obs)
-    assert state.tolist() == words.tolist()
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
