@@ -142,10 +142,8 @@ def pair_cases() -> dict[str, Callable[[], object]]:
     episodes = Episodes(1000, 200, 5)
     buffer = episodes.fill(make_buffer(200_000))
     staged = episodes.fill(make_buffer(200_000, staged=True))
-    batch = buffer.sample(BATCH, DISCOUNT)
     return {
         SAMPLE: lambda: buffer.sample(BATCH, DISCOUNT),
-        REUSED: lambda: buffer.sample(BATCH, DISCOUNT, out=batch),
         TORCH: lambda: staged.sample(BATCH, DISCOUNT),
         TABLE: episodes.draw_by_table,
         TORCH_TABLE: episodes.draw_by_torch_table,
@@ -164,11 +162,9 @@ def column_cases(size: int) -> dict[str, Callable[[], object]]:
         rows = next(steps)
         return [table.index_select(0, rows), table.index_select(0, rows + next(rooms))]
 
-    out = buffer.sample(size, DISCOUNT, columns=chosen)
     return {
         "gather": gather,
         "columns": lambda: buffer.sample(size, DISCOUNT, columns=chosen),
-        "columns, out=": lambda: buffer.sample(size, DISCOUNT, out=out),
         "whole": lambda: buffer.sample(size, DISCOUNT),
     }
 

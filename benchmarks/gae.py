@@ -3,7 +3,7 @@
     python benchmarks/gae.py
 
 "copy" copies the inputs of the call beside it into memory that is there already. "gae" is
-`buffers.gae` with `out=`, argument checks included. The loops are the ones of common training
+`buffers.gae`, argument checks included. The loops are the ones of common training
 scripts, one step of all envs per iteration: in NumPy (as Stable-Baselines3 has it) and in torch (as
 CleanRL has it). They know neither final values nor dead steps, so they do less; and "torch path" is
 what `buffers.gae` does on devices other than the CPU, here on the CPU. One thread.
@@ -20,6 +20,7 @@ import torch
 from measure import Rates, alternate, machine, markdown_table, median_ratio, repeated
 
 from buffers import gae
+from buffers.rollout.gae import estimate
 
 SHAPES = [(128, 2048), (2048, 8), (128, 8)]
 GAMMA, LAMBDA = 0.99, 0.95
@@ -64,10 +65,12 @@ def make_cases(num_steps: int, num_envs: int) -> dict[str, Callable[[], object]]
     rewards, values, terminations, truncations, final_values, valid = inputs
     dones = (terminations | truncations).astype(np.float32)
     copies = [np.empty_like(array) for array in inputs]
-    out = np.empty_like(rewards), np.empty_like(rewards)
-    options = {"gamma": GAMMA, "gae_lambda": LAMBDA, "out": out}
+    out = np.empty_like(rewards)
+    options = {"gamma": GAMMA, "gae_lambda": LAMBDA}
     first, more = inputs[:4], {"final_values": final_values, "valid": valid}
     tensors = [torch.from_numpy(array) for array in (rewards, values, dones)]
+    there = [*map(torch.from_numpy, first), None, None]
+    results = torch.empty((2, num_steps, num_envs))
 
     def copy(number: int) -> None:
         for target, source in zip(copies[:number], inputs[:number], strict=True):
@@ -78,9 +81,9 @@ def make_cases(num_steps: int, num_envs: int) -> dict[str, Callable[[], object]]
         FOUR: lambda: gae(*first, **options),
         COPY_ALL: lambda: copy(6),
         ALL: lambda: gae(*first, **more, **options),
-        NUMPY_LOOP: lambda: numpy_loop(rewards, values, dones, out[0]),
+        NUMPY_LOOP: lambda: numpy_loop(rewards, values, dones, out),
         TORCH_LOOP: lambda: torch_loop(*tensors),
-        TORCH_PATH: lambda: gae(*first, **options, compiled=False),
+        TORCH_PATH: lambda: estimate(there, *results, GAMMA, LAMBDA, is_compiled=False),
     }
 
 

@@ -6,7 +6,7 @@ An update lays in T = 128 steps of N = 2048 envs (52 float32 observed), estimate
 goes through 16 minibatches four times. "fixed" are minibatches of one size with weights and
 normalised advantages, "sequences" those of 32 steps. What environment and policy would return is
 there beforehand, and nobody looks at the minibatches. "floor" does no more than it must: slice
-copies into tensors allocated once, `buffers.gae(out=)`, `randperm(out=)` and `index_select(out=)`.
+copies into tensors allocated once, `buffers.gae`, `randperm(out=)` and `index_select(out=)`.
 "zip + cat" keeps each step in a list, transposes and concatenates, loops over time in torch, and
 indexes by a permutation; "zip + cat, buffers.gae" differs in the advantages alone. "CleanRL style"
 has tensors allocated once, and is the same otherwise. stable-baselines3 is measured if it is
@@ -95,10 +95,9 @@ def run_floor(steps: Steps) -> Callable[[], None]:
             for target, source in zip(kept, steps.step(t), strict=True):
                 target[t] = source
         inputs = kept[4], values, kept[5], kept[6]
-        gae(
-            *inputs, final_values=final_values, gamma=GAMMA, gae_lambda=LAMBDA,
-            out=(advantages, returns),
-        )  # fmt: skip
+        found = gae(*inputs, final_values=final_values, gamma=GAMMA, gae_lambda=LAMBDA)
+        for column, target in zip(found, (advantages, returns), strict=True):
+            target.copy_(column)
         for _ in range(NUM_EPOCHS):
             torch.randperm(num_rows, out=order)
             for begin in range(0, num_rows, size):
@@ -299,7 +298,7 @@ def time_trajectories(mean_length: int, repetitions: int) -> None:
     for name, run in cases.items():
         peak = statistics.median(peak_bytes(run) for _ in range(3))
         rows.append([*time_row(rates, name, "update"), f"{peak / 1e6:.2f}"])
-    title = f"laying in 16 x {mean_length} steps, {buffer.nbytes / 1e6:.0f} MB held"
+    title = f"laying in 16 x {mean_length} steps, {sum(buffer.memory().values()) / 1e6:.0f} MB held"
     header = [title, "ms", "spread", "time / update", "peak MB"]
     print(f"\n{markdown_table(header, rows)}", flush=True)
 

@@ -29,7 +29,7 @@ from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
-from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch
+from buffers.rollout.minibatches import RolloutBatch
 from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
@@ -51,7 +51,6 @@ __all__ = [
     "ReplayWriter",
     "RolloutBatch",
     "RolloutBuffer",
-    "RolloutSequenceBatch",
     "RolloutSlot",
     "SequenceBatch",
     "SharedReplayBuffer",

@@ -436,9 +436,12 @@ class ColumnReader:
             is_valid = read_valid(valid, count, device)
             arrays = {path: array[is_valid] for path, array in arrays.items()}
         if frames is not None:
-            wrong = frames.first_break(arrays["obs"], arrays["next_obs"])
-            if wrong is not None:
-                raise BufferMisuseError(f"row {wrong[0]}: {wrong[1]}")
+            row = frames.first_break(arrays["obs"], arrays["next_obs"])
+            if row is not None:
+                raise BufferMisuseError(
+                    f"row {row}: next_obs is not obs moved on by a frame, the oldest first along "
+                    f"axis {frames.axis} of {frames.stack_shape}; leave frame_stack out, or turn them"
+                )
         if is_valid is None or not num_envs:
             return arrays, ids, None, None
         ids = ids if len(ids) else np.arange(count) % num_envs

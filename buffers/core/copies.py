@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.core.guard import Guard
 
 __all__ = ["Rebuilt", "each_tensor", "fill_block"]
 
@@ -38,7 +37,6 @@ class Rebuilt:
       be read-only. Nothing need be checked.
     """
 
-    _guard = Guard()  # of those that have no draws ahead, and are on no device
     _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
 
     def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:

@@ -10,7 +10,6 @@ import torch
 from buffers.core.arguments import check_place, read_tensor
 from buffers.core.columns import torch_dtype
 from buffers.core.generator import other_generator
-from buffers.core.guard import exclusive
 from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_states
 from buffers.core.state import SavedBuffer
@@ -48,7 +47,6 @@ class DrawnBuffer(SavedBuffer):
         """Bytes held now."""
         return sum(self.memory().values())
 
-    @exclusive
     def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
         """Replace recurrent states, or other extra columns, in the rows of sequences.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,13 @@ import torch
 
 from buffers.core.errors import BufferMemoryError
 
-__all__ = [
-    "allocation", "check_fits", "check_room", "format_bytes", "free_bytes", "zeroed_bytes",
-]  # fmt: skip
+__all__ = ["allocation", "check_fits", "format_bytes", "free_bytes", "zeroed_bytes"]
 
 _HUGE_PAGE = 1 << 21
 _UNSEEN_BYTES = 1 << 25  # at most these are taken on the CPU without a look at free memory
 
 _MEMINFO = Path("/proc/meminfo")
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")  # of version 2, such as the one that a container runs in
+_GROUP = Path("/sys/fs/cgroup")  # that a container runs in
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -33,31 +29,18 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
-    known, folders = list[int](), {_GROUPS}  # in a container the outermost is its own group
+    known = list[int]()
     with contextlib.suppress(OSError):
         lines = _MEMINFO.read_text().splitlines()
         known += [1024 * int(n.split()[1]) for n in lines if n.startswith("MemAvailable:")]
-    with contextlib.suppress(OSError):
-        lines = _OWN_GROUPS.read_text().splitlines()
-        for path in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
-            folders |= {_GROUPS / part for part in (path, *Path(path).parents)}
-    for folder in folders:
-        with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
-            limit = int((folder / "memory.max").read_text())
-            use = int((folder / "memory.current").read_text())
-            words = (folder / "memory.stat").read_text().split()
-            numbers = dict(zip(words[::2], words[1::2], strict=False))
-            # Of what is used the kernel can drop this page cache at once.
-            known.append(max(0, limit - use + int(numbers.get("inactive_file", 0))))
+    with contextlib.suppress(OSError, ValueError):  # ValueError of a group without a limit
+        limit = int((_GROUP / "memory.max").read_text())
+        use = int((_GROUP / "memory.current").read_text())
+        words = (_GROUP / "memory.stat").read_text().split()
+        numbers = dict(zip(words[::2], words[1::2], strict=False))
+        # Of what is used the kernel can drop this page cache at once.
+        known.append(max(0, limit - use + int(numbers.get("inactive_file", 0))))
     return min(known, default=None)
-
-
-def _lack(needed: int, device: torch.device) -> int | None:
-    """Free bytes, if they are fewer than needed; of little on the CPU nobody looks."""
-    if device.type == "cpu" and needed <= _UNSEEN_BYTES:
-        return None
-    free = free_bytes(device)
-    return None if free is None or needed <= free else free
 
 
 def check_fits(what: str, needed: int, device: torch.device, advice: str) -> None:
@@ -66,36 +49,20 @@ def check_fits(what: str, needed: int, device: torch.device, advice: str) -> Non
     On the CPU requests of some MiB are let through unseen. `what` begins the message, `advice` ends
     it.
     """
-    if (free := _lack(needed, device)) is not None:
+    if device.type == "cpu" and needed <= _UNSEEN_BYTES:
+        return
+    free = free_bytes(device)
+    if free is not None and needed > free:
         raise BufferMemoryError(
             f"{what} needs {format_bytes(needed)} on {device}, but only {format_bytes(free)} are "
             f"free; {advice}"
         )
 
 
-def check_room(
-    what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device
-) -> None:
-    """As `check_fits`, of a buffer of `bytes_for(capacity)`; the error names what would fit."""
-    needed = bytes_for(capacity)
-    if (free := _lack(needed, device)) is not None:
-        fits = bisect.bisect_right(range(1, capacity), free, key=bytes_for)
-        raise BufferMemoryError(
-            f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-            f"{format_bytes(free)} are free" + (f"; a capacity of {fits} would fit" if fits else "")
-        )
-
-
 @contextlib.contextmanager
-def allocation(
-    what: str, needed: int, device: torch.device, advice: str, *, is_checked: bool = False
-) -> Iterator[None]:
-    """Around allocating memory: raise BufferMemoryError if it does not fit, or if it fails.
-
-    The arguments are those of `check_fits`, which was called already if `is_checked`.
-    """
-    if not is_checked:
-        check_fits(what, needed, device, advice)
+def allocation(what: str, needed: int, device: torch.device, advice: str) -> Iterator[None]:
+    """Around allocating memory: as `check_fits`, also if the allocation fails."""
+    check_fits(what, needed, device, advice)
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:

@@ -63,26 +63,14 @@ class FrameLayout(NamedTuple):
         """View frames (K, F, *shape) as stacks (K, *stack_shape)."""
         return _move_axis(stacks, 1, self.axis + 1)
 
-    def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> tuple[int, str] | None:
-        """The first row of split stacks whose next_obs is not obs moved on by a frame, and why.
-
-        Bytes are compared; None if there is none.
-        """
-        if not len(obs):
-            return None
+    def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> int | None:
+        """The first row of split stacks whose next_obs is not obs moved on by a frame, or None."""
         before, after = (
-            np.ascontiguousarray(x).reshape(len(x), self.num_frames, -1).view(np.uint8)
+            np.ascontiguousarray(x).reshape(len(x), self.num_frames, self.nbytes // x.itemsize)
             for x in (obs, next_obs)
-        )
-        is_same = (before[:, 1:] == after[:, :-1]).all(2)
-        if is_same.all():
-            return None
-        row, frame = np.argwhere(~is_same)[0].tolist()
-        return row, (
-            f"frame {frame} of next_obs is not frame {frame + 1} of obs. Stacks of "
-            f"{self.num_frames} frames, oldest first along axis {self.axis} of {self.stack_shape}, "
-            "move on by one frame per step; name their axis, or make the buffer without frame_stack"
-        )
+        )  # bytes are compared
+        is_off = (before.view(np.uint8)[:, 1:] != after.view(np.uint8)[:, :-1]).any((1, 2))
+        return int(np.argmax(is_off)) if is_off.any() else None
 
 
 def _move_axis(values: Any, source: int, target: int) -> Any:

@@ -22,7 +22,6 @@ import torch
 from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
-from buffers.core.guard import exclusive
 from vecenv.files import whole_file
 
 __all__ = [
@@ -80,7 +79,6 @@ class StatefulBuffer(Rebuilt):
         """Take over a state that was checked; raise BufferMemoryError, having changed nothing."""
         raise NotImplementedError
 
-    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
         state = self._copied_blocks()
@@ -89,7 +87,6 @@ class StatefulBuffer(Rebuilt):
             for name, value in state.items()
         }
 
-    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
@@ -141,7 +138,6 @@ class SavedBuffer(StatefulBuffer):
         state = {"kind": self._kind, **self._copied_blocks()}
         return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
 
-    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is held into a file, all or nothing.
 
@@ -160,7 +156,6 @@ class SavedBuffer(StatefulBuffer):
             except RuntimeError as error:  # of torch's writer, when the disk refuses
                 raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
-    @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue where the buffer stood that `save` was called on.
 

@@ -28,8 +28,7 @@ from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import allocation, check_room
+from buffers.core.memory import allocation
 from buffers.core.rows import RowLayout, view_fields
 from buffers.core.sequences import SequenceBatch, memory_of, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch
@@ -145,20 +144,14 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         self.n_step, self.gamma = plan.n_step, plan.gamma
         self.device = resolve_device(given["device"])
         self._is_staged = given["staged"] or self.device.type != "cpu"
-        self._guard = Guard(self.device)
         self._random = DeviceGenerator(given["seed"], self.device)
         self._generator = self._random if self._is_staged else None
         self._folder: Folder | None = None
-        needed, bytes_for = self._bytes_of(plan), self._bytes_of
         place = plan_place(given, plan, is_staged=self._is_staged)
-        if place is None:
-            check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
-        advice = "use a smaller capacity"
+        needed = self._bytes_of(plan) if place is None else 0
+        what, advice = f"{self._kind} with capacity {plan.capacity}", "use a smaller capacity"
         # The tensors outlive the mode they were made in.
-        with (
-            allocation(self._kind, needed, self.device, advice, is_checked=True),
-            torch.inference_mode(False),
-        ):
+        with allocation(what, needed, self.device, advice), torch.inference_mode(False):
             if place is None:
                 self._table = Table(plan, self.device, is_staged=self._is_staged)
             else:
@@ -285,7 +278,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             found[path] = tensor.detach()
         return found
 
-    @exclusive
     def _add_there(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Add whole steps that are on the device."""
         table, is_capturing = self._table, self._is_capturing()
@@ -311,7 +303,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if self._table.is_captured and not self._is_capturing():
             self._table.take_counts()
 
-    @exclusive
     def _store(self, *read: Any) -> None:
         """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
         (arrays, ids, *_), folder = read, self._folder
@@ -351,7 +342,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                 "folder, to be opened with read_only=True"
             )
 
-    @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
 
@@ -371,7 +361,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             if self._sequences is not None:
                 self._sequences.cut(ids)
 
-    @exclusive
     def reserve_final_obs(self, number: int) -> None:
         """Make room for so many observations that episodes end with, where `store_next` is False.
 
@@ -404,8 +393,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
         """Draw rows and gather them; of files that another process writes until all are whole."""
-        if self._is_staged:
-            self._guard.enter()
         if self._folder is None or not self._folder.read_only:
             return self._draw_and_gather(batch, kind)
 
@@ -452,7 +439,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             )
         return self._sequences
 
-    @exclusive
     def sample_sequences(
         self,
         batch_size: int,
@@ -519,12 +505,10 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             found["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
         return found
 
-    @exclusive
     def order(self) -> torch.Tensor:
         """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
         return torch.from_numpy(self._counted().oldest_first())
 
-    @exclusive
     def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
         """The transitions in rows int (B,), as `sample` would return them; all weights are 1.
 

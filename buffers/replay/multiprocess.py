@@ -34,7 +34,7 @@ from gymnasium import Space
 from buffers.core.arguments import ColumnReader, check_count, read_distinct_ids, read_number
 from buffers.core.errors import BufferClosedError, BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.memory import allocation, check_room
+from buffers.core.memory import allocation
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.buffer import Added
 from buffers.replay.draws import draw_uniform
@@ -121,11 +121,8 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
         self._min_size = check_count("min_size_to_sample", min_size_to_sample, self.capacity)
         needed = shared_bytes(plan)
-        check_room(name, self.capacity, lambda rows: needed * rows // self.capacity, _CPU)
-        with (
-            allocation(name, needed, _CPU, "use a smaller capacity", is_checked=True),
-            torch.inference_mode(False),
-        ):
+        what, advice = f"{name} with capacity {self.capacity}", "use a smaller capacity"
+        with allocation(what, needed, _CPU, advice), torch.inference_mode(False):
             self._memory = memory = SharedMemory(plan)
             parts = Memory(memory.rows, memory.slots, memory.envs)
             self._table = Table(plan, _CPU, memory=parts, order=fence)

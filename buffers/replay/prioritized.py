@@ -13,7 +13,6 @@ from gymnasium import Space
 
 from buffers.core.arguments import as_array, read_number
 from buffers.core.errors import BufferMisuseError
-from buffers.core.guard import exclusive
 from buffers.core.sequences import SequenceBatch
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
@@ -135,7 +134,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sums.update(new % span, np.full(len(new), self._largest**self.alpha))
         self._known = begin, end
 
-    @exclusive
     def sample(
         self,
         batch_size: int,
@@ -171,7 +169,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._reader.fill(batch)
         return batch
 
-    @exclusive
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give transitions new priorities.
 
@@ -218,7 +215,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._largest = float(given.max(initial=self._largest))
             self._sums.update(rows, np.power(values, self.alpha, out=values))
 
-    @exclusive
     def update_sequence_priorities(
         self, batch: SequenceBatch, errors: Any, *, eta: float = 0.9
     ) -> None:

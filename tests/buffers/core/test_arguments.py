@@ -208,7 +208,7 @@ class Larger(np.ndarray):
         return 1000
 
 
-@pytest.mark.parametrize("name", ["rewards", "values", "terminations", "out"])
+@pytest.mark.parametrize("name", ["rewards", "values", "terminations"])
 def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
     arrays = {
         "rewards": np.zeros((1000, 2)),
@@ -216,10 +216,7 @@ def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
         "terminations": np.zeros((1000, 2), bool),
         "truncations": np.zeros((1000, 2), bool),
     }
-    if name == "out":
-        arrays["out"] = np.zeros((3, 2)).view(Larger), np.zeros((1000, 2))
-    else:
-        arrays[name] = arrays[name][:3].view(Larger)
+    arrays[name] = arrays[name][:3].view(Larger)
     with pytest.raises(BufferMisuseError, match="expected ndarray"):
         gae(**arrays)
 

@@ -180,57 +180,13 @@ def test_a_copied_episodic_buffer_takes_steps_and_episodes(staged, duplicate):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_copied_rollout_is_of_one_memory_and_goes_on_by_itself(steps, staged, duplicate):
-    """Copied after `steps` of 3 steps, of a rollout that is not the first."""
-    rollout = make_rollout(
-        3, 2, SPACE, ACTIONS, autoreset_mode="SameStep", seed=1, staged=staged,
-        allocate=np.zeros, extra_columns={"costs": Box(0, 9, ())},
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    rollout.start(make_obs(rng, 2))
-
-    def collect(target, first, last, rng):
-        for t in range(first, last):
-            floats = rng.random((3, 2)).astype(np.float32)
-            target.put(t, actions=[0, 1], log_probs=floats[0], values=floats[1], costs=floats[2])
-            slot, obs = target.slot(t), make_obs(rng, 2)
-            for key in SPACE:
-                slot.obs[key][:] = obs[key]
-            slot.rewards[:] = rng.random(2)
-            slot.terminations[:], slot.truncations[:] = rng.random(2) < 0.3, False
-
-    def learn(target):
-        target.compute_advantages([0.5, 0.25])
-        batches = [[*b, b.indices, b.extras] for b in target.minibatches(2)]
-        return batches, [part.tolist() for part in target.episodes()]
-
-    collect(rollout, 0, 3, rng)
-    learn(rollout)
-    rollout.advance()
-    collect(rollout, 0, steps, rng)
-    made = duplicate(rollout)
-    results = []
-    for target in (rollout, made):
-        again = np.random.default_rng(1)
-        collect(target, steps, 3, again)
-        results.append(learn(target))
-        target.advance()
-        collect(target, 0, 3, again)
-        results[-1] += learn(target)
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    made.advance()
-    made.slot(1).rewards[:] = 7
-    made.slot(1).obs["gear"][:] = 3
-    if not staged:
-        assert made.rewards[1].tolist() == [7, 7]
-        assert made.obs["gear"][2].tolist() == made.obs_at(2)["gear"].tolist() == [3, 3]
-    assert not rollout.rewards.isnan().any()
-    assert made.valid_pages is not rollout.valid_pages
-    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no results"):
-        made.compute_advantages([0.0, 0.0])
+def test_a_rollout_is_not_copied_and_says_what_to_do_instead(staged, duplicate):
+    rollout = make_rollout(3, 2, SPACE, ACTIONS, autoreset_mode="SameStep", staged=staged)
+    with pytest.raises(BufferMisuseError, match="not copied; load its state_dict"):
+        duplicate(rollout)
 
 
+@pytest.mark.parametrize("duplicate", [WAYS["deepcopy"], WAYS["pickle"]])
 def test_a_copied_trajectory_buffer_has_memory_of_its_own(duplicate):
     buffer = TrajectoryBuffer(2, SPACE, ACTIONS)
     steps = make_steps(np.random.default_rng(0), 5)

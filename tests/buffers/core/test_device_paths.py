@@ -16,7 +16,6 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
 from buffers.episodic.table import WINDOWS
 from buffers.replay.priorities import DeviceValues
@@ -199,46 +198,6 @@ def test_draws_read_numbers_of_windows_on_the_device():
         places.append([part.data_ptr() for part in (table, live)])
         draws.append([live.tolist(), (table[WINDOWS, live[1]] - table[WINDOWS, live[0]]).item()])
     assert places[0] == places[1] and draws == [[[0, 1], 2], [[0, 2], 8]]
-
-
-def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
-    """The streams of a GPU, which is not here: who waits for whom."""
-    waits, now = [], {"stream": "a", "captures": False}
-
-    class Stream(str):
-        def wait_stream(self, other):
-            waits.append((str(self), str(other)))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
-    assert Guard(CPU).gpu is None
-    for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
-        buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-        buffer._guard.gpu = CUDA
-        now["stream"] = "a"
-        buffer.add(**columns(4))
-        buffer.sample(8)
-        assert not waits
-        now["stream"] = "b"
-        batch = buffer.sample(8)
-        assert waits == [("b", "a")]
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            buffer.update_priorities(batch.indices, torch.ones(8))
-        now.update(stream="of the graph", captures=True)
-        buffer.sample(8, batch)  # which can't wait for what is outside of it
-        now.update(stream="a", captures=False)
-        buffer.add(**columns(4))
-        assert waits == [("b", "a"), ("a", "b")]
-        waits.clear()
-    episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    episodes._guard.gpu = CUDA
-    for name in ("a", "b"):
-        now["stream"] = name
-        episodes.add_episode({
-            "obs": np.zeros((6, 3), np.float32), "actions": np.zeros(5, np.int64),
-            "rewards": np.zeros(5, np.float32),
-        })  # fmt: skip
-    assert waits == [("b", "a")]
 
 
 def test_numbers_of_a_policy_are_stored_as_the_space_has_them():

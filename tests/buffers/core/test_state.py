@@ -118,8 +118,6 @@ CONTRADICTIONS = {
     "lengths, sum": ("episodic", lengthen),
     "lengths of none": ("episodic", word("lengths", 0)),
     "open lengths": ("episodic", word("open_lengths", 10**9)),
-    "first episode": ("episodic", lambda s: s.update(first_episode=2**70)),
-    "first episode, no number": ("episodic", lambda s: s.update(first_episode="0")),
     "fields": ("episodic", lambda s: s.update(fields=[[1, 2]])),
     "settings": ("shared", lambda s: s.update(settings=[])),
     "fields of rows": ("shared", lambda s: s.update(fields="x")),
