@@ -22,8 +22,8 @@ from buffers.core.spaces import Leaf
 __all__ = [
     "MAX_COUNT", "ColumnReader", "Transitions", "as_array", "as_tensor", "check_count",
     "check_place", "check_rewards", "read_array", "read_columns", "read_distinct_ids",
-    "read_episode", "read_flags", "read_nest", "read_number", "read_row_ids", "read_steps",
-    "read_tensor", "read_valid", "resolve_device", "tree_leaves",
+    "read_episode", "read_flags", "read_nest", "read_number", "read_steps", "read_tensor",
+    "read_valid", "resolve_device", "tree_leaves",
 ]  # fmt: skip
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
@@ -248,9 +248,13 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
 
 
 def _read_ids(
-    env_ids: Any, device: torch.device | None, num_rows: int | None, num_envs: int, expected: str
+    env_ids: Any,
+    device: torch.device | None,
+    num_rows: int | None,
+    num_envs: int | None,
+    expected: str,
 ) -> np.ndarray:
-    """Integers int64 (K,) below num_envs, unless that is 0, a copy; of K rows if that is given."""
+    """Integers int64 (K,) below num_envs, a copy; of K rows; either if it is given."""
     ids = as_array("env_ids", env_ids, device)
     is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))
     if not is_shaped or (ids.size and ids.dtype.kind not in "iu"):
@@ -258,9 +262,8 @@ def _read_ids(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected {expected}"
         )
     ids = ids.astype(np.int64)
-    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
-        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
-        raise BufferMisuseError(f"env_ids has {wrong}, expected {expected}")
+    if num_envs is not None and len(wrong := ids[(ids < 0) | (ids >= num_envs)]):
+        raise BufferMisuseError(f"env_ids has {wrong[0]}, expected {expected}")
     return ids
 
 
@@ -281,29 +284,6 @@ def read_distinct_ids(
     if len(np.unique(ids)) < len(ids):
         raise BufferMisuseError(f"env_ids is {ids.tolist()}, expected {expected}")
     return ids
-
-
-def read_row_ids(
-    env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
-) -> np.ndarray:
-    """Env ids int64 (K,), one per row; or (0,) where rows are whole steps, or nobody asks for ids.
-
-    Args:
-        env_ids: What the user gave; None for whole steps.
-        num_rows: K.
-        num_envs: Number of environments, 0 if the buffer keeps no track of them.
-        device: Where a tensor may lie besides the CPU.
-    """
-    if env_ids is not None:
-        expected = f"integers ({num_rows},)" + (f" from 0 to {num_envs - 1}" if num_envs else "")
-        ids = _read_ids(env_ids, device, num_rows, num_envs, expected)
-        return ids if num_envs else _NO_IDS
-    if num_envs and num_rows % num_envs:
-        raise BufferMisuseError(
-            f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
-            f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
-        )
-    return _NO_IDS
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
@@ -427,11 +407,20 @@ class ColumnReader:
     ) -> Transitions:  # fmt: skip
         """Read what `add` of a ring takes, without the rows that are not valid.
 
-        The arguments are those of `read`, `read_row_ids` and `read_valid`; `valid` is None for all.
+        `num_envs` is 0 if the buffer keeps no track of envs.
         """
         arrays, frames, is_valid = self.read(columns, device), self._layout.frames, None
         count = len(arrays["rewards"])
-        ids = read_row_ids(env_ids, count, num_envs, device)
+        ids = _NO_IDS  # of whole steps, or where nobody asks for them
+        if env_ids is not None:
+            expected = f"integers ({count},)" + (f" from 0 to {num_envs - 1}" if num_envs else "")
+            ids = _read_ids(env_ids, device, count, num_envs or None, expected)
+            ids = ids if num_envs else _NO_IDS
+        elif num_envs and count % num_envs:
+            raise BufferMisuseError(
+                f"got {count} rows without env_ids, expected a multiple of num_envs = {num_envs}: "
+                "whole steps of all envs in order; pass env_ids with one id per row"
+            )
         if valid is not None:
             is_valid = read_valid(valid, count, device)
             arrays = {path: array[is_valid] for path, array in arrays.items()}
@@ -440,7 +429,7 @@ class ColumnReader:
             if row is not None:
                 raise BufferMisuseError(
                     f"row {row}: next_obs is not obs moved on by a frame, the oldest first along "
-                    f"axis {frames.axis} of {frames.stack_shape}; leave frame_stack out, or turn them"
+                    f"axis {frames.axis} of {frames.stack_shape}; turn them, or leave frame_stack out"
                 )
         if is_valid is None or not num_envs:
             return arrays, ids, None, None

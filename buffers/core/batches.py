@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
 
-from buffers.core.copies import each_tensor
-
-__all__ = ["Batch"]
+__all__ = ["Batch", "each_tensor"]
 
 
 class Batch:
@@ -94,3 +92,14 @@ class Batch:
         keep = torch.contiguous_format
         own = each_tensor(self._contents(), lambda t: t.detach().clone(memory_format=keep))
         return type(self)._made_of, (own,)
+
+
+def each_tensor(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nest of dicts, tuples and lists with what the function returns for each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: each_tensor(item, function) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(each_tensor(item, function) for item in value)
+    return value

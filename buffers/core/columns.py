@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import allocation, check_fits, zeroed_bytes
+from buffers.core.memory import allocation, zeroed_bytes
 
-__all__ = ["Allocate", "ColumnSpec", "allocate_columns", "spec_bytes", "torch_dtype"]
+__all__ = ["Allocate", "ColumnSpec", "allocate_columns", "fill_block", "torch_dtype"]
 
 Allocate = Callable[..., Any]  # allocate(shape, dtype) -> zeroed array, or tensor on the device
 
@@ -116,14 +115,6 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def spec_bytes(specs: Iterable[ColumnSpec], staged: bool) -> tuple[int, int]:
-    """Bytes the columns will take on the host and, if staged, on the device besides."""
-    specs = list(specs)
-    host = sum(spec.nbytes for spec in specs if not staged or spec.place != "device")
-    device = sum(spec.nbytes for spec in specs if staged and spec.place != "host")
-    return host, device
-
-
 def allocate_columns(
     what: str, specs: Iterable[ColumnSpec], device: torch.device, *, staged: bool,
     allocate: Allocate | None, advice: str,
@@ -143,10 +134,15 @@ def allocate_columns(
         BufferMisuseError: `allocate` returned something else than asked for.
     """
     specs = list(specs)
-    host_bytes, device_bytes = spec_bytes(specs, staged)
-    if device.type == "cpu":
-        host_bytes, device_bytes = host_bytes + device_bytes, 0
-    if device_bytes:
-        check_fits(what, device_bytes, device, advice)
-    with allocation(what, host_bytes, torch.device("cpu"), advice):
+    host_bytes = sum(spec.nbytes for spec in specs if not staged or spec.place != "device")
+    device_bytes = sum(spec.nbytes for spec in specs if staged and spec.place != "host")
+    with (
+        allocation(what, device_bytes, device, advice),
+        allocation(what, host_bytes, torch.device("cpu"), advice),
+    ):
         return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
+
+
+def fill_block(block: torch.Tensor, pages: np.ndarray) -> None:
+    """Copy an array, read-only or not, into a tensor of the same shape on any device."""
+    block.copy_(torch.from_numpy(pages if pages.flags.writeable else pages.copy()))

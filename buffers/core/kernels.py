@@ -49,10 +49,10 @@ def copy_at(target, source, count):
     ctypes.memmove(int(target), int(source), int(count))
 
 
-_NUMBER, _NOTHING = types.intp, types.none
-type_callable(address_of)(lambda context: lambda array: _NUMBER(array))
-type_callable(prefetch)(lambda context: lambda source, offset: _NOTHING(source, _NUMBER))
-type_callable(copy_at)(lambda context: lambda to, source, count: _NOTHING(*[_NUMBER] * 3))
+_INT, _NONE = types.intp, types.none
+type_callable(address_of)(lambda context: lambda array: _INT(array))  # noqa: PLW0108
+type_callable(prefetch)(lambda context: lambda source, offset: _NONE(source, _INT))
+type_callable(copy_at)(lambda context: lambda to, source, count: _NONE(_INT, _INT, _INT))
 
 
 def _start(context, builder, kind, array):

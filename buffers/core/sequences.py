@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count
-from buffers.core.batches import Batch
-from buffers.core.copies import each_tensor
+from buffers.core.batches import Batch, each_tensor
 from buffers.core.errors import BufferMisuseError
 
 __all__ = [

@@ -19,18 +19,72 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
 from vecenv.files import whole_file
 
 __all__ = [
-    "Block", "LoadedState", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
+    "Block", "LoadedState", "Rebuilt", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
     "check_settings", "contradiction", "read_state",
 ]  # fmt: skip
 
 Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
+
+
+_names_by_maker: dict[type, frozenset[str]] = {}  # attributes that constructors make
+
+
+class Rebuilt:
+    """Lets `copy.deepcopy`, `copy.copy` and pickle make a whole, independent buffer.
+
+    The new one is made by the constructor and then filled, so that all views of its memory are of
+    the same memory again, and none of the old one's. Attributes that users added are copied too.
+    A class calls `self._remember(TheClass, size, *arguments)` as the last line of its constructor,
+    with the arguments, also by name, that make an empty buffer of the same kind, but for `seed` and
+    `allocate`; and it has the two methods that raise NotImplementedError here.
+    """
+
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
+
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        # No `vars(self)` here: an object it was called on finds its attributes more slowly.
+        self._made_by = maker, arguments, options
+
+    def _copied_state(self) -> dict[str, Any]:
+        """All that is held, of what pickles well; views of memory will do."""
+        raise NotImplementedError
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        """Copy that into a buffer fresh from the constructor; nothing need be checked."""
+        raise NotImplementedError
+
+    def _check_copyable(self) -> None:
+        """Raise if what the object holds is not copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_copyable()
+        maker, arguments, options = self._made_by
+        if maker not in _names_by_maker:
+            small = rebuild(maker, maker, (1, *arguments[1:]), {**options, "device": "cpu"})
+            _names_by_maker[maker] = frozenset(vars(small))
+        added = {n: value for n, value in vars(self).items() if n not in _names_by_maker[maker]}
+        return rebuild, (type(self), *self._made_by), (self._copied_state(), added)
+
+    def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        state, added = parts
+        self._take_copied_state(state)
+        for name, value in added.items():
+            setattr(self, name, value)
+
+
+def rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
+    return made
 
 
 class LoadedState(NamedTuple):
@@ -44,8 +98,7 @@ class LoadedState(NamedTuple):
 class StatefulBuffer(Rebuilt):
     """Gives a buffer `state_dict` and `load_state_dict`.
 
-    A class says what its state is by the methods that raise NotImplementedError here; those of
-    `Rebuilt` besides.
+    A class says what its state is by the methods that raise NotImplementedError here.
     """
 
     _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
@@ -247,14 +300,9 @@ def _differences(path: str, found: Any, own: Any) -> list[str]:
 def check_bools(
     name: str, blocks: Iterable[np.ndarray], places: Iterable[tuple[int, int | None]] = ((0, None),)
 ) -> None:
-    """Raise BufferMisuseError if a state has bytes of bools that are neither 0 nor 1.
+    """Raise BufferMisuseError if rows (K, ...) of a state have bools that are neither 0 nor 1.
 
-    What takes such a byte for a bool may count it wrongly, and write too far.
-
-    Args:
-        name: Of the array.
-        blocks: Rows (K, ...).
-        places: Where bools lie in a row: from which byte on, and how many.
+    `places` say from which byte of a row on bools lie, and how many.
     """
     places = list(places)
     for block in blocks:
@@ -266,9 +314,7 @@ def check_bools(
 
 def contradiction(reason: str) -> BufferMisuseError:
     """The error for a state whose parts do not fit one another."""
-    return BufferMisuseError(
-        f"state contradicts itself; it was changed after it was made: {reason}"
-    )
+    return BufferMisuseError(f"state contradicts itself; it was changed since: {reason}")
 
 
 def _on_host(block: Block) -> np.ndarray:

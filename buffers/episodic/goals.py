@@ -9,7 +9,7 @@ import torch
 from gymnasium import Space, spaces
 
 from buffers.core.arguments import as_tensor
-from buffers.core.copies import each_tensor
+from buffers.core.batches import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import space_leaves
 from buffers.episodic.batches import GoalBatch

@@ -39,7 +39,7 @@ _BLOCK = 16  # rows of which the same part is copied at a time, while those behi
 _SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
 _MAX_PLANS = 16  # sizes and choices of columns that are remembered
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-# What `gather` copies: bytes of the rows in a list, where they go, and how far apart they lie there.
+# What `gather` copies: bytes of the rows in a list, and where they go, so many bytes apart.
 _PARTS = np.dtype([(name, np.int64) for name in ("list", "offset", "size", "start", "pitch")])
 
 
@@ -175,9 +175,9 @@ class Reader:
         is_own = isinstance(out, ReplayBatch) and getattr(out.memory, "owner", None) is self
         if not is_own or out.size != batch_size or chosen not in (None, out.memory.columns):
             raise BufferMisuseError(
-                f"out is a {type(out).__name__} of {getattr(out, 'size', 0)} rows, expected a batch "
-                f"that new_batch or sample of this buffer returned, of {batch_size} rows and the "
-                "same columns"
+                f"out is a {type(out).__name__} of {getattr(out, 'size', 0)} rows, expected a "
+                f"batch that new_batch or sample of this buffer returned, of {batch_size} rows "
+                "and the same columns"
             )
         return out
 

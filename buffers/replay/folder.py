@@ -251,8 +251,8 @@ class Folder:
         self.require_open()
         if self.read_only or self._pid != os.getpid():
             raise BufferMisuseError(
-                f"folder {str(self._path)!r} was opened with read_only=True, or by the process that "
-                "this one was forked from, and can't be changed here"
+                f"folder {str(self._path)!r} was opened with read_only=True, or before a fork, and "
+                "can't be changed here"
             )
 
     def make_room(self, count: int) -> None:

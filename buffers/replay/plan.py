@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -172,10 +172,6 @@ class Plan:
         head = self.num_frames * self.raw_bytes
         return needed + (self.first_slots + 1) * (self.unit_bytes + 8) + self.num_envs * head
 
-    def resized(self, capacity: int) -> Plan:
-        """The same of another capacity."""
-        return replace(self, capacity=capacity, span=self.span - self.capacity + capacity)
-
 
 def plan_replay(
     capacity: int, observation_space: Space, action_space: Space, options: Mapping[str, Any], *,
@@ -229,16 +225,7 @@ def plan_replay(
     last += [Leaf("link", (), _INT32)] if is_linked else []
     last += [Leaf(OLDER, (num_older,), _INT32)] if num_older else []
     last += [Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")]
-    packer = RowPacker()
-    start = packer.add(_largest_first(leaves))
-    obs_bytes = packer.end - start
-    packer.align(_WORD)
-    for leaf in own:
-        packer.add([leaf])
-    packer.align(max([_WORD, *(leaf.dtype.itemsize for leaf in following)]))
-    packer.add(_largest_first(following))
-    for leaf in last:
-        packer.add([leaf])
+    packer, start, obs_bytes = _pack(leaves, own, following, last)
     layout = RowLayout(
         observation_space, packer.fields, [leaf.path for leaf in leaves],
         [leaf.path for leaf in following], [leaf.path for leaf in others[1:]],
@@ -248,6 +235,22 @@ def plan_replay(
         layout, capacity, span, num_rings, number * num_writers, n_step, gamma,
         is_linked, is_once, max_gap, track_episodes,
     )  # fmt: skip
+
+
+def _pack(
+    obs: list[Leaf], own: list[Leaf], following: list[Leaf], last: list[Leaf]
+) -> tuple[RowPacker, int, int]:
+    """Lay the fields of a row behind one another; return also where obs begins, and its bytes."""
+    packer = RowPacker()
+    start = packer.add(_largest_first(obs))
+    obs_bytes = packer.end - start
+    packer.align(_WORD)
+    for leaf in own:
+        packer.add([leaf])
+    packer.align(max([_WORD, *(leaf.dtype.itemsize for leaf in following)]))
+    for leaf in (*_largest_first(following), *last):
+        packer.add([leaf])
+    return packer, start, obs_bytes
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:

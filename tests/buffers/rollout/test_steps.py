@@ -364,9 +364,9 @@ def test_names_of_extra_columns_that_are_taken_are_refused(name):
 @pytest.mark.parametrize(
     ("env_ids", "values", "message"),
     [
-        ([0, 2], [1.0, 1.0], r"env_ids is \[0, 2\], expected different numbers from 0 to 1"),
+        ([0, 2], [1.0, 1.0], r"env_ids has 2, expected different numbers from 0 to 1"),
         ([0.0], [1.0], "env_ids has dtype float64"),
-        ([[0]], [1.0], r"shape \(1, 1\), expected integers \(K,\) or a mask bool \(2,\)"),
+        ([[0]], [1.0], r"shape \(1, 1\), expected different numbers .* or a mask bool \(2,\)"),
         ([0], [1.0, 2.0], r"values has shape \(2,\), expected \(1,\)"),
     ],
 )
