@@ -93,8 +93,6 @@ class TrajectoryBuffer:
         self._num_obs = len(obs)
         self._others = [leaf.path for leaf in self._leaves[self._num_obs :]]
         self._storage: list[torch.Tensor] = []
-        self.capacity = 0
-        self._offsets = np.zeros(1, np.int64)
         self._allocate(check_count("capacity", capacity))
 
     def memory(self) -> dict[str, int]:

@@ -429,7 +429,7 @@ class ColumnReader:
             if row is not None:
                 raise BufferMisuseError(
                     f"row {row}: next_obs is not obs moved on by a frame, the oldest first along "
-                    f"axis {frames.axis} of {frames.stack_shape}; turn them, or leave frame_stack out"
+                    f"axis {frames.axis} of {frames.stack_shape}; leave frame_stack out"
                 )
         if is_valid is None or not num_envs:
             return arrays, ids, None, None

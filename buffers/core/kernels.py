@@ -89,29 +89,18 @@ for _made in ((address_of, _address_of), (prefetch, _prefetch), (copy_at, _copy_
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _copy_twice(target, source, count, size):
-    """Copy `size` to twice as many bytes by two moves, which may overlap."""
-    copy_at(target, source, size)
-    copy_at(target + count - size, source + count - size, size)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
-    """As `copy_at`; sizes up to 512 become a few moves."""
+    """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
     if count > _MAX_INLINE:
         copy_at(target, source, count)
-    elif count >= 64:
-        for done in range(0, count - 63, 64):
-            copy_at(target + done, source + done, 64)
-        copy_at(target + count - 64, source + count - 64, 64)
     elif count >= 32:
-        _copy_twice(target, source, count, 32)
-    elif count >= 16:
-        _copy_twice(target, source, count, 16)
-    elif count >= 8:
-        _copy_twice(target, source, count, 8)
+        for done in range(0, count - 31, 32):
+            copy_at(target + done, source + done, 32)
+        copy_at(target + count - 32, source + count - 32, 32)
     elif count >= 4:
-        _copy_twice(target, source, count, 4)
+        for done in range(0, count - 3, 4):
+            copy_at(target + done, source + done, 4)
+        copy_at(target + count - 4, source + count - 4, 4)
     else:
         for k in range(count):
             copy_at(target + k, source + k, 1)

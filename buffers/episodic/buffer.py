@@ -328,7 +328,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._check_pairs()
         wanted = self._all_pairs
         if columns is not None:
-            wanted = self._wanted(self._chosen(columns, PairBatch), **_PAIRS)
+            chosen = read_columns(columns, (*PairBatch._fields, *self._row.extras))
+            wanted = self._wanted(chosen, **_PAIRS)
         rows, offsets = self._draws.pairs(batch_size, discount, by_episode)
         found = {**self._gather.take(wanted, rows, (batch_size,)), "offsets": offsets}
         return PairBatch(**found) if columns is None else PairBatch._made_of(found)
@@ -350,9 +351,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             )
         if not count:
             raise BufferMisuseError(message)
-
-    def _chosen(self, columns: Iterable[str] | None, kind: type[Any]) -> frozenset[str] | None:
-        return read_columns(columns, (*kind._fields, *self._row.extras))
 
     def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
         """The columns to gather: those chosen, or all.
@@ -393,7 +391,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
-        chosen, length = self._chosen(columns, SequenceBatch), options.length
+        chosen = read_columns(columns, (*SequenceBatch._fields, *self._row.extras))
+        length = options.length
         batch_size = self._read_size(batch_size, length)
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)

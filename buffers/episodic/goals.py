@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from gymnasium import Space, spaces
+from gymnasium import spaces
 
 from buffers.core.arguments import as_tensor
 from buffers.core.batches import each_tensor
@@ -21,7 +21,7 @@ GoalFunction = Callable[[Any, Any, Any], Any]
 _COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
-def check_goals(space: Space, keys: tuple[str, str], functions: Mapping[str, Any]) -> bool:
+def check_goals(space: Any, keys: tuple[str, str], functions: Mapping[str, Any]) -> bool:
     """Whether observations have goals at two keys, which must be alike, as functions need them."""
     has_goals = isinstance(space, spaces.Dict) and {*keys} <= set(space.spaces)
     if not has_goals:
@@ -47,8 +47,10 @@ def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any
     """
     achieved, desired = keys
     for obs in (batch.obs, batch.next_obs):
-        pairs = map(_leaves, (obs[desired], batch.goal_obs[achieved]))
-        for old, new in zip(*pairs, strict=True):
+        leaves = list[torch.Tensor](), list[torch.Tensor]()
+        each_tensor(obs[desired], leaves[0].append)
+        each_tensor(batch.goal_obs[achieved], leaves[1].append)
+        for old, new in zip(*leaves, strict=True):
             mask = batch.relabelled.view(-1, *[1] * (new.ndim - 1))
             old.copy_(torch.where(mask, new, old))
     for name, compute in functions.items():
@@ -58,12 +60,6 @@ def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any
             column = getattr(batch, _COLUMNS[name])
             made = _computed(name, compute(*read), column)
             column.copy_(torch.where(batch.relabelled, made, column))
-
-
-def _leaves(nest: Any) -> list[torch.Tensor]:
-    found = list[torch.Tensor]()
-    each_tensor(nest, found.append)
-    return found
 
 
 def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:

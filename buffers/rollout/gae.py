@@ -83,15 +83,13 @@ def gae(
         _read("values", values, rewards, later, like.dtype),
         _read("terminations", terminations, rewards, shape, torch.bool),
         _read("truncations", truncations, rewards, shape, torch.bool),
-        None, None,
+        None if final_values is None
+        else _read("final_values", final_values, rewards, shape, like.dtype),
+        None if valid is None else _read("valid", valid, rewards, shape, torch.bool),
     ]  # fmt: skip
-    if final_values is not None:
-        inputs[4] = _read("final_values", final_values, rewards, shape, like.dtype)
-    if valid is not None:
-        inputs[5] = _read("valid", valid, rewards, shape, torch.bool)
-    found: Any = [like.new_empty(shape) for _ in range(2)]
-    estimate(inputs, *found, gamma, gae_lambda, is_compiled=like.is_cpu)
-    return tuple(part.numpy() for part in found) if isinstance(rewards, np.ndarray) else (*found,)
+    found: Any = like.new_empty(shape), like.new_empty(shape)
+    estimate(inputs, found[0], found[1], gamma, gae_lambda, is_compiled=like.is_cpu)
+    return tuple(part.numpy() for part in found) if isinstance(rewards, np.ndarray) else found
 
 
 def estimate(

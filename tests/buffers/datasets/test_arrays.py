@@ -354,9 +354,7 @@ def test_extra_columns_have_no_name_that_files_use(name):
 
 
 def test_rings_that_do_not_know_their_envs_are_refused():
-    with pytest.raises(
-        DatasetError, match=r"does not know of which env .* make it with num_envs=1"
-    ):
+    with pytest.raises(DatasetError, match=r"does not know of which .* make it with num_envs=1"):
         from_buffer(SharedReplayBuffer(9, LINE, TWO))
 
 

@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(cls, store_next, set_free_bytes):
     free = cls.nbytes_for(1000, *spaces, **options)
     set_free_bytes(free)
     with pytest.raises(
-        BufferMemoryError, match="with capacity 1000000 needs .* free; use a smaller capacity"
+        BufferMemoryError, match=r"with capacity 1000000 needs .* free; use a smaller capacity"
     ):
         cls(10**6, *spaces, **options)
     made = cls(1000, *spaces, **options)
