@@ -90,14 +90,12 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     """
     if type(given) is np.ndarray:
         return given
-    try:
-        if not isinstance(given, torch.Tensor):
-            return np.asarray(given)
+    if isinstance(given, torch.Tensor):
         check_place(name, given, device)
-        tensor = given.detach().cpu()
-        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    except BufferMisuseError:
-        raise
+        given = given.detach().cpu()
+        given = given.float() if given.dtype is torch.bfloat16 else given
+    try:
+        return given.numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = type(given).__name__
         raise BufferMisuseError(

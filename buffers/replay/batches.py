@@ -53,7 +53,6 @@ class Memory(NamedTuple):
     # and "discounts" of windows; "weights".
     tensors: dict[str, torch.Tensor]
     pages: np.ndarray | None  # on hosts the memory of all of them, uint8 (size,)
-    arrays: dict[str, np.ndarray]  # the tensors over that, as arrays
 
     @property
     def indices(self) -> torch.Tensor:
@@ -190,9 +189,9 @@ class Reader:
             plan = self._plans[size, columns] = self._plan(size, columns)
         what, device = f"a batch of {size}", self.table.device
         with allocation(what, plan.size_bytes, device, "draw fewer at once"):
-            pages, arrays, tensors = self._allocate(plan)
+            pages, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
-        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
+        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages), size
         batch.env_ids = batch.weights = None
         for name in plan.names:
             setattr(batch, name, tensors[name])
@@ -200,18 +199,20 @@ class Reader:
             setattr(batch, name, make(tensors))
         return batch
 
-    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Any]]:
-        """Memory of a batch, on the host only, and its arrays, there too, and tensors by name."""
+    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Memory of a batch, on the host only, and its tensors by name."""
         if self._pages is not None:
             pages = np.empty(plan.size_bytes, np.uint8)
-            arrays = {n: np.ndarray(shape, kind, pages, at) for n, shape, kind, at in plan.places}
-            return pages, arrays, {name: torch.from_numpy(arrays[name]) for name in arrays}
+            return pages, {
+                name: torch.from_numpy(np.ndarray(shape, dtype, pages, at))
+                for name, shape, dtype, at in plan.places
+            }
         tensors = {
             name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
             for name, shape, dtype, _ in plan.places
         }
         tensors["indices"] = tensors["lists"][0]
-        return None, {}, tensors
+        return None, tensors
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
         plan, layout = self.table.plan, self.table.plan.layout
@@ -303,25 +304,24 @@ class Reader:
         """Read the transitions of the rows that a batch lists."""
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
+        given, lists = memory.tensors, memory.tensors["lists"]
         is_here = memory.pages is not None and not table.is_staged
-        given = memory.arrays if is_here else memory.tensors
-        lists = given["lists"]
         if self._is_long and num_lists > 1:
             sums, n_step = (given["rewards"], given["discounts"]), table.plan.n_step
             if is_here:
-                span, committed = table.plan.span, table.committed
-                find_windows(self._walked, committed, span, lists, n_step, self._gamma, sums)
+                counts, host = (table.committed, table.plan.span), [part.numpy() for part in sums]
+                find_windows(self._walked, *counts, lists.numpy(), n_step, self._gamma, (*host,))
             else:
                 lists[1] = find_windows_there(self._views, lists[0], n_step, self._gamma, *sums)
         if num_lists > self._next and table.once is not None:
-            self._find_units(memory.tensors["lists"])
+            self._find_units(lists)
         if is_here:
             others = self._pages if table.once is None else table.once.units.numpy()
-            gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
+            gather(self._pages, others, lists.numpy(), plan.spans, plan.parts, memory.pages)
         else:
             self._fill_there(lists, memory)
         if plan.has_discounts:
-            given["discounts"][...] = ~given["terminations"] * self._gamma
+            torch.mul(~given["terminations"], self._gamma, out=given["discounts"])
 
     def _find_units(self, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""

@@ -245,7 +245,7 @@ class Table:
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:
-        """A column on the host; of a device new rows are fetched."""
+        """A column on the host; of a device rows that were changed are fetched."""
         columns = {"link": self._links, "env_ids": self._written["env_ids"]}
         if not self.is_staged:
             return columns[path]
