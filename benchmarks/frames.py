@@ -9,8 +9,7 @@ as many bytes in one piece. stable-baselines3, if it is installed, has `optimize
 stack once per row. Ours are full, and hold random pictures; a sample ends with torch tensors, "out"
 in those of the batch before. One thread.
 
-In "add", eight rows are added, one of each env: whole stacks compared with those before, whole
-stacks that are not, and the newest frames alone.
+In "add", eight rows are added, one of each env.
 """
 
 from __future__ import annotations
