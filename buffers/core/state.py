@@ -110,7 +110,7 @@ class StatefulBuffer(Rebuilt):
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
         """Raise BufferMisuseError unless a state was made by a buffer like this one."""
-        raise NotImplementedError
+        check_settings(meta, self._described())
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         """The arrays by name, each as blocks that follow one another; views of memory will do."""
@@ -272,13 +272,16 @@ def _require_regular(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, why, str(path))
 
 
-def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_settings(state: Any, own: Mapping[str, Any]) -> None:
     """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
 
-    `found` are the settings in the state, numbers, strings, lists or dicts of these, `own` those of
-    the buffer, as JSON gives them back; raises BufferMisuseError, which lists differences.
+    `own` are the settings, as JSON gives them back, that the state is to have; raises
+    BufferMisuseError, which lists differences.
     """
-    if differences := _differences("", found, own):
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
+    if differences := _differences("", {name: state.get(name) for name in own}, own):
         raise BufferMisuseError(
             f"state differs from this buffer: {'; '.join(differences[:20])}; load it into a buffer "
             "made with the same spaces, sizes and options"

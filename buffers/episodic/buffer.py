@@ -556,10 +556,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _described(self) -> dict[str, Any]:
         return {"state_version": _VERSION, "fields": self._row.describe()}
 
-    def _check_described(self, meta: Mapping[str, Any]) -> None:
-        own = self._described()
-        check_settings({name: meta.get(name) for name in own}, own)
-
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
         if self._open is not None:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -33,7 +33,7 @@ from buffers.core.rows import RowLayout, view_fields
 from buffers.core.sequences import SequenceBatch, memory_of, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import Draw, draw
-from buffers.replay.folder import Files, Folder, Place, plan_place
+from buffers.replay.folder import Files, Folder, plan_place
 from buffers.replay.plan import (
     DEFAULTS,
     OLDER,
@@ -45,14 +45,13 @@ from buffers.replay.plan import (
     read_options,
 )
 from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
-from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, Memory, Table, fence, wait_for
+from buffers.replay.state import TableState, describe
+from buffers.replay.table import ENVS, RINGS, Memory, Table
 
 __all__ = ["Added", "PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _NO_ROWS = np.zeros(0, np.int64)
-_READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 
 
 class Added:
@@ -178,7 +177,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
     def _make_priorities(self, plan: Plan) -> None:
         """Allocate what the class has besides the table."""
 
-    def _open_folder(self, place: Place, plan: Plan) -> Table:
+    def _open_folder(self, path: Path, plan: Plan) -> Table:
         """Make or open the files of the rows."""
         own = describe(self._kind, plan, self._own_settings())
         files: Files = {
@@ -186,14 +185,11 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             "rings": (RINGS, (plan.num_rings,)),
             "envs": (ENVS, (plan.num_envs,)),
         }
-        self._folder = folder = Folder(
-            place, own, plan, files, lambda header: check_described(header, own)
+        self._folder = folder = Folder(path, own, plan, files)
+        memory = Memory(
+            torch.from_numpy(folder.arrays["rows"]), folder.arrays["rings"], folder.arrays["envs"]
         )
-        with warnings.catch_warnings():  # a reader's can't be written to
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            rows = torch.from_numpy(folder.arrays["rows"])
-        memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
-        table = Table(plan, self.device, memory=memory, order=fence)
+        table = Table(plan, self.device, memory=memory)
         if folder.was_cut:
             table.mend()
         return table
@@ -339,7 +335,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if self._folder is not None:
             raise BufferMisuseError(
                 "a buffer with storage='memmap' is not copied or pickled; give other processes the "
-                "folder, to be opened with read_only=True"
+                "batches instead"
             )
 
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -392,21 +388,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
-        """Draw rows and gather them; of files that another process writes until all are whole."""
-        if self._folder is None or not self._folder.read_only:
-            return self._draw_and_gather(batch, kind)
-
-        def is_whole() -> bool:
-            committed = self._table.committed.copy()
-            self._draw_and_gather(batch, kind)
-            return self._table.were_whole(batch.memory.indices.numpy(), committed)
-
-        return wait_for(is_whole, _READ_TIMEOUT, lambda: (
-            "the folder is written to faster than this reader can read a batch; draw fewer rows, "
-            "or give the buffer more capacity"
-        ))  # fmt: skip
-
-    def _draw_and_gather(self, batch: ReplayBatch, kind: Draw) -> None:
+        """Draw rows and gather them."""
         table, rows, span = self._table, batch.memory.indices, self._table.plan.span
         if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
@@ -516,7 +498,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             BufferMisuseError: A row is out of range or holds nothing.
         """
         table, given = self._counted(), as_array("indices", indices, self.device)
-        chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
+        chosen = self._reader.read_columns(columns)
         rows = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "iu" else _NO_ROWS
         is_there = len(rows) and rows.min() >= 0 and rows.max() < table.plan.num_rows
         if is_there and table.are_live(rows).all():
@@ -525,8 +507,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             if batch.memory.weights is not None:
                 batch.memory.weights.fill_(1.0)
             self._reader.fill(batch)
-            if table.were_whole(rows, committed):
-                return batch
+            return batch
         raise BufferMisuseError(
             f"indices is {given}, expected rows that hold transitions, (B,); see order()"
         )
@@ -596,7 +577,6 @@ class SharedReplayBuffer(UniformReplayBuffer):
         staged: Do on the CPU what is done on other devices, to test it.
         storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
         folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
-        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.

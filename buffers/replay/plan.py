@@ -85,7 +85,6 @@ class ReplayOptions(RowOptions, total=False):
     staged: bool
     storage: str
     folder: str | os.PathLike[str] | None
-    read_only: bool
 
 
 PLAIN_DEFAULTS: dict[str, Any] = {
@@ -94,7 +93,6 @@ PLAIN_DEFAULTS: dict[str, Any] = {
 ROW_DEFAULTS = PLAIN_DEFAULTS | {"store_next": True, "track_episodes": False, "frame_stack": None}
 DEFAULTS = ROW_DEFAULTS | {
     "device": "cpu", "seed": None, "staged": False, "storage": "memory", "folder": None,
-    "read_only": False,
 }  # fmt: skip
 
 

@@ -73,9 +73,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         num_envs: int | None = None,
         **options: Unpack[ReplayOptions],
     ):
-        if options.get("storage", "memory") != "memory" or options.get("read_only"):
+        if options.get("storage", "memory") != "memory":
             raise BufferMisuseError(
-                "storage='memmap' and read_only need a SharedReplayBuffer or PerEnvReplayBuffer: a "
+                "storage='memmap' needs a SharedReplayBuffer or PerEnvReplayBuffer: a "
                 "folder keeps no priorities"
             )
         self.alpha = read_number("alpha", alpha, math.inf)

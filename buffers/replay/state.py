@@ -17,7 +17,7 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import resolve_device
-from buffers.core.errors import BufferMisuseError, CheckpointError
+from buffers.core.errors import CheckpointError
 from buffers.core.generator import other_generator
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
@@ -25,7 +25,6 @@ from buffers.core.state import (
     LoadedState,
     SavedBuffer,
     check_bools,
-    check_settings,
     contradiction,
     read_state,
 )
@@ -33,7 +32,7 @@ from buffers.replay.folder import Folder
 from buffers.replay.plan import OLDER, ROW_DEFAULTS, Plan
 from buffers.replay.table import Table
 
-__all__ = ["TableState", "check_described", "describe"]
+__all__ = ["TableState", "describe"]
 
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
@@ -77,9 +76,6 @@ class TableState(SavedBuffer):
 
     def _described(self) -> dict[str, Any]:
         return describe(self._kind, self._table.plan, self._own_settings())
-
-    def _check_described(self, meta: Mapping[str, Any]) -> None:
-        check_described(meta, self._described())
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
@@ -209,14 +205,6 @@ def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     fields = plan.layout.describe()
     return {"kind": kind, "state_version": 7, "settings": settings, "fields": fields}
-
-
-def check_described(state: Any, own: Mapping[str, Any]) -> None:
-    """Raise BufferMisuseError unless a state is of a buffer that describes itself as ours."""
-    if not isinstance(state, Mapping):
-        kind = type(state).__name__
-        raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
-    check_settings({name: state.get(name) for name in own}, own)
 
 
 def _held_blocks(table: Table) -> list[Block]:

@@ -609,8 +609,7 @@ class RolloutBuffer(StatefulBuffer):
         return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **self._made_with}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        own = self._settings()
-        check_settings({name: meta.get(name) for name in own}, own)
+        check_settings(meta, self._settings())
 
     def _carried(self) -> dict[str, torch.Tensor]:
         """What the next rollout starts from, as views."""

@@ -249,7 +249,9 @@ def test_bytes_are_listed_and_refused_if_too_many(staged, set_free_bytes):
     held = sum(buffer.memory()[name] for name in ("rows", "table"))
     assert buffer.nbytes == sum(buffer.memory().values())
     set_free_bytes(held - 1)
-    with pytest.raises(BufferMemoryError, match=r"with capacity .* needs .* free; use a smaller capacity"):
+    with pytest.raises(
+        BufferMemoryError, match=r"with capacity .* needs .* free; use a smaller capacity"
+    ):
         make_buffer(500, staged=staged)
     make_buffer(499, staged=staged)
 

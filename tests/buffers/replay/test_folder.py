@@ -247,8 +247,6 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     rows[np.arange(150, 159) % 90] = 0x5A
     rows.flush()
     check(make(tmp_path / "flushed", capacity=90), model)
-    with pytest.raises(BufferMisuseError, match="open it once without read_only"):
-        make(tmp_path / "later", capacity=90, read_only=True)
     with pytest.warns(UserWarning, match=rf"was stopped.*and {limit} of the oldest transitions"):
         other = make(tmp_path / "later", capacity=90)
     model.rings[0] = model.rings[0][limit:]
@@ -276,41 +274,8 @@ def test_after_a_power_loss_a_small_ring_can_be_drawn_from_at_once(tmp_path, mon
     assert set(other.sample(20).obs[:, 0].tolist()) <= {made.obs for made in model.rings[0]}
 
 
-def test_readers_see_what_is_written_and_never_half_of_it(tmp_path):
-    envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
-    with pytest.raises(BufferMisuseError, match="holds no buffer"):
-        make(tmp_path / "f", read_only=True)
-    writer = make(tmp_path / "f")
-    readers = [make(tmp_path / "f", read_only=True, seed=k) for k in range(2)]
-    for _ in range(12):
-        fill([writer], envs, model)
-        for reader in readers:
-            assert len(reader) == len(writer) and reader.num_added == writer.num_added
-            check(reader, model)
-            found = reader.sample(20)
-            live = {made.obs for made in model.live()}
-            assert set(found.obs[:, 0].tolist()) <= live
-    with pytest.raises(BufferMisuseError, match="read_only"):
-        fill([readers[0]], envs)
-    with pytest.raises(BufferMisuseError, match="read_only"):
-        readers[0].cut_episodes()
-    # Rows overwritten between the counts and the copy are drawn again.
-    drawn, reader = [], readers[0]
-    read = reader._reader.fill
-
-    def overwrite(batch):
-        drawn.append(1)
-        if len(drawn) == 1:  # by whole adds, while rows are read
-            fill([writer], envs, model, 3)
-        read(batch)
-
-    reader._reader.fill = overwrite
-    numbers = reader.sample(50).obs[:, 0].tolist()
-    assert len(drawn) == 2 and set(numbers) <= {made.obs for made in model.live()}
-
-
 def test_a_folder_has_no_priorities(tmp_path):
-    with pytest.raises(BufferMisuseError, match="need a SharedReplayBuffer or PerEnv"):
+    with pytest.raises(BufferMisuseError, match="needs a SharedReplayBuffer or PerEnv"):
         PrioritizedReplayBuffer(7, OBS, ACTIONS, storage="memmap", folder=tmp_path / "f")
 
 
@@ -344,7 +309,6 @@ def another(**options):
 buffer = make()
 fill(buffer)
 told(another)
-told(lambda: another(read_only=True))
 told(lambda: fill(buffer))
 shutil.copytree(sys.argv[1], sys.argv[1] + " copied")
 told(another)
@@ -359,7 +323,7 @@ os.kill(sleeper, 9)
 
 def test_a_folder_has_one_writer(tmp_path):
     buffer = make(tmp_path / "own")
-    with pytest.raises(BufferMisuseError, match=r"is written to by another buffer.*read_only"):
+    with pytest.raises(BufferMisuseError, match="is written to by another buffer"):
         make(tmp_path / "own")
     buffer.close()
     buffer.close()
@@ -372,12 +336,10 @@ def test_a_folder_has_one_writer(tmp_path):
 def test_what_other_processes_may_do_with_a_folder(tmp_path):
     path = os.path.dirname(__file__) + "/../.."
     found = printed(PROCESSES, tmp_path / "f", path, kind="buffers")
-    assert found[0] == found[3] == "BufferMisuseError"
-    assert "written_to_by_another_buffer" in found[1]
-    assert found[2] == "3" and "was_forked" in found[4]
+    assert found[0] == found[2] == found[4] == "BufferMisuseError"
+    assert "written_to_by_another_buffer" in found[1] and "was_forked" in found[3]
     # A copy of the folder, which closes its files, and a child that lives on change nothing.
-    assert found[5] == "BufferMisuseError" and "written_to_by_another_buffer" in found[6]
-    assert found[2] == "3" and found[5] == "BufferMisuseError" and found[7:] == ["3"]
+    assert "written_to_by_another_buffer" in found[5] and found[6:] == ["3"]
 
 
 def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
@@ -505,14 +467,14 @@ def test_states_lead_to_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("options", [
-    {"storage": "disk"}, {"folder": "f"}, {"read_only": True}, {"storage": "memmap"},
+    {"storage": "disk"}, {"folder": "f"}, {"storage": "memmap"},
     {"storage": "memmap", "folder": "a\0b"}, {"storage": "memmap", "folder": "f", "staged": True},
     {"storage": "memmap", "folder": "f", "store_next": False},
     {"storage": "memmap", "folder": "f", "frame_stack": 1},
 ])  # fmt: skip
 def test_arguments_that_do_not_go_together(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BufferMisuseError, match="need storage='memmap', which needs device='cpu'"):
+    with pytest.raises(BufferMisuseError, match="needs storage='memmap', which needs device='cpu'"):
         SharedReplayBuffer(7, PICTURE, ACTIONS, num_envs=2, **options)
     assert not os.listdir(tmp_path)
 
