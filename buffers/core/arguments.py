@@ -75,11 +75,6 @@ def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str
         )
 
 
-def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    if tuple(shape) != tuple(expected):
-        raise BufferMisuseError(f"{name} has shape {tuple(shape)}, expected {tuple(expected)}")
-
-
 def as_array(name: str, given: Any, device: torch.device | None = None) -> np.ndarray:
     """An array on the host, of whatever shape and dtype; bfloat16, which NumPy lacks, as float32.
 
@@ -159,19 +154,17 @@ def read_number(name: str, number: Any, most: float = 1.0) -> float:
 
 
 def read_array(
-    name: str,
-    given: Any,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
+    name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype,
     device: torch.device | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """An array of exactly this shape whose values the dtype can hold.
 
     Floats may lose precision, integers no value; flags may be integers 0 and 1, and come back as
     bool. A tensor may lie on the device, too.
     """
     array = as_array(name, given, device)
-    _check_shape(name, array.shape, shape)
+    if array.shape != tuple(shape):
+        raise BufferMisuseError(f"{name} has shape {array.shape}, expected {tuple(shape)}")
     if dtype == _BOOL and array.dtype.kind in "iu":
         return read_flags(name, array)
     if not _holds_values(dtype, array):
@@ -188,11 +181,11 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     One that has to be looked at comes to the host.
     """
     tensor = as_tensor(name, given)
-    _check_shape(name, tensor.shape, shape)
-    if tensor.dtype is dtype or (dtype.is_floating_point and not tensor.is_complex()):
+    is_held = tensor.dtype is dtype or (dtype.is_floating_point and not tensor.is_complex())
+    if is_held and tensor.shape == tuple(shape):
         return tensor
     own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-    return as_tensor(name, read_array(name, tensor, tensor.shape, own, tensor.device))
+    return as_tensor(name, read_array(name, tensor, tuple(shape), own, tensor.device))
 
 
 def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
@@ -246,12 +239,9 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
 
 
 def _read_ids(
-    env_ids: Any,
-    device: torch.device | None,
-    num_rows: int | None,
-    num_envs: int | None,
+    env_ids: Any, device: torch.device | None, num_rows: int | None, num_envs: int | None,
     expected: str,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Integers int64 (K,) below num_envs, a copy; of K rows; either if it is given."""
     ids = as_array("env_ids", env_ids, device)
     is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))

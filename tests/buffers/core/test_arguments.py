@@ -181,14 +181,6 @@ def test_priorities_whose_powers_or_sums_overflow_are_refused(alpha, wrong, stag
     assert set(buffer.sample(100).indices.tolist()) == set(range(10))
 
 
-def test_priorities_on_a_device_that_would_overflow_are_left_out_and_counted():
-    buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=2.0, staged=True)
-    buffer.add(**columns())
-    given = torch.tensor([4.0, 1e200], dtype=torch.float64)
-    buffer._sums.update(torch.tensor([0, 1]), given, buffer._table.live_there())
-    assert buffer.priorities[:2].tolist() == [16.0, 1.0] and buffer.num_refused == 1
-
-
 @pytest.mark.parametrize("staged", [False, True])
 def test_priorities_may_be_bfloat16(staged):
     buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=1.0, staged=staged)

@@ -18,7 +18,6 @@ from buffers import (
 )
 from buffers.core.memory import allocation, free_bytes
 from buffers.episodic.table import WINDOWS
-from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)
@@ -96,21 +95,6 @@ def test_failures_of_cuda_to_take_memory_are_those_of_buffers(failure):
         allocation("staging", 10, CPU, "use less"),
     ):
         raise failure
-
-
-def test_priorities_on_a_device_may_have_gradients_or_be_none():
-    with torch.inference_mode():
-        sums = DeviceValues(10, CPU, 0.5, 1e9)
-    sums.insert(torch.arange(10))
-    live = torch.tensor([0]), torch.tensor([10])
-    before = sums.leaves(live)
-    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0), live)
-    assert sums.leaves(live).equal(before)
-    given = torch.tensor([4.0, 9.0], requires_grad=True)
-    sums.update(torch.tensor([1, 7]), given * 1, live)
-    assert sums.leaves(live)[[1, 7]].tolist() == [2.0, 3.0]
-    assert not sums.leaves(live).requires_grad
-    assert sums.largest.item() == 9.0
 
 
 def filled_rollout(**options):

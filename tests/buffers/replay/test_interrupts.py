@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, columns_of
 
@@ -197,29 +196,3 @@ def test_after_an_interrupted_load_nothing_of_it_can_be_drawn(options, monkeypat
         assert held.obs[:, 0].tolist() == wanted
         assert held.next_obs[:, 0].tolist() == [-number for number in wanted]
         assert set(buffer.sample(50).obs[:, 0].int().tolist()) <= set(wanted)
-
-
-def test_counts_after_an_interrupt_at_the_end_of_a_staged_add(monkeypatch):
-    class Counts(np.ndarray):
-        def __iadd__(self, other):
-            raise KeyboardInterrupt
-
-    buffer = SharedReplayBuffer(4, WIDE, Discrete(2), num_envs=1, staged=True)
-    buffer.add(**rows_of(0, 4))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._table, "committed", buffer._table.committed.view(Counts))
-        buffer.add(**rows_of(4, 1))
-    buffer.add(**rows_of(5, 1))
-    assert buffer.num_added == 6
-    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [2, 3, 4, 5]
-
-
-def test_priorities_after_an_interrupted_add_of_tensors(monkeypatch):
-    buffer = PrioritizedReplayBuffer(10, WIDE, Discrete(2), num_envs=1, staged=True, seed=0)
-    buffer.add(**rows_of(0, 10))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._table, "_write", interrupt)
-        buffer.add(**rows_of(500, 5))
-    tensors = {path: torch.from_numpy(array) for path, array in rows_of(100, 1).items()}
-    buffer._note_rows(buffer._table.add(tensors, np.zeros(0, np.int64)))
-    assert set(buffer.sample(200).indices.tolist()) <= set(buffer.order().tolist())
