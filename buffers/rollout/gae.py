@@ -87,7 +87,7 @@ def gae(
         else _read("final_values", final_values, rewards, shape, like.dtype),
         None if valid is None else _read("valid", valid, rewards, shape, torch.bool),
     ]  # fmt: skip
-    found: Any = like.new_empty(shape), like.new_empty(shape)
+    found: Any = like.new_empty((2, *shape)).unbind()  # one block, which the C library keeps
     estimate(inputs, found[0], found[1], gamma, gae_lambda, is_compiled=like.is_cpu)
     return tuple(part.numpy() for part in found) if isinstance(rewards, np.ndarray) else found
 

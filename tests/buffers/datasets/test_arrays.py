@@ -353,19 +353,6 @@ def test_extra_columns_have_no_name_that_files_use(name):
         from_arrays(arrays, LINE, TWO, extra_columns={name: TWO})
 
 
-def test_rings_that_do_not_know_their_envs_are_refused():
-    with pytest.raises(DatasetError, match=r"does not know of which .* make it with num_envs=1"):
-        from_buffer(SharedReplayBuffer(9, LINE, TWO))
-
-
-def test_a_folder_that_is_full_is_told_so(tmp_path):
-    data, given = from_arrays(plain_arrays(), LINE, TWO), {"storage": "memmap"}
-    given["folder"] = tmp_path / "folder"
-    data.to_buffer(SharedReplayBuffer, **given).close()
-    with pytest.raises(DatasetError, match="room for 0 more; make its capacity larger"):
-        data.to_buffer(SharedReplayBuffer, **given)
-
-
 def test_classes_that_hold_no_transitions_are_refused():
     with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
         from_arrays(plain_arrays(), LINE, TWO).to_buffer(RolloutBuffer)

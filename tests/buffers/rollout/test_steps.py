@@ -407,24 +407,3 @@ def test_steps_out_of_range_are_refused(t):
     for call in (rollout.obs_at, lambda t: rollout.write_obs(t, np.zeros((2, 2)))):
         with pytest.raises(BufferMisuseError, match="is out of range, expected 0 to 3"):
             call(t if t != 3 else 4)
-
-
-def test_unfinished_rollouts_are_refused_and_can_be_continued():
-    rollout = started(8, 2)
-    for t in range(8):
-        rollout.slot(t)
-    for t in range(8):
-        rollout.slot(t).rewards[:] = 0
-    put(rollout, 3)
-    with pytest.raises(BufferMisuseError, match=r"env 0 in step 0 had no log_probs; call put\(t"):
-        rollout.compute_advantages([0.0, 0.0])
-    for t in range(8):
-        put(rollout, t)
-    with pytest.raises(BufferMisuseError, match=r"last_values has shape \(3,\), expected \(2,\)"):
-        rollout.compute_advantages([0.0] * 3)
-    with pytest.raises(BufferMisuseError, match="minibatches needs a complete rollout"):
-        rollout.minibatches(1)
-    with pytest.raises(BufferMisuseError, match="num_valid needs a complete rollout"):
-        _ = rollout.num_valid
-    rollout.compute_advantages([0.0, 0.0])
-    assert rollout.num_valid == 16
