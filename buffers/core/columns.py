@@ -12,7 +12,7 @@ import torch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, zeroed_bytes
 
-__all__ = ["Allocate", "ColumnSpec", "allocate_columns", "fill_block", "torch_dtype"]
+__all__ = ["Allocate", "ColumnSpec", "allocate_columns", "torch_dtype"]
 
 Allocate = Callable[..., Any]  # allocate(shape, dtype) -> zeroed array, or tensor on the device
 
@@ -79,16 +79,6 @@ class Column:
         if self.is_twofold:
             self.tensor[where].copy_(self._there[where], non_blocking=True)
 
-    def copied_pages(self) -> list[np.ndarray]:
-        """What a copy of the column is made of: its memory, on device and host, as host arrays."""
-        return [self.tensor.cpu().numpy(), *([self.host] if self.is_twofold else [])]
-
-    def take_copied_pages(self, pages: list[np.ndarray]) -> None:
-        """Copy what `copied_pages` of an equal column returned into this one."""
-        fill_block(self.tensor, pages[0])
-        if self.is_twofold:
-            np.copyto(self.host, pages[1])
-
 
 def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
     """What `allocate` returned, an array, or a tensor on a device; raise BufferMisuseError else."""
@@ -141,8 +131,3 @@ def allocate_columns(
         allocation(what, host_bytes, torch.device("cpu"), advice),
     ):
         return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
-
-
-def fill_block(block: torch.Tensor, pages: np.ndarray) -> None:
-    """Copy an array, read-only or not, into a tensor of the same shape on any device."""
-    block.copy_(torch.from_numpy(pages if pages.flags.writeable else pages.copy()))

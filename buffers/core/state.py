@@ -24,67 +24,12 @@ from buffers.core.generator import other_generator
 from vecenv.files import whole_file
 
 __all__ = [
-    "Block", "LoadedState", "Rebuilt", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
+    "Block", "LoadedState", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
     "check_settings", "contradiction", "read_state",
 ]  # fmt: skip
 
 Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
-
-
-_names_by_maker: dict[type, frozenset[str]] = {}  # attributes that constructors make
-
-
-class Rebuilt:
-    """Lets `copy.deepcopy`, `copy.copy` and pickle make a whole, independent buffer.
-
-    The new one is made by the constructor and then filled, so that all views of its memory are of
-    the same memory again, and none of the old one's. Attributes that users added are copied too.
-    A class calls `self._remember(TheClass, size, *arguments)` as the last line of its constructor,
-    with the arguments, also by name, that make an empty buffer of the same kind, but for `seed` and
-    `allocate`; and it has the two methods that raise NotImplementedError here.
-    """
-
-    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
-
-    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
-        # No `vars(self)` here: an object it was called on finds its attributes more slowly.
-        self._made_by = maker, arguments, options
-
-    def _copied_state(self) -> dict[str, Any]:
-        """All that is held, of what pickles well; views of memory will do."""
-        raise NotImplementedError
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        """Copy that into a buffer fresh from the constructor; nothing need be checked."""
-        raise NotImplementedError
-
-    def _check_copyable(self) -> None:
-        """Raise if what the object holds is not copied."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check_copyable()
-        maker, arguments, options = self._made_by
-        if maker not in _names_by_maker:
-            small = rebuild(maker, maker, (1, *arguments[1:]), {**options, "device": "cpu"})
-            _names_by_maker[maker] = frozenset(vars(small))
-        added = {n: value for n, value in vars(self).items() if n not in _names_by_maker[maker]}
-        return rebuild, (type(self), *self._made_by), (self._copied_state(), added)
-
-    def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
-        state, added = parts
-        self._take_copied_state(state)
-        for name, value in added.items():
-            setattr(self, name, value)
-
-
-def rebuild(
-    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
-) -> Any:
-    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
-    made = object.__new__(cls)
-    maker.__init__(made, *arguments, **options)
-    return made
 
 
 class LoadedState(NamedTuple):
@@ -95,14 +40,33 @@ class LoadedState(NamedTuple):
     large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
 
 
-class StatefulBuffer(Rebuilt):
+class StatefulBuffer:
     """Gives a buffer `state_dict` and `load_state_dict`.
 
-    A class says what its state is by the methods that raise NotImplementedError here.
+    A class says what its state is by the methods that raise NotImplementedError here. For copies,
+    by `copy` and pickle, it calls `self._remember(TheClass, *arguments)` at the end of its
+    constructor, with those, also by name, that make an empty buffer of the same kind, but for
+    `seed`: a copy is made anew and filled, so that all views of its memory are of the same memory
+    again, and none of the old one's. It lacks attributes that were added.
     """
+
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
 
     _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
     _growing: tuple[str, ...] = ()  # arrays of no certain length
+
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        self._made_by = maker, arguments, options
+
+    def _check_copyable(self) -> None:
+        """Raise if what the object holds is not copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_copyable()
+        return _rebuild, (type(self), *self._made_by), self._copied_blocks()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._take_state(state)
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -171,20 +135,23 @@ class StatefulBuffer(Rebuilt):
         self._take(loaded)
 
 
+def _rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
+    return made
+
+
 class SavedBuffer(StatefulBuffer):
-    """Gives a buffer `save` and `load` too, and copies by the same state.
+    """Gives a buffer `save` and `load` too.
 
     Attributes:
         _kind: Of the class, in files.
     """
 
     _kind: str
-
-    def _copied_state(self) -> dict[str, Any]:
-        return self._copied_blocks()
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._take_state(state)
 
     def _file_state(self) -> dict[str, Any]:
         """What `save` writes."""

@@ -24,7 +24,6 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import check_count
-from buffers.core.columns import fill_block
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, zeroed_bytes
@@ -217,7 +216,7 @@ class EpisodeTable:
                 begin = 0
                 for place in self.places(number, len(part)):
                     end = begin + place.stop - place.start
-                    fill_block(column[place], part[begin:end])
+                    column[place].copy_(torch.from_numpy(np.array(part[begin:end])))
                     begin = end
                 number += begin
         slots = slice(live.end, live.end + len(lengths))

@@ -397,15 +397,13 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                 rows.remainder_(span)
             return self._reader.fill(batch)
         self._note_captured()
-        # In a graph there may be another number of rows later.
-        count = 0 if self._is_capturing() else len(table)
         if kind == "distinct" and batch.size > len(table):
             raise BufferMisuseError(
                 f"batch_size is {batch.size} without replacement, but the buffer holds "
                 f"{len(table)} transitions; add more or draw fewer"
             )
         begin, end = table.live_there() if self._is_staged else map(torch.from_numpy, table.live())
-        draw(kind, begin, end, span, self._random.torch, rows, count)
+        draw(kind, begin, end, span, self._random.torch, rows)
         return self._reader.fill(batch)
 
     def _note_captured(self) -> None:

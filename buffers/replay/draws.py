@@ -28,15 +28,9 @@ _FLAGS = "terminations", "truncations"
 
 
 def draw(
-    kind: Draw,
-    begin: Tensor,
-    end: Tensor,
-    span: int,
-    generator: Generator,
-    rows: Tensor,
-    count: int,
+    kind: Draw, begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw rows int64 (B,) of rings that have `span` each; distinct ones from at most `count`."""
+    """Draw rows int64 (B,), written, of rings that have `span` each."""
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
     elif kind == "distinct":

@@ -270,14 +270,9 @@ class Table:
     # What comes in.
 
     def add(
-        self,
-        arrays: Mapping[str, Any],
-        env_ids: np.ndarray,
-        stops: np.ndarray | None = None,
-        cuts: np.ndarray | None = None,
-        *,
-        is_capturing: bool = False,
-    ) -> Any:
+        self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None, *, is_capturing: bool = False,
+    ) -> Any:  # fmt: skip
         """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
 
         If staged columns may be tensors on the device, of rows that are whole steps.
