@@ -146,7 +146,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         self._random = DeviceGenerator(given["seed"], self.device)
         self._generator = self._random if self._is_staged else None
         self._folder: Folder | None = None
-        place = plan_place(given, plan, is_staged=self._is_staged)
+        place = plan_place(given, plan, is_staged=self._is_staged or self._has_weights)
         needed = self._bytes_of(plan) if place is None else 0
         what, advice = f"{self._kind} with capacity {plan.capacity}", "use a smaller capacity"
         # The tensors outlive the mode they were made in.

@@ -61,7 +61,7 @@ def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Path
         raise BufferMisuseError(
             f"storage is {storage!r:.99} and folder {folder!r:.99}, expected 'memory', or 'memmap' "
             "and a path, on Linux; a folder needs storage='memmap', which needs device='cpu' (move "
-            "the tensors of batches with .to()), staged=False, store_next=True, "
+            "the tensors of batches with .to()), staged=False, store_next=True, no priorities, "
             "track_episodes=False and no frame_stack: files keep whole rows, and these alone"
         )
     return Path(os.path.abspath(path))

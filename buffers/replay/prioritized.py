@@ -73,11 +73,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         num_envs: int | None = None,
         **options: Unpack[ReplayOptions],
     ):
-        if options.get("storage", "memory") != "memory":
-            raise BufferMisuseError(
-                "storage='memmap' needs a SharedReplayBuffer or PerEnvReplayBuffer: a "
-                "folder keeps no priorities"
-            )
         self.alpha = read_number("alpha", alpha, math.inf)
         self.beta = read_number("beta", beta, math.inf)
         # Up to which priorities are taken: as many as there are rows can be summed up.
