@@ -40,11 +40,7 @@ _SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """The device as tensors name it: "cuda" becomes the current one, say cuda:0.
-
-    >>> resolve_device("cpu")
-    device(type='cpu')
-    """
+    """The device as tensors name it: "cuda" becomes the current one, say cuda:0."""
     try:
         asked = torch.device(device)
         if asked.type == "cpu":
@@ -440,10 +436,6 @@ def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, n
     Returns:
         bool (K,), rows whose environment's next row here is left out; and the environments whose
         first row here is left out.
-
-    >>> stops, cuts = _find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
-    >>> stops.tolist(), cuts.tolist()
-    ([True, False, False, False], [1])
     """
     order = np.argsort(env_ids, kind="stable")
     ids, is_out = env_ids[order], ~is_valid[order]

@@ -111,13 +111,7 @@ def allocate_columns(
 ) -> dict[str, Column]:  # fmt: skip
     """Allocate all columns, zeroed, after comparing their size with the free memory.
 
-    Args:
-        what: Names the buffer in messages.
-        specs: The columns.
-        device: Where the tensors live.
-        staged: Host and device have memory of their own, as always if the device is not the CPU.
-        allocate: Supplies the pages of columns the environment reads or writes; None for own.
-        advice: What to do if the memory does not suffice.
+    If `staged`, host and device have memory of their own, as always if the device is not the CPU.
 
     Raises:
         BufferMemoryError: More is needed than is free; nothing was allocated.

@@ -14,16 +14,19 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin, type_callable
 
-from buffers.core.compiling import njit
+from vecenv.core.compiling import cached_njit
 
 __all__ = [
-    "address_of", "bounded", "copy_at", "copy_item_at", "prefetch", "random_word", "unit_float",
+    "address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float",
 ]  # fmt: skip
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
@@ -33,6 +36,11 @@ _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
+
+
+def njit(*, cache: bool = True, **options: Any) -> Callable[[Any], Any]:
+    """Compile a function by `cached_njit`, which keeps code on disk, with options of Numba's."""
+    return functools.partial(cached_njit, **options)
 
 
 def address_of(array):

@@ -79,11 +79,7 @@ def allocation(what: str, needed: int, device: torch.device, advice: str) -> Ite
 
 
 def format_bytes(number: int) -> str:
-    """A size for people.
-
-    >>> format_bytes(1536), format_bytes(640), format_bytes(5 * 2**30)
-    ('1.5 KiB', '640 bytes', '5.0 GiB')
-    """
+    """A size for people: 640 bytes, 1.5 KiB, 5.0 GiB."""
     if number < 1024:
         return f"{number} bytes"
     power = min((number.bit_length() - 1) // 10, 4)

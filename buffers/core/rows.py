@@ -143,9 +143,6 @@ def row_stride(size: int, grain: int) -> int:
     """Distance of rows of `size` bytes: whole cache lines where that costs an eighth at most.
 
     Rows that begin at a cache line are read a third faster.
-
-    >>> row_stride(430, 16), row_stride(70, 16)
-    (448, 80)
     """
     to_line = -size % _LINE
     return size + (to_line if to_line * 8 <= size else -size % grain)

@@ -86,27 +86,19 @@ def action_leaf(space: Space) -> Leaf:
 def extra_leaves(
     extra_columns: Mapping[str, Space] | None, taken: Set[str], what: str = "extra column"
 ) -> list[Leaf]:
-    """The extra columns of a buffer, each a single array under its name.
-
-    Args:
-        extra_columns: Names and spaces, from the user; None for none.
-        taken: Names that the buffer, its methods or its batches use themselves.
-        what: Names them in messages.
+    """The extra columns of a buffer, each a single array under its name; `what` names them.
 
     Raises:
         BufferMisuseError: A name is taken or no identifier, or a space is no single array.
     """
     leaves = []
     for name, space in (extra_columns or {}).items():
-        if not isinstance(name, str) or name in taken or not name.isidentifier():
+        is_name = isinstance(name, str) and name not in taken and name.isidentifier()
+        if not is_name or not isinstance(space, _ARRAY_SPACES):
             raise BufferMisuseError(
-                f"{what} {name!r} has a name that is taken or is no identifier; choose one "
-                f"other than {sorted(taken)}"
-            )
-        if not isinstance(space, _ARRAY_SPACES):
-            raise BufferMisuseError(
-                f"{what} {name!r} has the space {space}, expected Box, Discrete, "
-                "MultiDiscrete or MultiBinary; give one column for each array"
+                f"{what} {name!r} has a name that is taken or is no identifier, or its space "
+                f"{space} is no Box, Discrete, MultiDiscrete or MultiBinary; choose a name other "
+                f"than {sorted(taken)}, and give one column for each array"
             )
         leaves += space_leaves(space, name)
     return leaves

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import prefetch, random_word, unit_float
+from buffers.core.kernels import njit, prefetch, random_word, unit_float
 from buffers.episodic.table import HOLE, PAIRS, EpisodeTable
 
 __all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
-from buffers.core.kernels import address_of, copy_item_at
+from buffers.core.kernels import address_of, copy_item_at, njit
 from buffers.episodic.table import EpisodeTable
 
 __all__ = ["Columns", "Gather"]

@@ -24,8 +24,8 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import check_count
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
 from buffers.core.memory import allocation, zeroed_bytes
 from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions

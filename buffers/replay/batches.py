@@ -23,9 +23,8 @@ import torch
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import Batch
 from buffers.core.columns import torch_dtype
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
-from buffers.core.kernels import address_of, copy_item_at, prefetch
+from buffers.core.kernels import address_of, copy_item_at, njit, prefetch
 from buffers.core.memory import allocation
 from buffers.core.rows import Field, view_fields
 from buffers.replay.draws import find_windows, find_windows_there
@@ -125,15 +124,7 @@ class _Plan(NamedTuple):
 
 
 class Reader:
-    """Reads batches from a table.
-
-    Args:
-        table: See above.
-        has_weights: Batches have weights.
-
-    Attributes:
-        column_names: The names that `columns=` may have.
-    """
+    """Reads batches from a table; `column_names` are the names that `columns=` may have."""
 
     def __init__(self, table: Table, *, has_weights: bool = False):
         plan = table.plan
@@ -356,15 +347,13 @@ class Reader:
 
 @njit(nogil=True, cache=True)
 def gather(table, kept, lists, spans, parts, out):
-    """Copy parts of rows behind one another.
+    """Copy parts, _PARTS (P,), of rows behind one another into out uint8 (size,).
 
     Args:
         table: uint8 (num_rows, stride).
         kept: uint8 (P, bytes), units beside the rows, whose numbers follow those of rows.
         lists: int64 (J, B), rows, or units.
         spans: int64 (J, 2), the bytes of rows in each list that are asked for before, from .. to.
-        parts: _PARTS (P,).
-        out: uint8 (size,), written.
     """
     begin, others, target = address_of(table), address_of(kept), address_of(out)
     num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from buffers.core.compiling import njit
-from buffers.core.kernels import prefetch
+from buffers.core.kernels import njit, prefetch
 
 __all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 

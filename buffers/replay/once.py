@@ -127,11 +127,8 @@ class Once:
     ) -> tuple[Chosen, dict[str, Any]]:
         """Compare observations with those before, and choose and write slots that are free still.
 
-        Returns:
-            See above, and columns of rows that differ from what was given.
-
-        Raises:
-            BufferMemoryError: There is no memory for more slots; nothing was changed.
+        Return also columns of rows that differ from what was given. Raises BufferMemoryError if
+        there is no memory for more slots; nothing was changed then.
         """
         xp, num_rows, last = self._xp, self._plan.num_rows, self._num_frames - 1
         previous, count, at_first = placed.previous, len(placed.previous), placed.previous < 0

@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
-from buffers.core.kernels import prefetch
+from buffers.core.kernels import njit, prefetch
 
 __all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", "values_fit"]
 

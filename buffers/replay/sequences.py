@@ -22,8 +22,8 @@ import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import each_tensor
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
 from buffers.core.rows import view_fields
 from buffers.core.sequences import (
     SequenceBatch,

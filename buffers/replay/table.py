@@ -66,11 +66,7 @@ def fence() -> None:
 
 
 def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    """Ask again and again, at least once.
-
-    Raises:
-        TimeoutError: It was not ready for so long; `why` says why.
-    """
+    """Ask again and again, at least once; raise TimeoutError, with `why`, after so long."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() >= deadline:
@@ -90,8 +86,6 @@ class Table:
     """Rows, rings, environments; adds are written once, for NumPy on hosts and torch on devices.
 
     Args:
-        plan: What there is in a row, and how many there are.
-        device: Where the rows are.
         is_staged: All is done by operations of torch, as on devices.
         memory: Of somebody else, a file or other processes; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
@@ -275,14 +269,9 @@ class Table:
     ) -> Any:  # fmt: skip
         """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
 
-        If staged columns may be tensors on the device, of rows that are whole steps.
-
-        Returns:
-            The rows, if staged int64 (K,) on the device.
-
-        Raises:
-            BufferMemoryError: There is no memory for more observations beside the rows; nothing was
-                changed.
+        If staged columns may be tensors on the device, of rows that are whole steps; it returns the
+        rows int64 (K,) there. Raises BufferMemoryError if there is no memory for more observations
+        beside the rows; nothing was changed then.
         """
         if self.is_staged:
             arrays = {path: self._there(array) for path, array in arrays.items()}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
 
 __all__ = ["discounted_sums", "estimate", "fill_advantages", "gae", "sum_episodes"]
 

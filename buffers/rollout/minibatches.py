@@ -15,10 +15,9 @@ from torch.nn.functional import pad
 
 from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import bounded, random_word
+from buffers.core.kernels import bounded, njit, random_word
 from buffers.core.memory import check_fits
 from buffers.rollout.storage import RolloutStorage
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from numba import config
 
-from buffers.core.compiling import njit
+from buffers.core.kernels import njit
 
 KERNEL = """
 import numpy as np
