@@ -25,9 +25,7 @@ from numba.extending import lower_builtin, type_callable
 
 from vecenv.core.compiling import cached_njit
 
-__all__ = [
-    "address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float",
-]  # fmt: skip
+__all__ = ["address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float"]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
 _SECOND_CACHE = 2  # as LLVM says where a line is put; more requests wait there than in the first

@@ -311,14 +311,12 @@ def _state_blocks(
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
                 found = block.detach().cpu().numpy()
-        fits = isinstance(found, np.ndarray) and found.dtype == dtype
-        fits = fits and found.ndim == len(shape)
+        fits = isinstance(found, np.ndarray) and (found.dtype, found.ndim) == (dtype, len(shape))
         if not fits or any(n not in (None, m) for n, m in zip(shape, found.shape, strict=True)):
             if name == "generator":
                 raise other_generator()
-            told = f"{block!r:.200}"
-            if hasattr(block, "shape"):
-                told = f"{block.dtype} {tuple(block.shape)}"
+            is_shaped = hasattr(block, "shape")
+            told = f"{block.dtype} {tuple(block.shape)}" if is_shaped else f"{block!r:.200}"
             wanted = tuple("any" if n is None else n for n in shape)
             raise BufferMisuseError(
                 f"state holds {told} for {name}, expected {dtype} {wanted}; pass what "
