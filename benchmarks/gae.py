@@ -83,7 +83,9 @@ def make_cases(num_steps: int, num_envs: int) -> dict[str, Callable[[], object]]
         ALL: lambda: gae(*first, **more, **options),
         NUMPY_LOOP: lambda: numpy_loop(rewards, values, dones, out),
         TORCH_LOOP: lambda: torch_loop(*tensors),
-        TORCH_PATH: lambda: estimate(there, *results, GAMMA, LAMBDA, is_compiled=False),
+        TORCH_PATH: lambda: estimate(
+            there, results[0], results[1], GAMMA, LAMBDA, is_compiled=False
+        ),
     }
 
 

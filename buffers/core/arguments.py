@@ -427,11 +427,10 @@ class ColumnReader:
 
 
 def read_steps(
-    columns: Mapping[str, Any], layout: RowLayout, device: torch.device,
-    optional: Set[str] = frozenset(),
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """As `ColumnReader.read`, with rewards as they are stored."""
-    found = ColumnReader(layout).read(columns, device, optional)
+    columns: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> dict[str, np.ndarray]:
+    """As `ColumnReader.read`, with rewards as they are stored, and boundaries if there are some."""
+    found = ColumnReader(layout).read(columns, device, {"boundaries"})
     return {**found, "rewards": _stored(found["rewards"], _FLOAT32)}
 
 
@@ -482,7 +481,7 @@ def read_episode(
     if not episode.keys() & {*_FLAGS}:
         given["truncations"] = np.arange(count) == count - 1
     given = {**dict.fromkeys(flags, np.zeros(count, np.bool_)), **given}
-    found = read_steps(given, layout, device, {"boundaries"})
+    found = read_steps(given, layout, device)
     last = {path: found[f"next_{path}"][-1:] for path in layout.obs}
     for path in layout.obs:
         array, following = found[path][1:], found.pop(f"next_{path}")[:-1]

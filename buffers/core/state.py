@@ -35,7 +35,6 @@ Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 class LoadedState(NamedTuple):
     """A state that is about to be taken over."""
 
-    meta: Mapping[str, Any]  # what is in it beside arrays
     small: dict[str, np.ndarray]  # copies of all arrays but the large ones
     large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
 
@@ -130,7 +129,7 @@ class StatefulBuffer:
             )
         blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
-        loaded = LoadedState(state, small, {n: blocks[n] for n in self._large if n in blocks})
+        loaded = LoadedState(small, {n: blocks[n] for n in self._large if n in blocks})
         self._check_arrays(loaded)
         self._take(loaded)
 

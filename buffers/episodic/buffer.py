@@ -218,7 +218,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 next_obs; nothing was changed.
             BufferMemoryError: Memory for open episodes is missing; nothing was changed.
         """
-        arrays = read_steps(columns, self._row, self.device, {"boundaries"})
+        arrays = read_steps(columns, self._row, self.device)
         count = len(arrays["rewards"])
         is_valid = None if valid is None else read_valid(valid, count, self.device)
         opened = self._open
@@ -570,7 +570,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         }
 
     def _check_arrays(self, state: LoadedState) -> None:
-        _, small, large = state
+        small, large = state
         lengths, open_lengths = small["lengths"], small["open_lengths"]
         if self._given_envs is not None and len(open_lengths):  # of none any number will do
             check_settings({"num_envs": len(open_lengths)}, {"num_envs": self._given_envs})

@@ -66,16 +66,13 @@ def _draw_distinct(
 
 @njit(nogil=True, cache=True)
 def find_windows(columns, committed, span, lists, num_steps, gamma, written):
-    """Sum rewards along windows.
+    """Sum rewards along windows of at most `num_steps`.
 
     Args:
         columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
             or beyond the rows where it is not there yet; terminations and truncations, bool.
         committed: int64 (R,), transitions ever added to each ring of `span` rows.
-        span: See above.
         lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
-        num_steps: Longest window.
-        gamma: Discount per step.
         written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
             the last one terminated.
     """
@@ -122,8 +119,7 @@ def find_windows_there(
 ) -> Tensor:  # fmt: skip
     """The same on a device, whose rows were all written before; return the last rows int64 (B,).
 
-    Columns are views (num_rows,) of rewards, link and flags, by name; rows int64 (B,) are the first
-    ones; sums and discounts float32 (B,) are written.
+    Columns are views by name; sums and discounts float32 (B,) are written.
     """
     num_rows, factor = len(columns["link"]), 1.0
     total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)

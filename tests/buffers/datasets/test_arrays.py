@@ -353,6 +353,11 @@ def test_extra_columns_have_no_name_that_files_use(name):
         from_arrays(arrays, LINE, TWO, extra_columns={name: TWO})
 
 
+def test_rings_that_do_not_know_their_envs_are_refused():
+    with pytest.raises(DatasetError, match=r"does not know of which .* make it with num_envs=1"):
+        from_buffer(SharedReplayBuffer(9, LINE, TWO))
+
+
 def test_classes_that_hold_no_transitions_are_refused():
     with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
         from_arrays(plain_arrays(), LINE, TWO).to_buffer(RolloutBuffer)

@@ -120,6 +120,8 @@ def test_what_must_not_be_read_has_no_influence(seed, num_envs):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+GOOD = random_rollout(np.random.default_rng(6), 4, 3)
+
 # Cases by hand: gamma 0.5, lambda 0.5, so that a chain counts a quarter. Three steps each.
 
 
@@ -149,6 +151,14 @@ def test_by_hand_truncated_under_same_step_bootstraps_with_the_final_value(compi
     )  # fmt: skip
     # t=2: 4 + 40 - 40; t=1: 2 + 50 - 20, cut from t=2; t=0: 1 + 10 - 10 + 32 / 4
     assert advantages.ravel().tolist() == [9.0, 32.0, 4.0]
+
+
+def test_nan_after_the_end_of_an_episode_stays_there():
+    rewards, values, terminations, truncations, final_values, _ = GOOD
+    rewards, values, terminations = rewards.copy(), values.copy(), terminations.copy()
+    terminations[0], rewards[1:], values[1:] = True, np.nan, np.nan
+    for found in gae(rewards, values, terminations, truncations, final_values=final_values):
+        assert np.isfinite(found[0]).all() and np.isnan(found[1:]).all()
 
 
 # Arrays, tensors and memory.
@@ -181,8 +191,6 @@ def test_inputs_that_are_not_contiguous_are_read_right_and_left_alone():
 
 
 # Mistakes.
-
-GOOD = random_rollout(np.random.default_rng(6), 4, 3)
 
 
 @pytest.mark.parametrize(
