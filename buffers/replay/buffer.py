@@ -230,8 +230,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = self._table.sizes
-        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
+        plan, sizes = self._table.plan, self._table.sizes
+        return {**sizes, "sequences": sequence_bytes(plan)} if plan.has_sequences else sizes
 
     # Adding.
 
@@ -597,15 +597,11 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     Args:
         capacity: Number of transitions held of each environment.
-        observation_space: As of `SharedReplayBuffer`, like the next and `options`.
-        action_space: See above.
+        observation_space, action_space: As of `SharedReplayBuffer`, like `options`.
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
         options: See above.
-
-    Attributes:
-        over: See above.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
