@@ -233,8 +233,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         plan, sizes = self._table.plan, self._table.sizes
         return {**sizes, "sequences": sequence_bytes(plan)} if plan.has_sequences else sizes
 
-    # Adding.
-
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         if self.takes_tensors:
             is_plain = env_ids is None and valid is None
@@ -371,8 +369,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
 
-    # Drawing.
-
     def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, of these columns; not initialised."""
         return self._reader.batch(batch_size, None, columns)
@@ -467,8 +463,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
         return self._index().alive_steps(batch, memory)
-
-    # Reading.
 
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column, (num_rows, ...), no copies; zero where nothing is yet.
