@@ -230,10 +230,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = self._table.sizes
-        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
-
-    # Adding.
+        plan, sizes = self._table.plan, self._table.sizes
+        return {**sizes, "sequences": sequence_bytes(plan)} if plan.has_sequences else sizes
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         if self.takes_tensors:
@@ -371,8 +369,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
 
-    # Drawing.
-
     def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, of these columns; not initialised."""
         return self._reader.batch(batch_size, None, columns)
@@ -467,8 +463,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
         return self._index().alive_steps(batch, memory)
-
-    # Reading.
 
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column, (num_rows, ...), no copies; zero where nothing is yet.
@@ -597,15 +591,11 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     Args:
         capacity: Number of transitions held of each environment.
-        observation_space: As of `SharedReplayBuffer`, like the next and `options`.
-        action_space: See above.
+        observation_space, action_space: As of `SharedReplayBuffer`, like `options`.
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
         options: See above.
-
-    Attributes:
-        over: See above.
 
     Raises:
         BufferMisuseError: An argument that does not fit.

@@ -73,8 +73,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
 
     Args:
         capacity: Number of transitions held by all writers together; a multiple of `num_writers`.
-        observation_space: As in `SharedReplayBuffer`, like the next.
-        action_space: See above.
+        observation_space, action_space: As of `SharedReplayBuffer`.
         num_writers: Number of writers there may be at a time.
         num_envs: Number of environments of each writer; needed by `n_step` above 1 and `track_env`.
         seed: Of the generator.
@@ -86,17 +85,6 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
     Raises:
         BufferMisuseError: An argument that does not fit, or a system other than Linux.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
-
-    >>> import numpy as np
-    >>> from gymnasium.spaces import Box, Discrete
-    >>> buffer = MultiprocessReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), num_writers=2)
-    >>> writer = buffer.writer()  # handed to another process
-    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
-    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
-    >>> writer.add(**step, terminations=flags, truncations=flags)
-    >>> len(buffer), tuple(buffer.sample(256).obs.shape)
-    (3, (256, 4))
-    >>> buffer.close()
     """
 
     def __init__(
@@ -442,9 +430,6 @@ def process_start(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
-        # One that nobody has waited for yet may have threads that still run.
-        if words[0] in (b"Z", b"X") and len(os.listdir(f"/proc/{pid}/task")) < 2:
-            return 0
-        return int(words[19])
+        return 0 if words[0] in (b"Z", b"X") else int(words[19])
     except (OSError, IndexError, ValueError):
         return 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from buffers.core.kernels import njit, prefetch
+from buffers.core.kernels import njit
 
 __all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", "values_fit"]
 
@@ -208,10 +208,6 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
                     mass -= value
             masses[i] = mass
             leaves[i] = 16 * leaves[i] + chosen
-            if level:  # the node that comes next, two lines
-                begin = 8 * (starts[level - 1] + 16 * leaves[i])
-                prefetch(tree, begin)
-                prefetch(tree, begin + 64)
     smallest = tree[leaves].min()
     for i in range(size):
         ratios[i] = np.float32(smallest / tree[leaves[i]])

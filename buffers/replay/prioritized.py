@@ -35,8 +35,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         capacity: Number of transitions held, exactly.
-        observation_space: As of `SharedReplayBuffer`, like the next.
-        action_space: See above.
+        observation_space, action_space: As of `SharedReplayBuffer`.
         alpha: Exponent of the priorities; 0 draws all alike.
         beta: Exponent of the weights, unless `sample` is given another.
         num_envs: Number of environments.
@@ -49,15 +48,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Raises:
         BufferMisuseError: An argument that does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
-
-    >>> from gymnasium.spaces import Box, Discrete
-    >>> buffer = PrioritizedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
-    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
-    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
-    >>> buffer.add(**step, terminations=flags, truncations=flags)
-    >>> buffer.update_priorities([0, 1, 2], [0.0, 1.0, 0.0])
-    >>> buffer.sample(4).indices.tolist()
-    [1, 1, 1, 1]
     """
 
     _has_weights = True

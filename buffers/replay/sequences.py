@@ -87,11 +87,6 @@ class SequenceIndex:
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.key = 1.0, False, object()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sequence_bytes(self._table.plan)
-
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next rows of env_ids int64 (K,) begin new episodes."""
         self._next_step[env_ids] = 0
