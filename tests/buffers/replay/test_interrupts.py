@@ -95,49 +95,6 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     assert before == sorted(once.free[: once.num_free[0]].tolist())
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
-def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
-    kind, option, monkeypatch
-):
-    options, made_by = OPTIONS[option], kind is PerEnvReplayBuffer
-    buffer = kind(7, OBS, ACTIONS, num_envs=2, seed=0, **options)
-    window = options.get("n_step", 1), options.get("gamma")
-    for number in range(12):
-        model, envs = TornModel(7, 2, made_by), CountingEnvs(2, number)
-        buffer.load_state_dict(kind(7, OBS, ACTIONS, num_envs=2, **options).state_dict())
-        first, many = envs.random_steps([0, 1] * 3), envs.random_steps([0, 1] * 18)
-        buffer.add(**columns_of(first))
-        model.add(first)
-        calls, limit = [], 7
-        last, num_columns = number % 3, number // 3
-
-        def stop(columns, *rest, calls=calls, last=last, num_columns=num_columns):
-            calls.append(last)
-            if len(calls) > last:
-                write_columns(dict([*columns.items()][:num_columns]), *rest)
-                raise KeyboardInterrupt
-            write_columns(columns, *rest)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(tables, "write_columns", stop)
-            buffer.add(**columns_of(many))
-        done = buffer.num_added - len(first)
-        assert done % limit == 0 and 0 <= done < len(many)
-        if done:
-            for piece in range(0, done, limit):
-                model.add(many[piece : piece + limit])
-        model.tear(many[done : done + limit])
-        check_against(buffer, model, *window)
-        buffer.cut_episodes()
-        for env in range(2):
-            envs.cut(env)
-        again = envs.random_steps([0, 1] * 12)
-        buffer.add(**columns_of(again))
-        model.add(again)
-        check_against(buffer, model, *window)
-
-
 def rows_of(begin, count, *, is_over=True):
     obs = np.arange(begin, begin + count, dtype=np.float32)[:, None]
     return {

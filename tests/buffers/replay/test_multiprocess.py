@@ -4,12 +4,10 @@ import os
 import pickle
 from collections import Counter
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import SyncVectorEnv
 from programs import printed
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of
 
@@ -18,7 +16,6 @@ from buffers import (
     BufferMisuseError,
     MultiprocessReplayBuffer,
     SharedReplayBuffer,
-    TransitionWriter,
 )
 from buffers.replay import multiprocess as module
 from buffers.replay import table as tables
@@ -324,29 +321,6 @@ def test_a_buffer_that_nobody_has_is_closed():
         writer.add(**rows(1))
 
 
-def test_a_transition_writer_writes_the_steps_of_a_vector_env():
-    envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
-    spaces = envs.single_observation_space, envs.single_action_space
-    options = {"num_envs": 2, "n_step": 3, "gamma": 0.9}
-    buffer = MultiprocessReplayBuffer(1000, *spaces, num_writers=1, **options)
-    twin = SharedReplayBuffer(1000, *spaces, **options)
-    writers = [TransitionWriter(envs, target) for target in (buffer.writer(), twin)]
-    obs, _ = envs.reset(seed=0)
-    for writer in writers:
-        writer.reset(obs)
-    for _ in range(100):
-        actions = envs.action_space.sample()
-        result = envs.step(actions)
-        for writer in writers:
-            writer.step(actions, *result)
-    batch = buffer.sample(256)
-    expected = twin.get(batch.indices)
-    for name in ("obs", "next_obs", "rewards", "discounts"):
-        torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0)
-    envs.close()
-
-
-# Rows of 4 KiB with a checksum of all of their bytes; windows of two steps, so that links count.
 PROGRAM = """
 import os, signal, sys, time, traceback, zlib
 import numpy as np

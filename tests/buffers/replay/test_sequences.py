@@ -384,30 +384,6 @@ def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
     return buffer, model
 
 
-def test_stacks_stored_frame_by_frame_are_drawn_in_sequences():
-    space = Box(0, 255, (4, 3, 3), np.uint8)
-    made = {"num_envs": 1, "track_episodes": True, "seed": 0}
-    buffers = [SharedReplayBuffer(50, space, Discrete(2), frame_stack=k, **made) for k in (None, 4)]
-    rng = np.random.default_rng(0)
-    stack = np.repeat(rng.integers(255, size=(1, 3, 3), dtype=np.uint8), 4, 0)
-    for t in range(120):
-        frame = rng.integers(255, size=(1, 3, 3), dtype=np.uint8)
-        following = np.concatenate([stack[1:], frame])
-        is_over = t % 11 == 10
-        for buffer in buffers:
-            buffer.add(
-                obs=stack[None], next_obs=following[None], actions=[t % 2], rewards=[float(t)],
-                terminations=[is_over], truncations=[False],
-            )  # fmt: skip
-        stack = np.repeat(frame, 4, 0) if is_over else following
-    held, drawn = buffers[0].get(buffers[0].order()), buffers[1].sample_sequences(32, 6, pad=True)
-    assert not drawn.mask.all()
-    place = {reward: k for k, reward in enumerate(held.rewards.tolist())}
-    chosen = torch.tensor([place[reward] for reward in drawn.rewards[drawn.mask].tolist()])
-    for name in ("obs", "next_obs", "actions", "terminations"):
-        assert torch.equal(getattr(drawn, name)[drawn.mask], getattr(held, name)[chosen]), name
-
-
 WRONG = {
     "longer than anything": (lambda b: b.sample_sequences(4, 10), "none of the 40 .* 10 steps"),
     "no length": (lambda b: b.sample_sequences(4, 0), "sequence_length must be"),
