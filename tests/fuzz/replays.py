@@ -460,9 +460,7 @@ class Case:
             num_steps = int(rng.choice([1, 2]))
             options |= {"num_envs": int(rng.integers(1, 4)), "n_step": num_steps, "gamma": 0.5}
             options |= {"track_env": True, "track_episodes": num_steps == 1}
-            if self.space is FRAMES and rng.random() < 0.7:
-                options["frame_stack"] = 2
-            elif rng.random() < 0.3:
+            if rng.random() < 0.3:
                 options["store_next"] = False
         return options
 
