@@ -129,7 +129,7 @@ def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
     if columns is None:
         return None
     is_listed = isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping)
-    names = tuple(columns) if is_listed else ()
+    names: tuple[Any, ...] = tuple(columns) if is_listed else ()
     if names and all(type(name) is str and name in known for name in names):
         return frozenset(names)
     raise BufferMisuseError(
@@ -278,6 +278,7 @@ def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) ->
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     """List what lies at the leaves of a nest that must be shaped like the space."""
     parts: Mapping[Any, Space]
+    nest: Any = tree
     if isinstance(space, spaces.Dict):
         parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
         fits = isinstance(tree, Mapping) and set(tree) == set(parts)
@@ -293,7 +294,7 @@ def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     return [
         leaf
         for key, child in parts.items()
-        for leaf in tree_leaves(child, tree[key], f"{name}[{key!r}]")
+        for leaf in tree_leaves(child, nest[key], f"{name}[{key!r}]")
     ]
 
 

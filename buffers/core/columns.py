@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class Column:
     def __init__(
         self, spec: ColumnSpec, device: torch.device, staged: bool, allocate: Allocate | None
     ):
-        self.spec, self.host = spec, None
+        self.spec, self.host = spec, cast(Any, None)
         dtype, given = torch_dtype(spec.dtype), allocate if spec.is_shared else None
         if not staged or spec.place != "device":
             if given is not None and not spec.is_on_device:
@@ -64,7 +64,7 @@ class Column:
                 self.host = pinned.numpy()
             else:  # memory of torch is aligned to cache lines
                 self.host = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
-        self._there = None if self.host is None else torch.from_numpy(self.host)
+        self._there: Any = None if self.host is None else torch.from_numpy(self.host)
         self.is_twofold = self._there is not None and staged and spec.place == "both"
         if spec.is_on_device and given is not None:
             self.tensor = _checked(spec, given(spec.shape, spec.dtype), device)
@@ -88,7 +88,7 @@ def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
     else:
         is_whole = isinstance(given, torch.Tensor) and given.is_contiguous()
         there = given.device if is_whole else None
-    shape = getattr(given, "shape", None)
+    shape: Any = getattr(given, "shape", None)
     if not is_whole or (given.dtype, tuple(shape), there) != (dtype, spec.shape, device):
         told = type(given).__name__
         told += "" if shape is None else f" {getattr(given, 'dtype', '')} {tuple(shape)}"

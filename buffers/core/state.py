@@ -306,8 +306,9 @@ def _state_blocks(
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
     blocks: list[np.ndarray] = []
+    block: Any
     for block in value if is_list else [value]:
-        found: Any = block
+        found = block
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
                 found = block.detach().cpu().numpy()

@@ -169,9 +169,9 @@ class TableState(SavedBuffer):
             if given.get("extra_columns") is not None:
                 extras = given["extra_columns"].items()
                 given["extra_columns"] = {column: space_of(found) for column, found in extras}
-            buffer = cls(
-                made["capacity"], *map(space_of, made["spaces"]), **{**given, **own_device}
-            )
+            make: Any = cls  # whose constructors have other arguments
+            spaces = map(space_of, made["spaces"])
+            buffer = make(made["capacity"], *spaces, **{**given, **own_device})
         except _MALFORMED as error:
             raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
         buffer._load(state, name)

@@ -522,7 +522,9 @@ def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.nd
 def write_columns(columns: Mapping[str, Any], arrays: Mapping[str, Any], rows: Any) -> None:
     """Write arrays (K, ...) by path into rows, int64 (K,) or a slice, of columns."""
     for path, column in columns.items():
-        array = arrays[path]
+        array, is_here = arrays[path], isinstance(column, np.ndarray)
         if array.ndim > column.ndim:  # one of `_items_of`
-            array = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)[:, 0]
-        column[rows] = array if isinstance(column, np.ndarray) else array.to(column.dtype)
+            items = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)
+            column[rows] = items[:, 0]
+        else:
+            column[rows] = array if is_here else array.to(column.dtype)
