@@ -124,7 +124,7 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         assert_same_update(cpu, device)
-        for name in ("actions", "rewards", "obs"):
+        for name in ("actions", "terminations", "obs"):
             one, other = getattr(device.rollout, name), getattr(cpu.rollout, name)
             torch.testing.assert_close(one, other)
     assert device.episodes
@@ -268,7 +268,7 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
         for name, learner in cpu.learners.items():
             other = device.learners[name].rollout
             torch.testing.assert_close(other.actions, learner.rollout.actions)
-            torch.testing.assert_close(other.rewards, learner.rollout.rewards)
+            assert other.terminations.equal(learner.rollout.terminations)
     assert cpu.episodes
 
 

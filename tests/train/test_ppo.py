@@ -321,8 +321,7 @@ def test_dead_steps_are_neither_counted_nor_learned_from():
         num_resets, steps = Countdown.log.count("reset"), trainer.steps
         trainer.update()
         num_dead = Countdown.log.count("reset") - num_resets
-        rewards = trainer.rollout.rewards
-        assert trainer.steps - steps == 4 * 32 - num_dead == int(rewards.sum())
+        assert trainer.steps - steps == 4 * 32 - num_dead
         returns += trainer.episodes
     assert set(returns) <= {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
     assert sum(returns) <= trainer.steps < sum(returns) + 4 * 6
